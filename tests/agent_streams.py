@@ -1,4 +1,4 @@
-"""Streams to an agent: one whose far end a test speaks for, and one to a real agent whose connection can be cut."""
+"""Streams to an agent: one where the test plays the agent, and one to a real agent whose connection can be cut."""
 
 from __future__ import annotations
 
@@ -12,21 +12,32 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import worker_entry
+from launcher.transports import resumable_link
 from launcher.transports.base import LinkBroken
+from tests.polling import eventually
 from worker_entry.protocol.framing import Decoder, encode
 from worker_entry.protocol.messages import Message, Ready
-from worker_entry.protocol.orders import VERSION, Beat
+from worker_entry.protocol.orders import VERSION, Attach, Beat
+
+if TYPE_CHECKING:
+    import pytest  # which the driver of test_takeover.py does without
 
 STATUS_S = 1.0
 ENTRY = str(Path(worker_entry.__file__).parent)
 READY = Ready(VERSION, 1, "gpu-a", "3.11.0", "/usr/bin/python3", 0.0, 2, [], None, reattach_folder="/tmp/agent-x")
 
 
+def beat_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes new links beat every 0.1 s; a short lease does so, too, but may expire on a busy machine."""
+    monkeypatch.setattr(resumable_link, "BEAT_S", 0.1)
+
+
 @dataclass
 class FarEnd:
-    """A stream of which the test is the other side; `cut` breaks it."""
+    """A stream whose other side is the test; `abandon` breaks it."""
 
     archive: bytes = b""
     from_agent: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
@@ -65,9 +76,20 @@ class FarEnd:
     def heard(self) -> list[Message]:
         return [message for message, _ in Decoder().feed(bytes(self.to_agent)) if not isinstance(message, Beat)]
 
+    def attach(self) -> Attach:
+        """The controller's Attach, for which it waits."""
+
+        def look() -> Attach:
+            heard = self.heard()
+            assert heard
+            assert isinstance(heard[0], Attach)
+            return heard[0]
+
+        return eventually(look)
+
 
 class Pipes:
-    """A started `worker_entry`, as what the verb says."""
+    """A started `worker_entry`, in the role that the verb names."""
 
     archive = b""
 
@@ -89,7 +111,7 @@ class Pipes:
         self._close_input()
 
     def _close_input(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # what was written last cannot be flushed any more
+        with contextlib.suppress(BrokenPipeError):  # the last bytes can no longer be flushed
             self._in.close()
 
     def read(self, size: int, timeout_s: float) -> bytes:

@@ -1,6 +1,6 @@
 """Tests that run in a process of their own: they become subreapers and wait for any child, as an agent does.
 
-Each runs as on this system and, unless it needs Linux, once more with the portable fall-back switched on. It fails
+Each test runs with this system's own means and, unless it needs Linux, once more with the portable fallback. It fails
 if it leaves a process behind.
 """
 
@@ -27,7 +27,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
 
 def apart(body: Callable[[], None]) -> Callable[..., None]:
-    """The test runs apart: as on this system, and with the portable fall-back."""
+    """Runs the test apart: with this system's own means, and with the portable fallback."""
 
     @pytest.mark.parametrize("portable", [False, True], ids=["native", "portable"])
     def run(portable: bool) -> None:
@@ -37,7 +37,7 @@ def apart(body: Callable[[], None]) -> Callable[..., None]:
 
 
 def apart_on_linux(body: Callable[[], None]) -> Callable[..., None]:
-    """The test runs apart, and only where there are subreapers, pidfds and /proc."""
+    """Runs the test apart, and only on systems with subreapers, pidfds and /proc."""
 
     @linux
     def run() -> None:
@@ -59,7 +59,7 @@ def _run(body: Callable[[], None], *, portable: bool) -> None:
             os.dup2(errors.fileno(), 2)
             if not portable:
                 _do(body)
-            # What is portable is decided at import: it takes a new interpreter.
+            # The fallback is chosen at import, so it takes a new interpreter.
             os.chdir(Path(__file__).parent.parent)
             os.environ["DISTLAUNCH_PORTABLE"] = "1"
             os.execv(sys.executable, [sys.executable, "-m", "tests.apart", body.__module__, body.__name__])
@@ -90,8 +90,8 @@ def _do(body: Callable[[], None]) -> NoReturn:
                 process.kill()
         assert left == [], f"the test left {left}"
         status = 0
-    except BaseException:  # noqa: BLE001 - it is shown, and fails the test
-        os.write(2, traceback.format_exc().encode())  # pytest has put something else at sys.stderr
+    except BaseException:  # noqa: BLE001 - the traceback is shown, and the test fails
+        os.write(2, traceback.format_exc().encode())  # pytest has replaced sys.stderr
     finally:
         os._exit(status)
 

@@ -1,4 +1,4 @@
-"""A run that goes on in the background, while a test does something to it."""
+"""A run in the background, for tests that act on it meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import distlaunch_command
 from tests.witness import make_mark, marked, wait_until
 
 Popen = Callable[[list[str], int], "subprocess.Popen[bytes]"]
-"""Starts a command whose stderr is this descriptor."""
+"""Starts a command with this descriptor as its stderr."""
 
 
 class BackgroundRun:
@@ -61,7 +61,7 @@ class BackgroundRun:
 
 @contextlib.contextmanager
 def running(folder: Path, *arguments: str) -> Iterator[BackgroundRun]:
-    """A local run, which Ctrl-C ends at last; then nothing of it may be left."""
+    """A local run, ended by Ctrl-C if it still runs; asserts that no process of it is left."""
     mark = make_mark()
 
     def popen(argv: list[str], stderr: int) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by the DevTools protocol through a pair of pipes."""
+"""A headless Chromium, driven over the DevTools protocol through a pair of pipes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ for place, descriptor in enumerate(high, 3):
     os.dup2(descriptor, place)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Becomes the browser, which reads from its descriptor 3 and writes to 4."""
+"""Puts the pipes at descriptors 3 and 4, from which the browser reads and to which it writes, and executes it."""
 
 Event = dict[str, Any]
 
 
 class Browser:
-    """One page of a browser. `events`: all that it has told so far, in order."""
+    """One page of a browser. `events`: all events received so far, in order."""
 
     def __init__(self, writing: int, reading: int) -> None:
         self.events: list[Event] = []
@@ -86,7 +86,7 @@ class Browser:
         return [event["params"] for event in self.events if event.get("method") == method]
 
     def run(self, script: str) -> Any:
-        """The value of an expression; a promise's, once it has one."""
+        """The value of an expression; for a promise, its value once it is resolved."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -97,24 +97,24 @@ class Browser:
         return found
 
     def complaints(self) -> list[Any]:
-        """What a console would show of errors and warnings."""
+        """The errors and warnings that the browser's console would show."""
         logged = [each["entry"] for each in self.told("Log.entryAdded")]
         said = [each for each in self.told("Runtime.consoleAPICalled") if each["type"] in ("error", "warning")]
         return [*logged, *said, *self.told("Runtime.exceptionThrown")]
 
     def requests(self) -> list[str]:
-        """The addresses that were asked for."""
+        """The requested URLs."""
         return [each["request"]["url"] for each in self.told("Network.requestWillBeSent")]
 
     def colours(self, scheme: str) -> None:
-        """Prefers `light` or `dark`."""
+        """Sets the preferred colour scheme, `light` or `dark`."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def size(self, width: int, height: int) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def picture(self, *, whole: bool = False) -> bytes:
-        """A PNG of what is in view, or of the whole page."""
+        """A PNG of the visible part, or of the whole page."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
 

@@ -1,13 +1,14 @@
-"""What several test modules need: the installed command, run as a user runs it."""
+"""Fixtures and hooks for all test modules, above all the installed command, run as a user runs it."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.scheduling import Longest
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
 
-# What a test takes depends on what else runs: none is a timed one.
+# The duration of a test depends on what else is running, so no test has a deadline.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
@@ -49,7 +50,7 @@ class Ran:
         return (self.directory / "attempt-1" / f"{task}.log").read_bytes()
 
     def line(self, pattern: str, task: str = "worker-0") -> re.Match[str]:
-        """The one line of a task's log that is so as a whole; after a program's last one TensorFlow may chatter."""
+        """The only line of a task's log that matches; TensorFlow may print more after the program's last line."""
         log = self.log(task).decode()
         found = [*re.finditer(f"^{pattern}$", log, re.MULTILINE)]
         assert len(found) == 1, log
@@ -60,7 +61,7 @@ Distlaunch = Callable[..., Ran]
 
 
 def distlaunch_command(*arguments: str) -> list[str]:
-    """The command line of the installed command, by this interpreter."""
+    """The command line that runs distlaunch with this interpreter."""
     return [sys.executable, "-m", "launcher", *arguments]
 
 
@@ -95,7 +96,17 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
 
 
 COSTLY = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kubernetes", "slow"}
-"""Marks of tests that only a complete run has, unless they are marked `quick` as well."""
+"""Marks of tests that only a complete run includes, unless they are marked `quick` as well."""
+
+
+@pytest.fixture(scope="session")
+def python39() -> str:
+    """The oldest Python that nodes may have. `python3.9` on PATH may be only a forwarder to nothing."""
+    python = shutil.which("python3.9") or sys.executable
+    asked = subprocess.run([python, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, check=False)
+    if asked.stdout != b"(3, 9)\n":
+        pytest.skip("no python3.9 on PATH")
+    return python
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,7 +114,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the quick tests, unless others are asked for: by --all, by -m, by the name of a module or of a test.
+    """Keeps the quick tests, unless the user asks for others: with --all, with -m, or by naming a module or a test.
 
     With DISTLAUNCH_QUICK_PASSED set, as in CI after the quick tests have passed, --all runs only the others.
     """
@@ -113,15 +124,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if os.environ.get("DISTLAUNCH_QUICK_PASSED"):
             _keep(items, config, lambda item: not _is_quick(item))
         return
-    # What is named is collected and nothing else, so a file or a test among the names is what its items come from.
+    # pytest collects only what is named: an item whose file is among the names was asked for.
     named = [Path(config.invocation_params.dir, name.partition("::")[0]) for name in config.args]
     modules = {path.resolve() for path in named if path.is_file()}
     _keep(items, config, lambda item: _is_quick(item) or item.path in modules)
 
 
-def _is_quick(item: pytest.Item) -> bool:
+def _is_quick(item: pytest.Item, costly: Set[str] = COSTLY) -> bool:
     marks = {mark.name for mark in item.iter_markers()}
-    return "quick" in marks or not marks & COSTLY
+    return "quick" in marks or not marks & costly
 
 
 def _keep(items: list[pytest.Item], config: pytest.Config, is_kept: Callable[[pytest.Item], bool]) -> None:
@@ -131,6 +142,8 @@ def _keep(items: list[pytest.Item], config: pytest.Config, is_kept: Callable[[py
 
 
 _COUNTED = pytest.StashKey[set[str]]()
+_START = pytest.StashKey[str]()
+"""The configuration of coverage for processes that tests start; empty if lines are not counted."""
 UNCOUNTED = {
     "test_children",
     "test_console",
@@ -143,13 +156,14 @@ UNCOUNTED = {
     "test_ssh",
     "test_transports",
 }
-"""Modules whose processes run next to no line that no other process of the quick tests runs."""
+"""Modules whose processes add hardly a line to the coverage by the other quick tests."""
 COUNTED_TESTS = 12
-"""Of each other module or class, the processes of so many tests are counted."""
+"""How many tests of each other module or class have their processes counted."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Chooses the tests whose processes are counted."""
+    """Chooses the tests whose processes are counted; this process is counted from its start on."""
+    session.config.stash[_START] = os.environ.pop("COVERAGE_PROCESS_START", "")
     first_cases: dict[str, dict[str, str]] = {}
     for item in session.items:
         cases = first_cases.setdefault(getattr(item.parent, "nodeid", ""), {})
@@ -160,18 +174,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def leave_processes_uncounted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where lines are counted: those of this process always, those of processes that it starts not everywhere.
+def count_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits the cost of coverage: this process is always measured, the processes that it starts only in some tests.
 
-    To count the lines of a process takes 70 to 200 ms of CPU. Of a test with several cases, those of the first one
-    count. That, UNCOUNTED and COUNTED_TESTS leave a third of all processes: the count lacks one line of a hundred.
+    Measuring a process takes 70 to 200 ms of CPU. Of a test with several cases, only the first case is measured, and no
+    test that has a requirement, unless it is quick. Together with UNCOUNTED and COUNTED_TESTS, this leaves a third of
+    the quick tests' processes, and misses 1% of the lines that they cover.
     """
-    if request.path.stem in UNCOUNTED or request.node.nodeid not in request.config.stash[_COUNTED]:
-        monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)
+    start = request.config.stash[_START]
+    chosen = request.path.stem not in UNCOUNTED and request.node.nodeid in request.config.stash[_COUNTED]
+    if start and chosen and _is_quick(request.node, COSTLY - {"slow"}):
+        monkeypatch.setenv("COVERAGE_PROCESS_START", start)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two for each core: half of the time a test waits. More would take more memory than a small machine has."""
+    """Two per core, because tests wait half of the time. More would need more memory than a small machine has."""
     return min(2 * (os.cpu_count() or 1), 8)
 
 
@@ -181,7 +198,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Longest:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With DISTLAUNCH_NO_SKIPS set, as in CI, a skipped test fails the run: its part was there and was not tested."""
+    """With DISTLAUNCH_NO_SKIPS set, as in CI, lets a skipped test fail the run: CI has all that the tests need."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter is not None else []
     if os.environ.get("DISTLAUNCH_NO_SKIPS") and skipped and session.exitstatus == pytest.ExitCode.OK:

@@ -28,10 +28,12 @@ IMAGE = "distlaunch-test"
 VERSIONS = {"v1": ["docker-compose"], "v2": ["docker", "compose"]}
 BUILD_S = 1200.0
 UP_S = 120.0
+NO_COMMAND_LINE = re.compile(r"\[[^]]*\]( <defunct>)?")
+"""What `ps` shows of a process that is ending, or has ended and is not yet waited for."""
 
 
 def output_of(*argv: str, timeout_s: float = UP_S, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
-    """What a command prints; its failure is the test's."""
+    """The output of a command; fails the test if the command fails."""
     done = subprocess.run(
         argv, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **(env or {})}, cwd=cwd
     )
@@ -45,7 +47,7 @@ def _works(*argv: str) -> bool:
 
 @functools.cache
 def compose_versions() -> tuple[str, ...]:
-    """Which versions of Compose there are, the current one last."""
+    """The installed versions of Compose, the current one last."""
     return tuple(name for name, command in VERSIONS.items() if _works(*command, "version"))
 
 
@@ -60,7 +62,7 @@ def skip_without_docker() -> None:
 def build_image() -> str:
     """Builds the image as README says, unless its layers are there already; returns its name.
 
-    DISTLAUNCH_DOCKER_BUILD has more arguments for `docker build`: a base image that is at hand, a network.
+    DISTLAUNCH_DOCKER_BUILD holds more arguments for `docker build`, such as a local base image or a network.
     """
     more = shlex.split(os.environ.get("DISTLAUNCH_DOCKER_BUILD", ""))
     output_of("docker", "build", "-t", IMAGE, "-f", "docker/Dockerfile", *more, ".", timeout_s=BUILD_S)
@@ -69,7 +71,7 @@ def build_image() -> str:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Compose project. `project` is the folder that its containers see as /project."""
+    """A Compose project. `project` is the folder mounted as /project in its containers."""
 
     name: str
     files: Sequence[Path]
@@ -83,7 +85,7 @@ class Cluster:
         return output_of(*command, env=self.env, timeout_s=timeout_s)
 
     def up(self, *services: str) -> None:
-        """Starts them, and waits until they are healthy."""
+        """Starts the services, and waits until they are healthy."""
         self.compose("--profile", "four", "up", "-d", *services)
         wait_until(lambda: all(map(self._is_healthy, services)), "the nodes are healthy", UP_S)
 
@@ -94,18 +96,24 @@ class Cluster:
         return self._find("ps", "-a", "-q", "--filter", f"label=com.docker.compose.service={service}").strip()
 
     def processes(self, service: str) -> list[str]:
-        """The command lines in a container, but for sshd's, which keeps silent connections, and the health check's.
+        """What runs in a container, except sshd, which keeps dead connections, and health checks.
 
-        The health check is `init` of the container's runtime for a moment, before it becomes its own program.
+        For a moment, a health check is the `init` of the container runtime, before it executes its program; at its end,
+        it has no command line any more, and is known by its parent, the runtime, which is outside of the container.
         """
-        lines = output_of("docker", "top", self.container(service), "-o", "pid,args").splitlines()[1:]
+        lines = output_of("docker", "top", self.container(service), "-o", "pid,ppid,args").splitlines()[1:]
+        found = [line.split(maxsplit=2) for line in lines]
+        pids = {pid for pid, _, _ in found}
         return [
-            line for line in lines if not re.search(r"sshd|10022|(runc|/proc/self/exe|/proc/self/fd/\d+) init", line)
+            f"{pid} {command}"
+            for pid, parent, command in found
+            if not re.search(r"sshd|10022|(runc|/proc/self/exe|/proc/self/fd/\d+) init", command)
+            and (parent in pids or not NO_COMMAND_LINE.fullmatch(command))
         ]
 
     @contextlib.contextmanager
     def cable_pulled(self, service: str) -> Iterator[None]:
-        """The container's network is dead meanwhile; its address stays its own, which `network disconnect` ends."""
+        """Cuts the container's network meanwhile; unlike `network disconnect`, this keeps the container's address."""
         index = output_of("docker", "exec", self.container(service), "cat", "/sys/class/net/eth0/iflink").strip()
         [ours] = [link for _, link in socket.if_nameindex() if _index_of(link) == index]
         subprocess.run(["ip", "link", "set", ours, "down"], check=True)
@@ -115,7 +123,7 @@ class Cluster:
             subprocess.run(["ip", "link", "set", ours, "up"], check=True)
 
     def write_spec(self, rest: str, workers: Sequence[int] = (1, 2)) -> str:
-        """A spec for distlaunch on this machine, of one worker on each of these nodes; returns its path."""
+        """Writes a spec for distlaunch on this machine, with one worker on each of these nodes; returns its path."""
         nodes = "".join(
             f"  - {{host: worker-{number}, address: worker-{number}, ssh: {{port: {self.env[f'PORT_{number}']}}}}}\n"
             for number in workers
@@ -160,9 +168,9 @@ def _index_of(link: str) -> str:
 def running_cluster(
     project: Path, *more_files: Path, file: Path = COMPOSE_FILE, version: str = "", env: Mapping[str, str] | None = None
 ) -> Iterator[Cluster]:
-    """A project with nothing started yet; all of it is gone at the end, which is asserted."""
+    """A project with nothing started yet; removes it at the end, and asserts that nothing of it is left."""
     skip_without_docker()
-    project.chmod(0o755)  # the user in the containers is another one
+    project.chmod(0o755)  # the containers run as another user
     ports = {f"PORT_{number}": str(port) for number, port in enumerate(_free_ports(4), 1)}
     keys = project.parent / f"{project.name}-keys"
     keys.mkdir()
@@ -182,7 +190,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def layers_of(image: str) -> Iterator[tuple[str, bytes]]:
-    """Every small file of every layer of an image, even of those that a later layer has deleted, with its content."""
+    """Every small file of every layer of an image, even if a later layer deletes the file, with its content."""
     with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saving:
         assert saving.stdout is not None
         with tarfile.open(fileobj=saving.stdout, mode="r|") as whole:
@@ -195,7 +203,7 @@ def layers_of(image: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _small_files(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    with contextlib.suppress(tarfile.ReadError):  # a blob that is no layer
+    with contextlib.suppress(tarfile.ReadError):  # a blob other than a layer
         with tarfile.open(fileobj=stream, mode="r|*") as layer:
             for member in layer:
                 content = layer.extractfile(member) if member.isfile() and member.size < (1 << 16) else None
@@ -203,5 +211,5 @@ def _small_files(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def image_config(image: str) -> str:
-    """What an image says of itself: its environment, commands, history."""
+    """An image's metadata: its environment, commands, history."""
     return output_of("docker", "inspect", image) + output_of("docker", "history", "--no-trunc", image)

@@ -76,22 +76,22 @@ KINDS_OF: Mapping[str, tuple[Kind, ...]] = {
     "chief": ("jobset", "tfjob"),
     "servers": ("jobset", "tfjob"),
 }
-"""The kinds in which those specs can be exported that cannot in all."""
+"""The kinds of those specs that cannot be exported as every kind."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The faster one, where PyYAML was built with it."""
+"""The faster loader, if PyYAML was built with it."""
 CORE = ("ConfigMap", "Job", "NetworkPolicy", "Service")
 CASES = [(name, kind) for name in SPECS for kind in KINDS_OF.get(name, KINDS)]
 
 
 class Exported(NamedTuple):
-    """One spec as one kind: the text, and the objects that it has, by their kinds."""
+    """One spec as one kind: the text, and its objects by their kinds."""
 
     text: str
     objects: Mapping[str, Any]
 
 
 def make(text: str, kind: Kind = "jobset") -> Export:
-    """The export of a spec, with an image and a volume for those that name none."""
+    """The export of a spec, with an image and a volume added if the spec lacks them."""
     spec = parse_spec(textwrap.dedent(text).encode())
     image = None if isinstance(spec.source, PodsSpec) else "registry/other:2"
     return read_export(spec, kind, image, VOLUME if spec.checkpoint_directory == "/checkpoints" else {})
@@ -115,7 +115,7 @@ def all_manifests() -> Iterator[dict[str, Any]]:
 
 
 def core_manifests() -> Iterator[dict[str, Any]]:
-    """What an API server without any extension takes: objects of its own kinds, and each pod as such."""
+    """Objects that an API server accepts without any extension: those of its own kinds, and each pod on its own."""
     for name, kind in CASES:
         objects = export_case(name, kind).objects
         yield from (manifest for manifest in objects.values() if manifest["kind"] in CORE)
@@ -143,7 +143,7 @@ def pods_of(objects: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def env_of(exported: Exported, index: int, place: int = 0) -> dict[str, str]:
-    """The variables of a pod with this index, as Kubernetes completes them; those of a Secret are left out."""
+    """The variables of a pod with this index, expanded as Kubernetes does, without those from a Secret."""
     objects = exported.objects
     if "TrainJob" in objects:
         listed = objects["TrainJob"]["spec"]["trainer"]["env"]
@@ -160,7 +160,7 @@ def env_of(exported: Exported, index: int, place: int = 0) -> dict[str, str]:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """What Kubernetes makes of a value: `$(NAME)` of a variable before it, and `$$` for `$`."""
+    """A value as Kubernetes expands it: `$(NAME)` is the value of an earlier variable, and `$$` is `$`."""
     return re.sub(
         r"\$\$|\$\(([A-Za-z_]\w*)\)", lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]), text
     )

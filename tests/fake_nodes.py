@@ -1,7 +1,7 @@
-"""Nodes that follow a script, behind a transport that is none: whole runs in one thread, whose time is made up.
+"""Nodes that follow a script, behind a fake transport: whole runs in one thread, in fake time.
 
 A node answers every order as an agent does, a moment later, and its tasks end by themselves after `LIFE_S`. A script
-says what is different: in which phase, of which attempt, on which node.
+states the deviations: in which phase, of which attempt, on which node.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ from worker_entry.protocol.values import (
 T = TypeVar("T")
 
 FIRST_PORT = 20500
-"""Of those that a node holds; the plan expects others."""
+"""The first of the ports that a node holds; the plan expects other ports."""
 ANSWER_S = 0.01
 """How long a node takes to answer."""
 UP_S = 10.0
-"""How long after its start a cluster is up for certain: what a script does in phase RUNNING, it does then."""
+"""How long after its start a cluster is up for certain: the time of a script's deeds in phase RUNNING."""
 LIFE_S = 100.0
-"""How long a task runs that no script ends."""
+"""How long a task runs if no script ends it."""
 SILENCE_S = 10.0
 """Silence after which a link counts as broken."""
 
@@ -103,12 +103,12 @@ KILL = TaskExit(signal=signal.SIGKILL)
 
 
 class Answers:
-    """What an agent answers whose tasks start at once, and end when they are told to."""
+    """The answers of an agent whose tasks start at once, and end when they are told to."""
 
     def __init__(self) -> None:
         self.attempt = 0
         self.tasks: list[str] = []
-        """Those that were prepared."""
+        """The prepared tasks."""
         self.running: list[str] = []
 
     def to(self, order: Message, now: float) -> Iterator[Message]:
@@ -141,7 +141,7 @@ class Answers:
                 yield from self.stop(TERM, now)
 
     def stop(self, how: TaskExit, now: float) -> Iterator[Message]:
-        """All tasks end like this, and nothing is left."""
+        """Ends all tasks in this way; no process is left."""
         for task in self.running:
             yield Exited(task, how, now)
         self.running = []
@@ -152,14 +152,14 @@ class Answers:
 
 
 Deed = Callable[["FakeAgent"], bool]
-"""What happens on a node; whether it then answers as usual the order that began the phase."""
+"""Makes something happen on a node; returns whether the node then answers the phase's first order as usual."""
 
 
 @dataclass(frozen=True)
 class At:
-    """What happens on a node as soon as it is in this phase of the attempt.
+    """A deed on a node as soon as the node is in this phase of the attempt.
 
-    Of CONNECTING and SYNCING, `attempt` counts the connections to the node.
+    In CONNECTING and SYNCING, `attempt` counts the connections to the node.
     """
 
     phase: Phase
@@ -170,7 +170,7 @@ class At:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a task ends by itself, so long after its start; `start` counts its starts within the attempt."""
+    """How a task ends by itself, `after_s` after its start; `start` counts its starts within the attempt."""
 
     task: str
     how: TaskExit
@@ -178,16 +178,16 @@ class Exit:
     attempt: int = 1
     start: int = 1
     crash: str = ""
-    """`ValueError: no batch`."""
+    """Such as `ValueError: no batch`."""
     log: str = ""
-    """The last it prints."""
+    """The task's last output."""
     evidence: Problem | None = None
     finished: bool = False
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A task tells that it has done these steps; `first` is None if it has begun to train and has done none."""
+    """A task's report that it has done these steps; `first` is None if it has begun to train but done no step."""
 
     task: str
     first: int | None
@@ -201,7 +201,7 @@ Script = Sequence[At | Exit | Steps]
 
 
 def lose(reason: str = "the connection broke", left: int | None = None) -> Deed:
-    """The node is gone; `left`: what is known of its processes once its link is closed."""
+    """The node is lost; `left`: how many of its processes are left once its link is closed, None if unknown."""
 
     def do(agent: FakeAgent) -> bool:
         agent.lose(reason, left)
@@ -235,18 +235,18 @@ def say(*messages: Message, instead: bool = False) -> Deed:
 
 
 def fall_silent(agent: FakeAgent) -> bool:
-    """The node hangs: nothing comes any more."""
+    """The node hangs, and sends nothing more."""
     agent.fall_silent()
     return False
 
 
 def say_nothing(agent: FakeAgent) -> bool:
-    """The node answers beats, and nothing else."""
+    """The node answers beats but not this order."""
     return False
 
 
 def drop(back_s: float | None) -> Deed:
-    """The connection breaks, and comes back so much later; None: it does not."""
+    """The connection breaks, and comes back `back_s` later, or never if None."""
 
     def do(agent: FakeAgent) -> bool:
         agent.tell(LinkDropped("the connection broke"))
@@ -258,7 +258,7 @@ def drop(back_s: float | None) -> Deed:
 
 
 def user(*signums: int) -> Deed:
-    """The user sends us these signals."""
+    """The user sends the controller these signals."""
 
     def do(agent: FakeAgent) -> bool:
         for signum in signums:
@@ -294,17 +294,17 @@ _PHASES: Mapping[type, Phase] = {
     Start: Phase.FORMING,
     Stop: Phase.STOPPING,
 }
-"""By the order with which a node enters them."""
+"""Phases by the order with which a node enters them."""
 
 
 class FakeAgent:
-    """One connection to a node and what is behind it, from Hello on."""
+    """One connection to a node, and the agent behind it, from Hello on."""
 
     def __init__(self, world: FakeNodes, node: str, number: int, deliver: Deliver, mirror: LogSink) -> None:
         self.world = world
         self.node = node
         self.order: Message = Hello(VERSION, "", "", "", 0, stream_logs=True)
-        """The last."""
+        """The last order."""
         self.alive = True
         self.silent_since: float | None = None
         self.left: int | None = 0
@@ -364,12 +364,12 @@ class FakeAgent:
         timing.after(lease_s, lambda: self.lose(f"nothing came, and not reconnected within {lease_s:g} s"))
 
     def tell(self, news: LinkNews) -> None:
-        """What the link itself says."""
+        """Delivers news from the link itself."""
         if self.alive:
             self._deliver(self.node, news)
 
     def answer(self, *messages: Message) -> None:
-        """What the agent says, a moment later."""
+        """Delivers messages from the agent, a moment later."""
 
         def deliver() -> None:
             for message in messages:
@@ -383,7 +383,7 @@ class FakeAgent:
         self._deliver(self.node, message, self._said)
 
     def later(self, seconds: float, do: Callable[[], object]) -> None:
-        """Unless the node is gone or hangs by then."""
+        """Calls `do` after so many seconds, unless the node is gone or hangs by then."""
 
         def if_alive() -> None:
             if self.alive and self.silent_since is None:
@@ -431,7 +431,7 @@ class FakeAgent:
             self._live(task.task, serves=task.program.target == SERVER_MODULE)
         answers = [*self._answers.to(order, self.now())]
         self.answer(*answers[::2])
-        if max(self._starts.values()) > 1:  # a task that is started again alone
+        if max(self._starts.values()) > 1:  # a task that is restarted alone
             self.answer(*answers[1::2])
             return
         if self._enter(Phase.FORMING):
@@ -442,7 +442,7 @@ class FakeAgent:
         self._enter(Phase.RUNNING)
 
     def _enter(self, phase: Phase) -> bool:
-        """Does what the script says of the phase; whether the node then answers as usual."""
+        """Does the script's deeds for the phase; returns whether the node then answers as usual."""
         attempt = self._number if phase in (Phase.CONNECTING, Phase.SYNCING) else self._answers.attempt
         if isinstance(self.order, Prepare) and phase is Phase.PREPARING:
             attempt = self.order.attempt
@@ -492,16 +492,16 @@ def _dial(target: Target, refused: Collection[str]) -> DialResult:
 
 @dataclass
 class FakeNodes:
-    """All nodes of a run, whether connected or not, and what is known of all of them."""
+    """All nodes of a run, connected or not, and their shared state."""
 
     timing: FakeTiming
     script: Script = ()
     lease_s: float = 60.0
     clock_offsets: Mapping[str, float] = field(default_factory=dict)
     refused: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """The tasks, or addresses, that a node dials in vain, by the node."""
+    """The tasks or addresses that refuse a node's connections, by the node that dials."""
     orders: list[tuple[str, Message]] = field(default_factory=list)
-    """All that were sent, with their nodes."""
+    """All orders sent, with their nodes."""
     fetched: list[bytes] = field(default_factory=list)
     connections: dict[str, int] = field(default_factory=dict)
 
@@ -514,7 +514,7 @@ class FakeNodes:
 
 @dataclass
 class FakeTransport:
-    """A way to one of them."""
+    """A transport to one of the fake nodes."""
 
     world: FakeNodes
     shares_files: bool = False
@@ -534,18 +534,18 @@ class FakeTransport:
 
 
 class RecordingSink(NowhereSink):
-    """Keeps what the user is told; with `broken`, nobody reads it."""
+    """A sink that keeps the notes and the output; once `broken`, writing a note fails."""
 
-    def __init__(self, *, broken: bool = False) -> None:
+    def __init__(self) -> None:
         self.notes: list[str] = []
         self.output = b""
-        self._broken = broken
+        self.broken = False
 
     def write(self, text: bytes) -> None:
         self.output += text
 
     def note(self, text: str) -> None:
-        if self._broken:
+        if self.broken:
             raise BrokenPipeError
         self.notes.append(text)
 
@@ -554,19 +554,19 @@ NODES = [{"host": "gpu-a"}, {"host": "gpu-b"}]
 
 
 class FakeRun:
-    """A run on fake nodes; everything else of it is real.
+    """A run on fake nodes; the rest of the run is real.
 
     Args:
         folder: an empty one.
         script: what the nodes do.
-        spec: fields besides those that every spec here has.
+        spec: fields in addition to those that every spec here has.
         faults: what is injected, as `--chaos` takes it.
         checks: whether the nodes are checked.
-        only_checks: whether that is all.
-        recover: how often lost nodes have to be asked before they are back; None: they never are.
-        errors: the nodes to which there is no way, and why.
-        broken: whether nobody reads the console.
-        world: what else is told of the nodes.
+        only_checks: whether the run ends after the checks.
+        recover: how many requests it takes until lost nodes are back; None: they never come back.
+        errors: the nodes that cannot be connected, with the errors.
+        listed: the nodes of each later listing.
+        world: other arguments of FakeNodes.
     """
 
     def __init__(
@@ -580,7 +580,6 @@ class FakeRun:
         only_checks: bool = False,
         recover: int | None = None,
         errors: Mapping[str, OSError] | None = None,
-        broken: bool = False,
         listed: Sequence[Sequence[Mapping[str, Any]]] = (),
         **world: Any,
     ) -> None:
@@ -590,15 +589,15 @@ class FakeRun:
         self.spec = place(ClusterSpec.model_validate(fields), self.files)
         self.nodes = FakeNodes(self.timing, script, self.spec.timeouts.lease_s, **world)
         self.asked: list[tuple[str, str]] = []
-        """The nodes that were looked for, with the meeting places of their agents."""
+        """The nodes that the run tried to recover, with the reattach folders of their agents."""
         self._recover_after = recover
         self._listed = [*listed]
         transports = {
             node.host: FakeTransport(self.nodes, node.host == LOCAL, (errors or {}).get(node.host))
             for node in self.spec.nodes
         }
-        self._sink = RecordingSink(broken=broken)
-        self.console = Console(self._sink)
+        self.sink = RecordingSink()
+        self.console = Console(self.sink)
         self.planner = Planner(self.spec, str(folder), {}, sys.executable)
         journal = Journal(self.files.events, self.timing.now)
         weakref.finalize(self, journal.close)
@@ -615,13 +614,13 @@ class FakeRun:
             only_checks=only_checks,
         )
         self.history = NO_HISTORY
-        """What earlier controllers have done."""
+        """The history of earlier controllers."""
         self._checks = checks
         self._faults = [parse_fault(fault, self.spec) for fault in faults]
         self._interrupts = Interrupts()
 
     def run(self) -> RunReport:
-        """All attempts; each second of them is counted once."""
+        """Runs all attempts; asserts that goodput counts each second once."""
         report = self._within_signals(self.supervisor().run)
         goodput = report.goodput
         assert goodput is not None
@@ -632,7 +631,7 @@ class FakeRun:
         return self._within_signals(self.supervisor().check)
 
     def attempt(self) -> AttemptState:
-        """One attempt, and the ends of its links."""
+        """Runs one attempt, and closes its links."""
         chosen = self.planner.select_nodes()
         assert chosen is not None
         preflight = Preflight(chosen[0].spec, "nonce", chosen[0].candidates) if self._checks else None
@@ -664,23 +663,23 @@ class FakeRun:
 
     @property
     def said(self) -> str:
-        """What the user was told, a line each, once the run is over."""
-        return "\n".join(self._sink.notes)
+        """The notes shown to the user, one per line, once the run is over."""
+        return "\n".join(self.sink.notes)
 
     @property
     def output(self) -> str:
-        """What the tasks have printed, as it was shown."""
-        return self._sink.output.decode()
+        """The tasks' output, as shown."""
+        return self.sink.output.decode()
 
     def _within_signals(self, do: Callable[[], T]) -> T:
-        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who started the tests may have had it ignored
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started with SIGHUP ignored
         self._interrupts.install()
         try:
             return do()
         finally:
             self._interrupts.restore()
             signal.signal(signal.SIGHUP, before)
-            assert not self.timing.repeating, "something goes on after the run"
+            assert not self.timing.repeating, "a function is still called after the run"
             self.console.close()
 
     def _recover(self, node: str, reattach_folder: str) -> bool:
@@ -688,7 +687,7 @@ class FakeRun:
         return self._recover_after is not None and len(self.asked) >= self._recover_after
 
     def _relist(self, planner: Planner, is_wanted: Callable[[], bool]) -> Planner:
-        """The next of the `listed` nodes, while there are any."""
+        """The next of the `listed` nodes, as long as some are left."""
         assert is_wanted()
         if not self._listed:
             return planner

@@ -1,4 +1,4 @@
-"""Time that passes when somebody waits, and only then: a run of hours takes milliseconds, always in the same order."""
+"""Fake time that passes only while a caller waits: a run of hours takes milliseconds, always in the same order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 BEGAN = 1_700_000_000.0
 """Unix seconds when the fake monotonic clock shows 0."""
 WAITS_LIMIT = 50_000
-"""Who has waited so often waits for ever."""
+"""After this many waits, the run counts as endless."""
 
 
 class FakeTiming:
-    """Does what is due at its time, in the thread that waits for an item of a queue."""
+    """A clock that calls each function when it is due, in the thread that waits for an item of a queue."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -25,7 +25,7 @@ class FakeTiming:
         self._numbers = itertools.count()
         self._waits = 0
         self.repeating = 0
-        """How much is done again and again just now."""
+        """How many functions are being repeated now."""
 
     def monotonic(self) -> float:
         return self._now

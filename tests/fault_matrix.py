@@ -1,4 +1,4 @@
-"""Who is hit by which signal in which phase of a run, and what has to come of it: data, and what plays one of them."""
+"""Which process of a run gets which signal in which phase, the expected outcome, and the code that tries one case."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Where = Literal["local", "ssh"]
 SIGNALS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
 LEASE_S = 4.0
 GRACE_S = 3.0
-"""From TERM to KILL when the test stops the run: so long the phase of stopping lasts."""
+"""From TERM to KILL when the test stops the run: the length of the phase "stopping"."""
 START_S = 12.0
-"""Where a run is to end because it does not start."""
+"""The start timeout of runs that must end because they do not start."""
 END_S = 45.0
-"""How long a run may take to end after its fault, on a busy machine; what it did take is in the result."""
+"""How long a run may take to end after its fault, on a busy machine; the result has the time it took."""
 TENSORFLOW = """
 import os, pathlib, time
 folder = pathlib.Path({folder!r})
@@ -79,20 +79,20 @@ class Cell:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run does as if nothing had happened."""
+        """Whether the run continues as if nothing had happened."""
         return self.expected[0] == 0
 
 
 @dataclass(frozen=True)
 class Played:
-    """What came of it: the run's end, and how long that, and the end of everything else, took after the fault."""
+    """The outcome: seconds from the fault to the end of the run, and to the end of its last process."""
 
     ended_s: float
     empty_s: float
 
 
 def all_cells() -> list[Cell]:
-    """Every combination that can be."""
+    """Every possible combination."""
     cells = itertools.product(get_args(Where), get_args(Who), SIGNALS, get_args(Phase))
     return [Cell(*cell) for cell in cells if _can_be(Cell(*cell))]
 
@@ -104,12 +104,12 @@ def _can_be(cell: Cell) -> bool:
 
 
 def play(cell: Cell, folder: Path, number: int = 0) -> Played:
-    """Does it to a run of two trivial workers; fails if anything is not as it has to be.
+    """Injects the fault into a run of two trivial workers; fails if the outcome is not the expected one.
 
     Args:
-        cell: what is done.
+        cell: the fault.
         folder: an empty one.
-        number: of those that are played at once, below 100; each has hosts of its own.
+        number: below 100, and different for each fault played at the same time, so that each has its own hosts.
     """
     with contextlib.ExitStack() as stack:
         run = _Run(cell, folder, number, stack)
@@ -161,7 +161,7 @@ class _Run:
         return (
             f"program: {{script: {PROGRAMS / 'phases.py'}, args: [{self._folder}]}}\n"
             f"env: {{PYTHONPATH: {self._folder}}}\nenv_from: [{next(iter(self._mark))}]\n"
-            # With restarts, the forkserver stays; with none that could come, the first attempt is the last.
+            # A spec with restarts keeps the forkserver; no failure here is `port-taken`, so none is restarted.
             "restart: {max_restarts: 1, on: [port-taken]}\n"
             f"timeouts: {{lease_s: {lease_s}, stop_grace_s: {GRACE_S}, start_s: {start_s}{stall}}}\n"
             f"ports: {ports[0]}-{ports[-1]}\n"
@@ -180,7 +180,7 @@ class _Run:
         assert self._process.poll() is None, f"the run has ended before: {what}"
 
     def reach(self) -> None:
-        """Goes on until the phase."""
+        """Lets the run proceed to the phase of the fault."""
         nodes = 2 if self._cell.where == "ssh" else 1
         self._wait(lambda: len([*self._folder.glob("importing-*")]) == nodes, "the forkservers import")
         if self._cell.phase == "before start":
@@ -197,7 +197,7 @@ class _Run:
             self._wait(lambda: "stopping all tasks" in self.said, "the run stops")
 
     def hit(self) -> Played:
-        """Does it, and sees to what comes of it."""
+        """Sends the signal, and checks the outcome."""
         cell = self._cell
         if cell.who == "reattachment":
             for session in self._sessions():
@@ -213,10 +213,10 @@ class _Run:
                 self._wait(lambda: self.said.count("reconnected after") >= 2, "it has connected again")
             self._touch("end")
             with contextlib.suppress(psutil.NoSuchProcess):
-                if cell.who == "reattachment":  # nobody knows of one that was stopped before it had called
+                if cell.who == "reattachment":  # if it was stopped before it called, no process knows of it
                     victim.resume()
         elif cell.who == "controller" and cell.signum == signal.SIGSTOP:
-            wait_until(lambda: self._others() == [], "without its controller, nothing goes on", END_S)
+            wait_until(lambda: self._others() == [], "without its controller, no process is left", END_S)
             victim.resume()
         status = self._process.wait(END_S)
         ended = time.monotonic()
@@ -245,10 +245,10 @@ class _Run:
         self._process.kill()
         self._process.wait()
 
-    # --- who is who ---
+    # --- the processes of each role ---
 
     def _task_pids(self) -> list[int]:
-        """Of worker:0 and worker:1, as far as they have told."""
+        """The process ids of worker:0 and worker:1, as far as their logs have them."""
         pids = []
         for number in range(2):
             log = self._folder / "run" / "attempt-1" / f"worker-{number}.log"
@@ -260,7 +260,7 @@ class _Run:
         return [process for process in marked(self._mark) if process.pid != self._process.pid]
 
     def _find(self) -> psutil.Process:
-        """Whom the fault hits: the last of them."""
+        """The process to hit: the last of its role."""
         if self._cell.who == "controller":
             return psutil.Process(self._process.pid)
         if self._cell.who == "task":
@@ -283,7 +283,7 @@ class _Run:
                     yield process, "forkserver"
 
     def _sessions(self) -> list[psutil.Process]:
-        """The connections of this run's nodes, not those of others that are played at the same time."""
+        """The connections of this run's nodes, without those of runs played at the same time."""
         guardians = [process for process, role in self._roles() if role == "guardian"]
         above = [guardian.parent() for guardian in guardians]
         return [process for process in above if process is not None and process.name() == "sshd"]

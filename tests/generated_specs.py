@@ -20,7 +20,7 @@ HOSTS = st.sampled_from(["local", "gpu-a", "alice@gpu-b", "10.0.0.3", "fd00::4",
 
 @st.composite
 def clusters(draw: st.DrawFn) -> dict[TaskId, str]:
-    """The address of every task of a run, in any order; also with parameter servers."""
+    """The address of every task of a run, in any order, sometimes with parameter servers."""
     counts = {
         "chief": draw(st.integers(0, 1)),
         "worker": draw(st.integers(0, 4)),

@@ -1,4 +1,4 @@
-"""Frames as a broken or hostile sender makes them: drawn from the messages' own types, then spoiled here and there."""
+"""Frames of a broken or hostile sender: drawn from the messages' own types, some of them then spoiled."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ REFERENCES = (
     "disk-full",
 )
 WORDS = (*REFERENCES, "auto", "required", "off", "10.0.0.0/24", "fd00::/8", "192.0.2.1")
-"""For fields with a syntax, those that have it."""
+"""Texts for fields with a syntax."""
 JSON: tuple[Any, ...] = (None, True, 0, -1, 1.5, "", "x", [], {}, [1], {"a": 1}, 1e308, 10**400, "\ud800", [[[[]]]])
 
 
 class RandomFrames:
-    """Draws frames of these types. A frame is spoiled with `chance`; most that are not still hold odd values."""
+    """Draws frames of these types. A frame is spoiled with probability `spoiled`; most other frames hold odd values."""
 
     def __init__(self, chance: random.Random, types: Sequence[type[Any]], tasks: Sequence[str], spoiled: float) -> None:
         self.attempt = 1
@@ -82,11 +82,11 @@ class RandomFrames:
         return json.dumps(header).encode() + b"\n" + body
 
     def _spoil(self, header: dict[str, Any], body: bytes) -> bytes:
-        """Not what its type says, or no frame at all."""
+        """A frame that contradicts its type, or bytes that are no frame."""
         pick = self._random.randrange(8)
         if pick < 4:
             spot: Any = header
-            while True:  # to some place inside
+            while True:  # descends to a random place in the header
                 name = self._random.choice([*spot] if isinstance(spot, dict) else range(len(spot)))
                 if not (isinstance(spot[name], (dict, list)) and spot[name]) or self._random.random() < 0.3:
                     break

@@ -1,4 +1,4 @@
-"""Whole runs in which one node is honest and another says what it likes; only their far ends are made up."""
+"""Whole runs with an honest node and one that sends anything; only the nodes are fake."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ SPEC = {
 ENDING = (Ready, Attached, Refused, Broken, Beat, Exited)
 AT_ONCE = 500
 BURST = 20_000
-"""Frames of a hostile node in an attempt at the most; then it sends what ends its link."""
+"""Most frames that a hostile node sends in one attempt; then it sends a line that ends its link."""
 
 
 class FarAgent:
-    """The far end of a link: answers what it is asked, as an agent does, and between that says what `hostile` draws."""
+    """The far end of a link: it answers as an agent does, and mixes in frames that `hostile` draws."""
 
     archive = b""
 
@@ -75,7 +75,7 @@ class FarAgent:
     # --- a stream to the controller ---
 
     def read(self, size: int, timeout_s: float) -> bytes:
-        self._tally.frames += self._drawn  # they have all been looked at
+        self._tally.frames += self._drawn  # the controller has read all of them
         self._drawn = 0
         try:
             data = self._say.get(timeout=timeout_s) if not self._left else self._say.get_nowait()
@@ -118,7 +118,7 @@ class FarAgent:
         return self._hostile.draw(self._change)
 
     def _change(self, header: dict[str, Any]) -> None:
-        """Most pieces of logs begin where they may."""
+        """Gives most pieces of logs a valid offset."""
         if header["type"] == "Log" and self._chance.random() < 0.9998:
             header["offset"] = self._chance.randrange(6)
 
@@ -157,7 +157,7 @@ class FarLink:
         self.frames.confirm(frame)
 
     def drop_if_silent(self, limit_s: float) -> None:
-        """It always answers."""
+        """Does nothing: the agent always answers."""
 
     def abandon(self) -> None:
         self.close()
@@ -171,7 +171,7 @@ class FarLink:
 
 @dataclass
 class Tally:
-    """What has happened so far; `bugs` are those of ours, whichever thread found them."""
+    """Counts so far; `bugs` are those of distlaunch, found in any thread."""
 
     frames: int = 0
     attempts: int = 0
@@ -181,7 +181,7 @@ class Tally:
 
 @dataclass
 class FarTransport:
-    """A way to a made-up node."""
+    """A transport to a fake node."""
 
     tally: Tally
     chance: random.Random
@@ -193,7 +193,7 @@ class FarTransport:
     def connect(
         self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
     ) -> FarLink:
-        # What ends an attempt comes seldom, so that others come at all.
+        # Messages that end an attempt are rare, so that the others get a chance.
         types = [kind for kind in get_args(ToController) if kind not in ENDING] * 2000 + [*ENDING]
         frames = RandomFrames(self.chance, types, ["worker:2", "worker:3"], self.spoiled)
         agent = FarAgent(self.tally, self.chance, frames if self.hostile and not self.lie else None, self.lie)
@@ -210,7 +210,7 @@ class FarTransport:
 
 @dataclass(frozen=True)
 class LimitedPlanner(Planner):
-    """Plans for all nodes, lost or not, so many times."""
+    """A planner that plans for all nodes, lost or not, a limited number of times."""
 
     tally: Tally = field(default_factory=Tally)
     left: list[int] = field(default_factory=list)
@@ -224,7 +224,7 @@ class LimitedPlanner(Planner):
 def run_once(
     folder: Path, seed: int, attempts: int, tally: Tally, spoiled: float = 0.0005, lie: bytes = b""
 ) -> RunReport:
-    """One run of so many attempts at the most; what it raises is a bug. With a `lie`, the one node says that alone."""
+    """One run of at most so many attempts; any exception is a bug. With a `lie`, the hostile node sends only that."""
     chance = random.Random(seed)
     spec = ClusterSpec.model_validate(SPEC)
     files = RunDir.create(folder)
@@ -254,5 +254,5 @@ def run_once(
 
 
 def noting_threads(tally: Tally) -> None:
-    """From now on, what a thread raises is a bug."""
+    """From now on, counts every exception that ends a thread as a bug."""
     threading.excepthook = lambda args: tally.bugs.append(f"{args.thread}: {args.exc_value!r}")

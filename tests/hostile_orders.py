@@ -1,4 +1,4 @@
-"""A real agent whose controller says what it likes; nothing of it leads outside a folder, nor off this machine."""
+"""A real agent whose controller sends anything, but nothing that reaches outside a folder or off this machine."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from worker_entry.protocol.orders import (
 ENTRY = str(Path(worker_entry.__file__).parent)
 OFTEN = (Beat, Piece, ShowStacks)
 SELDOM = (*[Prepare] * 1000, Dial, Inspect, Preload, Start, Stop, Hello, Goodbye)
-"""Each of these but Prepare ends the agent, or has it start a process."""
+"""Each of these except Prepare ends the agent, or makes it start a process."""
 AT_ONCE = 200
 PLACES = ("127.0.0.1", "::1", "[::1]", "\0", "a\0b", "\ud83d", "127.0.0.1 ")
-"""To be dialled: nothing that a name server would be asked for."""
+"""Hosts to dial: none of them causes a query to a name server."""
 
 
 class Abused:
-    """An agent; `feed` sends it frames until it ends, or has taken so many."""
+    """An agent; `feed` sends it frames until it ends or has read `count` frames."""
 
     def __init__(self, folder: Path, seed: int, spoiled: float) -> None:
         self.taken = 0
@@ -53,7 +53,7 @@ class Abused:
         self._raw = b""
         self._agent = 0
         self.peak_kib = 0
-        """Of the agent's own memory, as far as it has answered."""
+        """Peak memory of the agent itself, up to its last answer."""
         folder.mkdir()
         with (folder / "stderr").open("wb") as errors:
             self._process = subprocess.Popen(
@@ -76,7 +76,7 @@ class Abused:
             self.taken += AT_ONCE
 
     def end(self) -> str:
-        """What it has said that it should not; empty if nothing."""
+        """Waits for the agent's end; returns what it did wrong, or an empty text."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -112,7 +112,7 @@ class Abused:
         return True
 
     def _await(self, mark: float) -> bool:
-        """Whether the agent has come up to that beat."""
+        """Waits for the answer to that beat; False if the agent has ended."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""A Kubernetes cluster whose one node is this machine, which mounts its own Python and TensorFlow into the pods.
+"""A Kubernetes cluster whose only node is this machine, with this machine's Python and TensorFlow mounted in its pods.
 
-DISTLAUNCH_KUBERNETES names its folder: `kubeconfig` reaches it, `docker.sock` is the engine of its containers, and
-NAME.pid has the pid of each of its daemons.
+DISTLAUNCH_KUBERNETES names the cluster's folder: `kubeconfig` is the way to the cluster, `docker.sock` belongs to its
+container engine, and NAME.pid has the pid of each of its daemons.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KubernetesCluster:
         return {"KUBECONFIG": str(self.folder / "kubeconfig")}
 
     def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
-        """What `kubectl` prints."""
+        """The output of `kubectl`."""
         done = subprocess.run(
             ["kubectl", *words],
             env={**os.environ, **self.env},
@@ -78,14 +78,14 @@ class KubernetesCluster:
         return psutil.Process(int((self.folder / f"{name}.pid").read_text()))
 
     def restart(self, name: str, *, down_s: float = 0.0) -> None:
-        """Ends a daemon and starts it again with the same command."""
+        """Stops a daemon and starts it again with the same command."""
         command = self.stop(name)
         if down_s:
             signal.sigtimedwait([], down_s)
         self.start(name, command)
 
     def stop(self, name: str) -> tuple[list[str], str]:
-        """Ends a daemon; returns its command and its folder."""
+        """Stops a daemon; returns its command and its folder."""
         process = self.daemon(name)
         command = process.cmdline(), process.cwd()
         process.terminate()
@@ -112,15 +112,15 @@ class KubernetesCluster:
         wait_until(is_ready, "the node is ready", 60)
 
     def await_empty(self) -> None:
-        """Waits until no object of ours is left."""
+        """Waits until no object of distlaunch is left."""
         kinds = "pods,jobs,configmaps,secrets,networkpolicies,roles,rolebindings,serviceaccounts"
         selector = "--selector=app.kubernetes.io/managed-by=distlaunch"
-        # A controller in a pod asks the API server, which may leave it without an answer for 30 s, a second time.
-        wait_until(lambda: self.show(kinds, selector) == [], "nothing of ours is left", 120)
+        # The API server may not answer for 30 s; a controller in a pod then asks a second time.
+        wait_until(lambda: self.show(kinds, selector) == [], "no object of distlaunch is left", 120)
 
     @contextlib.contextmanager
     def running_pod(self, folder: Path) -> Iterator[str]:
-        """A pod that waits, which sees this folder at its own place."""
+        """A waiting pod, with this folder mounted at the same path."""
         name = f"test-{secrets.token_hex(4)}"
         pod = json.loads(self.write_template(folder, folder).read_text())
         pod |= {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
@@ -134,9 +134,9 @@ class KubernetesCluster:
             self.kubectl("delete", "pod", name, "--grace-period=0", "--force")
 
     def write_template(self, folder: Path, *shared: Path, env: Mapping[str, str] = MappingProxyType({})) -> Path:
-        """The manifest of a pod in which this machine's programs are, and these folders, to which it may write.
+        """Writes the manifest of a pod with this machine's programs and, writable, these folders.
 
-        `env`: variables of all processes in it.
+        `env`: variables of all processes in the pod.
         """
         python = [sys.prefix, sys.base_prefix]
         places = [*dict.fromkeys(["/usr", "/etc", *python, str(ROOT)])]
@@ -153,7 +153,7 @@ class KubernetesCluster:
 
 
 def find_cluster() -> KubernetesCluster:
-    """The cluster, with the image of the tests; skips the test where there is none."""
+    """The cluster, with the image of the tests; skips the test if there is no cluster."""
     folder = os.environ.get(FOLDER, "")
     if not folder:
         message = f"no cluster: {FOLDER} names none"
@@ -165,7 +165,7 @@ def find_cluster() -> KubernetesCluster:
 
 
 def _make_image(cluster: KubernetesCluster) -> None:
-    """An image of empty folders: what is in them is mounted."""
+    """Makes an image of empty folders, in which the pods mount this machine's."""
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
         for name in FOLDERS:
@@ -180,7 +180,7 @@ def _make_image(cluster: KubernetesCluster) -> None:
 
 
 def run_docker(cluster: KubernetesCluster, *words: str, stdin: bytes = b"") -> str:
-    """What Docker's client prints; the engine is that of the cluster."""
+    """The output of Docker's client, connected to the cluster's engine."""
     env: Mapping[str, str] = {**os.environ, "DOCKER_HOST": f"unix://{cluster.folder}/docker.sock"}
     done = subprocess.run(["docker", *words], env=env, input=stdin, capture_output=True, timeout=60, check=True)
     return done.stdout.decode()

@@ -1,4 +1,4 @@
-"""Loopback addresses and ports that no other test process of this machine uses, of this run or of another one."""
+"""Loopback addresses and ports that no other test process on this machine uses, in this or another test run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def address(subnet: int, host: int) -> str:
 
 
 def ports() -> range:
-    """Ports of this process, below those that distlaunch and the kernel choose from."""
+    """Ports of this process, below the ranges from which distlaunch and the kernel choose."""
     first = 12000 + PORTS * _claim()[0]
     return range(first, first + PORTS)
 
 
 @functools.cache
 def _claim() -> tuple[int, socket.socket | None]:
-    """The process' number among all test processes, and the name that reserves it.
+    """The number of this process among all test processes, and the socket whose name reserves it.
 
-    An abstract name belongs to one network namespace, as loopback addresses do, and ends with its process.
+    An abstract socket name belongs to one network namespace, as loopback addresses do, and ends with its process.
     """
     if sys.platform != "linux":
         return 0, None

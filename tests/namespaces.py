@@ -1,7 +1,7 @@
-"""Hosts that are apart as machines are, for root on Linux: each in a network namespace of its own, joined by a bridge.
+"""Hosts as separate as machines, for root on Linux: each in its own network namespace, joined by a bridge.
 
-A host has its own addresses, host name, sshd, host key, home folder and mounts. What it shares with the controller are
-the network's folder and the interpreter, as over a shared file system; of other closed folders it sees nothing.
+A host has its own addresses, host name, sshd, host key, home folder and mounts. It shares the network's folder and the
+interpreter with the controller, as over a shared file system; it does not see other closed folders.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Host:
 
     @property
     def enter(self) -> list[str]:
-        """What to put before a command that is to run here."""
+        """The prefix of a command that runs it on this host."""
         return ["nsenter", f"--target={self.daemon.pid}", "--net", "--uts", "--mount", "--"]
 
     def node_files(self, run_id: str) -> Path:
@@ -62,9 +62,10 @@ class Host:
 
     @contextlib.contextmanager
     def watching(self, first: str, source: str, *arguments: str) -> Iterator[list[str]]:
-        """Runs a Python program here meanwhile, from its `first` line to the end of its stdin; has its last words then.
+        """Runs a Python program here meanwhile; yields a list that gets the program's output at the end.
 
-        `source` is its text: hosts do not see closed folders, such as the one of a test's programs may be in.
+        The program prints the line `first` when it is ready, and ends with its stdin. `source` is its text, because
+        its file may be in a closed folder, which hosts do not see.
         """
         words: list[str] = []
         command = [*self.enter, sys.executable, "-c", source, *arguments]
@@ -77,25 +78,25 @@ class Host:
                 words.append(process.communicate(timeout=60)[0])
 
     def down(self) -> None:
-        """Cuts the host off, both ways; nobody is told."""
+        """Cuts the host off silently, in both directions."""
         _ip("-n", self.namespace, "link", "set", self.device, "down")
 
     def up(self) -> None:
-        """Ends `down`."""
+        """Undoes `down`."""
         _ip("-n", self.namespace, "link", "set", self.device, "up")
 
     def block(self, *sources: str) -> None:
-        """Drops what comes from these addresses (the controller's, if none is given); the other way stays open."""
+        """Drops packets from these addresses (by default, the controller's); the other direction stays open."""
         for source in sources or CONTROLLER:
             self._iptables(source, "-A", "INPUT", "-s", source, "-j", "DROP")
 
     def unblock(self) -> None:
-        """Ends all that `block` began."""
+        """Undoes `block`."""
         for address in (self.address, self.address6):
             self._iptables(address, "-F", "INPUT")
 
     def destroy(self) -> None:
-        """Kills all that runs here and takes the host away, as a reset would."""
+        """Kills all processes here and removes the host, as a reset would."""
         _remove(self.namespace)
         self.daemon.wait()
 
@@ -108,8 +109,8 @@ class Host:
 class Network:
     """The hosts, and the controller, on which `run` and `popen` start commands in `folder`.
 
-    `user` is who logs in on the hosts, with user_key in `folder`; known_hosts is there as well. `env` makes `ssh`, and
-    so distlaunch, know the hosts by name. `suffix` is in every name that the system has for a part of the network.
+    `user` logs in on the hosts with `user_key` in `folder`, which holds `known_hosts` as well. With `env`, `ssh` and
+    distlaunch know the hosts by name. `suffix` is part of the system's name for each part of the network.
     """
 
     folder: Path
@@ -119,7 +120,7 @@ class Network:
     env: dict[str, str]
 
     def client(self, folder: Path, config: str = "", identity: str | None = None) -> dict[str, str]:
-        """The environment of an `ssh` of its own: `config` comes before the network's; `identity` names its key."""
+        """The environment for a separate `ssh`: `config` comes before the network's; `identity` names the key."""
         identity = identity or f"IdentityFile {self.folder}/user_key\nIdentitiesOnly yes\n"
         names = "".join(f"Host {host.name}\n  HostName {host.address}\n" for host in self.hosts.values())
         trust = f"UserKnownHostsFile {self.folder}/known_hosts\nGlobalKnownHostsFile none\n"
@@ -144,7 +145,7 @@ class Network:
     def popen(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stderr: int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
-        """Starts a command on the controller; the process is the command's own."""
+        """Starts a command on the controller; the process is the command itself."""
         return subprocess.Popen(
             [IP, "netns", "exec", f"dl-{self.suffix}", *argv],
             cwd=self.folder,
@@ -155,7 +156,7 @@ class Network:
         )
 
     def write_spec(self, rest: str, names: Iterable[str] = (), *, python: str = sys.executable) -> str:
-        """A spec of one worker on each host, or on those named as `ssh` knows them; returns its path."""
+        """Writes a spec of one worker on each host, or on the named ones (names for `ssh`); returns its path."""
         path = self.folder / "spec.yaml"
         nodes = "".join(f"  - {{host: '{name}', python: {python}}}\n" for name in names or self.hosts)
         path.write_text(f"nodes:\n{nodes}{rest}")
@@ -164,9 +165,9 @@ class Network:
 
 @contextlib.contextmanager
 def running_network(folder: Path, *, count: int = 2, user: str = "root") -> Iterator[Network]:
-    """Starts the hosts gpu-a, gpu-b, … in an empty folder; a user other than root is made, with the suffix in its name.
+    """Starts the hosts gpu-a, gpu-b, … in an empty folder; creates a user other than root, with the suffix in its name.
 
-    Everything is taken away at the end.
+    Everything is removed at the end.
     """
     suffix = secrets.token_hex(3)
     controller, bridge = f"dl-{suffix}", f"dl-{suffix}-bridge"
@@ -211,7 +212,7 @@ def _account(name: str) -> Iterator[str]:
     """An ordinary user without a password."""
     try:
         subprocess.run(["useradd", "-m", "-s", "/bin/sh", name], check=True)
-        # Without a password the account is locked, and sshd lets nobody in; no password is as good as a star.
+        # An account without a password is locked, and sshd refuses it; "*" unlocks it, and matches no password.
         subprocess.run(["usermod", "-p", "*", name], check=True)
         yield name
     finally:
@@ -233,7 +234,7 @@ def _add_namespace(stack: contextlib.ExitStack, namespace: str) -> None:
 
 
 def _remove(namespace: str) -> None:
-    """Kills what runs in the namespace, and deletes it."""
+    """Kills all processes in the namespace, and deletes it."""
     if not Path("/run/netns", namespace).exists():
         return
 
@@ -249,12 +250,12 @@ def _remove(namespace: str) -> None:
 
 
 def _join(suffix: str, namespace: str, device: str, addresses: Iterable[str]) -> None:
-    """Lays a cable from the namespace to the bridge."""
+    """Connects the namespace to the bridge."""
     bridge = f"dl-{suffix}-bridge"
     _ip("-n", namespace, "link", "add", device, "type", "veth", "peer", "name", device, "netns", bridge)
     _ip("-n", bridge, "link", "set", device, "master", f"b{suffix}", "up")
     for address in addresses:
-        # An address of IPv6 can be used at once if nobody looks whether it is taken.
+        # Without duplicate address detection, an IPv6 address is usable at once.
         rest = ["/64", "nodad"] if ":" in address else ["/24"]
         _ip("-n", namespace, "addr", "add", address + rest[0], "dev", device, *rest[1:])
     _ip("-n", namespace, "link", "set", device, "up")
@@ -263,7 +264,7 @@ def _join(suffix: str, namespace: str, device: str, addresses: Iterable[str]) ->
 def _start_daemon(
     folder: Path, name: str, namespace: str, addresses: Sequence[str], user: str
 ) -> subprocess.Popen[bytes]:
-    """Starts the host's sshd; its process is the first of the host, whose mounts and name all others get from it."""
+    """Starts the host's sshd, the first process of the host; all others inherit its mounts and host name."""
     (folder / "home").mkdir(parents=True)
     account = pwd.getpwnam(user)
     os.chown(folder / "home", account.pw_uid, account.pw_gid)
@@ -277,7 +278,7 @@ def _start_daemon(
         *_open_up(dict.fromkeys([Path(sys.prefix), Path(sys.base_prefix), python, folder.parent])),
         'exec "$@"',
     ]
-    # `ip netns exec` gives its command mounts of its own, which nobody outside sees.
+    # `ip netns exec` gives its command a private mount namespace.
     start = [IP, "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", "\n".join(script), "sh"]
     with (folder / "sshd.log").open("wb") as log:
         return subprocess.Popen(
@@ -307,16 +308,16 @@ def _listens(host: Host) -> bool:
 
 
 def _open_up(paths: Iterable[Path]) -> Iterator[str]:
-    """Shell lines that let everybody reach these paths, in mounts of one's own; the real folders stay as they are.
+    """Shell lines that let every user reach these paths, in a private mount namespace; the real folders do not change.
 
-    A folder on the way that is closed to others is replaced by an open one that has nothing but the paths.
+    A closed folder above a path is replaced by an open one that contains only the paths.
     """
     parts = [part for path in paths for part in (path.iterdir() if _is_closed(path) else [path])]
     parts = [part for part in parts if part.exists() and any(map(_is_closed, part.parents))]
     closed = {next(parent for parent in reversed(part.parents) if _is_closed(parent)) for part in parts}
     if parts:
         yield 'place() { mkdir -p "${2%/*}"; [ -d "$1" ] && mkdir -p "$2" || touch "$2"; mount --rbind "$1" "$2"; }'
-        yield "umask 022; mount -t tmpfs none /mnt"  # for the parts, while what is above them is replaced
+        yield "umask 022; mount -t tmpfs none /mnt"  # holds the parts while the folders above them are replaced
         yield from (f"place {shlex.quote(str(part))} /mnt/{number}" for number, part in enumerate(parts))
         yield from (f"mount -t tmpfs -o mode=755 none {shlex.quote(str(folder))}" for folder in closed)
         yield from (f"place /mnt/{number} {shlex.quote(str(part))}" for number, part in enumerate(parts))

@@ -1,4 +1,4 @@
-"""A network of a test's own, in which every address is this machine's: a caller may have any source address."""
+"""A network for one test, in which this machine has every address, so that a caller may use any source address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FREEBIND = {socket.AF_INET: (socket.IPPROTO_IP, 15), socket.AF_INET6: (socket.I
 
 
 def enter_own_network() -> None:
-    """Moves this process, which has one thread, into a new network; works for an ordinary user, too."""
+    """Moves this single-threaded process into a new network; needs no root."""
     user, group = os.getuid(), os.getgid()
     if ctypes.CDLL(None, use_errno=True).unshare(_NEW_USER | _NEW_NETWORK) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
@@ -29,10 +29,10 @@ def enter_own_network() -> None:
 
 
 def call(source: str, port: int, destination: str | None = None) -> socket.socket:
-    """A connection from this address, which may be any but a mapped one.
+    """A connection from this address, which may be any except an IPv4-mapped one.
 
     Raises:
-        OSError: it was refused.
+        OSError: the connection was refused.
     """
     family = socket.AF_INET6 if ":" in source else socket.AF_INET
     caller = socket.socket(family)
@@ -48,10 +48,10 @@ def call(source: str, port: int, destination: str | None = None) -> socket.socke
 
 
 def networks(machines: Collection[Path] = ()) -> set[str]:
-    """The networks in which processes of this machine live.
+    """The network namespaces of this machine's processes.
 
-    `machines`: if given, only of processes with one of these names of a machine, each the link in `ns/uts`: containers
-    of other tests come and go.
+    `machines`: if given, only of processes in one of these UTS namespaces, each the target of `ns/uts`: containers of
+    other tests come and go.
     """
     found = set()
     for process in Path("/proc").glob("[0-9]*/ns"):

@@ -1,4 +1,4 @@
-"""Waiting for what happens elsewhere: an assertion is polled until it holds, or fails the test when its time is up."""
+"""Waiting for other processes and threads: an assertion is polled until it holds, or fails the test after a timeout."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PAUSES_S = (0.01, 0.5)
 
 
 def eventually(check: Callable[[], T], timeout_s: float = 15.0) -> T:
-    """Returns what `check` returns as soon as it raises no AssertionError; raises its last one after `timeout_s`.
+    """Returns the result of `check` once it raises no AssertionError; raises the last AssertionError after `timeout_s`.
 
-    A check that takes long, as one does that starts a command, leaves most of a core to what it waits for.
+    After a slow check, such as one that starts a command, the pause is longer, so that checking takes little CPU.
     """
     shortest, longest = PAUSES_S
     deadline = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""Folders of runs, written by hand: logs with their indexes, and what distlaunch has said."""
+"""Folders of runs, written by hand: logs with their indexes, and distlaunch's messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from launcher.run.controller import this_process
 from worker_entry.protocol.log_index import SUFFIX, LogIndex
 
 Lines = Sequence[tuple[float, str | bytes]]
-"""Lines with their moments; without a line break, a line's text is the beginning of the next."""
+"""Lines with their times; bytes get no line break, so bytes without one are the beginning of the next line."""
 
 
 class RunFolder:
-    """A run in a folder; `running`: by this process."""
+    """A run in a folder; `running`: its controller is this process; otherwise it has ended."""
 
     def __init__(self, root: Path, *, running: bool = False) -> None:
         self.root = root

@@ -13,7 +13,7 @@ from launcher.run.controller import this_process
 from launcher.run.directory import RunDir
 
 GONE: Mapping[str, Any] = {"pid": 1 << 22, "started": 1.0}
-"""A controller that is not alive: the number is above all those that Linux gives."""
+"""A dead controller: Linux assigns no pid as high as this."""
 
 
 def write_run(
@@ -28,7 +28,7 @@ def write_run(
     generation: int = 0,
     tasks: int = 1,
 ) -> RunDir:
-    """A run that this process controls, but for what `controller` says; with an outcome, one that has ended."""
+    """A run controlled by this process, unless `controller` says otherwise; with an outcome, the run has ended."""
     files = RunDir.create(folder)
     now = time.time()
     facts: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Which tests go to which process when several run at once: what takes long begins first."""
+"""The assignment of tests to processes: the longest units of work begin first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _reads(module: str, pattern: str) -> bool:
 
 
 def _shares(module: str) -> bool:
-    """Whether tests of the module share something that is made once in a process, and may have taken minutes."""
+    """Whether tests of the module share a fixture that each process creates once, which may take minutes."""
     return _reads(module, r'scope="(module|session)"')
 
 
@@ -33,11 +33,11 @@ def _uses_kubernetes(nodeid: str) -> bool:
 
 
 class Longest(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Sends the tests of a module to one process; each by itself where they are costly and share nothing."""
+    """A scheduler that sends a module's tests to one process, or one by one if they are costly and share nothing."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        if _uses_kubernetes(nodeid):  # there is one cluster, whose daemons some tests stop
+        if _uses_kubernetes(nodeid):  # some tests stop daemons of the only cluster
             return ON_KUBERNETES
         return module if _shares(module) or not _is_costly(module) else nodeid
 
@@ -48,7 +48,7 @@ class Longest(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
 
 
 def _order(unit: str) -> int:
-    """Of a unit of work: the longest first, so that no process is left with one at the end."""
+    """The rank of a unit of work: the longest come first, so that no process is left with one at the end."""
     module = unit.partition("::")[0]
     if not _is_costly(module):
         return 3

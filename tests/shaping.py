@@ -1,11 +1,11 @@
-"""Slow links and slow hosts among hosts in network namespaces (`namespaces.py`), for root on Linux."""
+"""Slow links and slow hosts in a network of namespaces (`namespaces.py`), for root on Linux."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.namespaces import IP, Host
@@ -13,7 +13,7 @@ from tests.witness import wait_until
 
 _VERSION_1 = Path("/sys/fs/cgroup/cpu")
 GROUPS = _VERSION_1 if _VERSION_1.is_dir() else Path("/sys/fs/cgroup")
-"""Control groups that share out the processors."""
+"""The control groups that limit CPU time."""
 PERIOD_US = 100_000
 FULL_MBIT, SLOW_MBIT = 1000, 100
 QUOTA = 0.3
@@ -21,9 +21,9 @@ QUOTA = 0.3
 
 
 def shape(hosts: Iterable[Host]) -> None:
-    """Gives each host a cable of a gigabit, and a slow class of a tenth, which nothing uses yet.
+    """Limits each host's link to a gigabit per second, and adds a class of a tenth of that, which nothing uses yet.
 
-    Unshaped, a cable between namespaces is as fast as the processors, and so as uneven.
+    Without limits, the speed of a link between namespaces varies with the load of the CPU.
     """
     for host in hosts:
         _tc(host, "qdisc", "add", "dev", host.device, "root", "handle", "1:", "htb", "default", "10")
@@ -34,7 +34,7 @@ def shape(hosts: Iterable[Host]) -> None:
 
 @contextlib.contextmanager
 def slow_link(host: Host, *others: Host) -> Iterator[None]:
-    """What this host sends to the others goes at a tenth of the speed."""
+    """Slows traffic from this host to the others down to a tenth."""
     place = ["dev", host.device, "parent", "1:", "protocol", "ip"]
     for other in others:
         _tc(host, "filter", "add", *place, "u32", "match", "ip", "dst", f"{other.address}/32", "flowid", "1:20")
@@ -45,31 +45,62 @@ def slow_link(host: Host, *others: Host) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def preferred(hosts: Iterable[Host]) -> Iterator[None]:
+    """Runs all processes started on the hosts before others: hosts of their own would share no cores with other tests.
+
+    A niceness would not do that: where the kernel groups processes by session, it counts only within a session.
+    """
+    with _cpu_group("preferred", [host.daemon.pid for host in hosts]):
+        yield
+
+
+@contextlib.contextmanager
 def slow_host(host: Host) -> Iterator[None]:
-    """All that is started on the host has a quota of QUOTA cores."""
-    group = GROUPS / f"distlaunch-test-{os.getpid()}"
+    """Limits all processes started on the host to QUOTA cores."""
+    with _cpu_group("slow", [host.daemon.pid], quota=QUOTA):
+        yield
+
+
+@contextlib.contextmanager
+def _cpu_group(name: str, pids: Sequence[int], *, quota: float | None = None) -> Iterator[None]:
+    """A preferred control group of these processes and all that they start. At its end, they return."""
+    group = GROUPS / f"distlaunch-test-{os.getpid()}-{name}"
+    before = _group_of(pids[0])
     group.mkdir()
     try:
-        allowed = int(PERIOD_US * QUOTA)
         if GROUPS == _VERSION_1:
-            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(allowed))
+            (group / "cpu.shares").write_text("262144")
+            if quota is not None:
+                (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (group / "cpu.cfs_quota_us").write_text(str(int(PERIOD_US * quota)))
         else:
             (GROUPS / "cgroup.subtree_control").write_text("+cpu")
-            (group / "cpu.max").write_text(f"{allowed} {PERIOD_US}")
-        (group / "cgroup.procs").write_text(str(host.daemon.pid))
+            (group / "cpu.weight").write_text("10000")
+            if quota is not None:
+                (group / "cpu.max").write_text(f"{int(PERIOD_US * quota)} {PERIOD_US}")
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
 
         def is_empty() -> bool:
-            pids = (group / "cgroup.procs").read_text().split()
-            for pid in pids:
+            left = (group / "cgroup.procs").read_text().split()
+            for pid in left:
                 with contextlib.suppress(ProcessLookupError):
-                    (GROUPS / "cgroup.procs").write_text(pid)
-            return not pids
+                    (before / "cgroup.procs").write_text(pid)
+            return not left
 
-        wait_until(is_empty, "nothing has a quota any more")
+        wait_until(is_empty, f"no process is in the group {name}")
         group.rmdir()
+
+
+def _group_of(pid: int) -> Path:
+    """The control group that decides on the process's CPU time."""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(",") or (not controllers and GROUPS != _VERSION_1):
+            return GROUPS / path.lstrip("/")
+    return GROUPS
 
 
 def _tc(host: Host, *arguments: str) -> None:

@@ -1,4 +1,4 @@
-"""A Slurm cluster on this machine: munged, slurmctld and several slurmds of our own, each node at its own address."""
+"""A Slurm cluster on this machine: its own munged, slurmctld and several slurmds, each node at its own address."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.loopback import address, ports
 from tests.witness import wait_until
 
 CORES = 8
-"""Of each node, by its configuration."""
+"""Configured cores of each node."""
 MEMORY_MB = 8000
-"""Of each node, by its configuration."""
+"""Configured memory of each node."""
 MANY_PORTS = range(22000, 23000)
-"""For a cluster that has more nodes than a test has ports of its own."""
+"""For a cluster with more nodes than `loopback.ports()` has ports."""
 MEASURED = 64
-"""In a cluster of so many nodes, Slurm measures what steps use, and limits their memory."""
+"""In a cluster of up to this many nodes, Slurm measures and limits the memory of steps."""
 KILL_WAIT_S = 8
 """From Slurm's TERM to its KILL."""
 LOST_S = 6
@@ -45,7 +45,7 @@ def skip_without_slurm() -> None:
 
 @dataclass
 class SlurmCluster:
-    """`nodes`: their names, in the order of the configuration."""
+    """A running cluster. `nodes`: the names of its nodes, in the order of the configuration."""
 
     folder: Path
     nodes: list[str]
@@ -53,7 +53,7 @@ class SlurmCluster:
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def run(self, *words: str, check: bool = True, timeout: float = 60.0, env: Mapping[str, str] | None = None) -> str:
-        """What one of Slurm's programs prints."""
+        """The output of one of Slurm's programs."""
         done = subprocess.run(
             words,
             env={**os.environ, **self.env, **(env or {})},
@@ -76,7 +76,7 @@ class SlurmCluster:
         return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
 
     def address(self, index: int) -> str:
-        """That of a node, by its place in `nodes`."""
+        """The address of a node, by its index in `nodes`."""
         return _address(index + 1)
 
     def start_daemon(self, name: str) -> None:
@@ -101,7 +101,7 @@ class SlurmCluster:
         process.send_signal(signum)
         try:
             process.wait(10)
-        except subprocess.TimeoutExpired:  # slurmctld may wait for nodes that are gone
+        except subprocess.TimeoutExpired:  # slurmctld may wait for lost nodes
             process.kill()
             process.wait()
 
@@ -115,7 +115,7 @@ class SlurmCluster:
         wait_until(idle, "all nodes are idle", timeout_s)
 
     def steps(self, node: str = "") -> list[psutil.Process]:
-        """The processes that watch over steps, with all below them; of one node, or of all."""
+        """The processes that supervise steps, with all their descendants, of one node or of all."""
         logs = [str(self.folder / f"{name}.log") for name in ([node] if node else self.nodes)]
         watchers = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd"]
         own = [watcher for watcher in watchers if _has_open(watcher, logs)]
@@ -137,12 +137,12 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _address(index: int) -> str:
-    """That of the node with this number, which counts from 1."""
+    """The address of a node by its number, from 1."""
     return address(9 + index // 250, index % 250)
 
 
 def write_configuration(folder: Path, nodes: int) -> list[str]:
-    # Each step looks at all processes of its machine each second; here that is one machine, and hundreds of steps.
+    # Each step scans all processes of its machine every second; here, hundreds of steps share one machine.
     gather = "linux" if nodes <= MEASURED else "none"
     names = [f"node{index}" for index in range(1, nodes + 1)]
     own = ports() if nodes < len(ports()) else MANY_PORTS
@@ -202,9 +202,9 @@ def write_configuration(folder: Path, nodes: int) -> list[str]:
 
 @contextlib.contextmanager
 def running_slurm(folder: Path, nodes: int = 4) -> Iterator[SlurmCluster]:
-    """A cluster with the partitions batch, graceful, cancelled and urgent, which preempts the others."""
+    """A cluster with the partitions batch, graceful, cancelled and urgent; urgent preempts the others."""
     skip_without_slurm()
-    folder.chmod(0o755)  # munged wants its socket to be reached by all
+    folder.chmod(0o755)  # munged wants a socket that every user can reach
     (folder / "state").mkdir()
     (folder / "spool").mkdir()
     names = write_configuration(folder, nodes)

@@ -1,4 +1,4 @@
-"""Real sshd daemons on loopback addresses, for a user whose ssh configuration knows them by name."""
+"""Real sshd daemons on loopback addresses, and an ssh configuration that knows them by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def skip_without_openssh() -> None:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts by their names, all on one port. `env` makes `ssh`, and so distlaunch, use their configuration."""
+    """Hosts by name, all on one port. With `env`, `ssh` and so distlaunch use the configuration for these hosts."""
 
     folder: Path
     env: Mapping[str, str]
@@ -51,16 +51,16 @@ class Hosts:
         return self.folder / "known_hosts"
 
     def trust(self, key: str = "host_key") -> None:
-        """Writes the hosts' keys into known_hosts: the true ones, or another."""
+        """Writes a key for each host into known_hosts: the true one, or another."""
         text = (self.folder / f"{key}.pub").read_text()
         self.known_hosts.write_text("".join(f"{self.known_name(host)} {text}" for host in self.addresses))
 
     def known_name(self, host: str) -> str:
-        """How known_hosts names the host."""
+        """The host's name in known_hosts."""
         return f"[{self.addresses[host]}]:{self.port}"
 
     def write_spec(self, rest: str, *, python: str = sys.executable) -> str:
-        """A spec of one worker on each host; returns its path."""
+        """Writes a spec of one worker on each host; returns its path."""
         path = self.folder / "spec.yaml"
         nodes = "".join(f"  - {{host: {host}, python: {python}}}\n" for host in self.addresses)
         path.write_text(f"nodes:\n{nodes}{rest}")
@@ -73,7 +73,7 @@ def make_addresses(subnet: int = 0, names: Iterable[str] = ("gpu-a", "gpu-b")) -
 
 
 def make_hosts(folder: Path, addresses: Mapping[str, str] | None = None, port: int = PORT) -> Hosts:
-    """The keys and the user's configuration; `running_sshd` makes the hosts run."""
+    """Makes the keys and the user's configuration; `running_sshd` starts the hosts."""
     addresses = addresses if addresses is not None else make_addresses()
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host_key", "user_key", "other_key"):
@@ -84,7 +84,7 @@ def make_hosts(folder: Path, addresses: Mapping[str, str] | None = None, port: i
         + f"Host *\n  Port {port}\n  IdentityFile {folder / 'user_key'}\n  IdentitiesOnly yes\n"
         + f"  UserKnownHostsFile {folder / 'known_hosts'}\n  GlobalKnownHostsFile none\n"
     )
-    # OpenSSH finds a user's configuration by the password file, not by HOME.
+    # A wrapper passes -F, because OpenSSH finds a user's configuration by the password file, not by HOME.
     (folder / "home").mkdir()
     tools = folder / "bin"
     tools.mkdir()
@@ -96,7 +96,7 @@ def make_hosts(folder: Path, addresses: Mapping[str, str] | None = None, port: i
 
 @contextlib.contextmanager
 def running_hosts(folder: Path, options: Mapping[str, object] | None = None) -> Iterator[Hosts]:
-    """Two hosts, with these options of sshd beside the usual ones; they are stopped at the end."""
+    """Two hosts, with these sshd options in addition to the usual ones; stops the hosts at the end."""
     hosts = make_hosts(folder)
     with contextlib.ExitStack() as stack:
         for address in hosts.addresses.values():
@@ -112,13 +112,13 @@ def running_sshd(
     env: Mapping[str, str] | None = None,
     around: Sequence[str] = (),
 ) -> Iterator[None]:
-    """One daemon, as the user that runs the tests, until the end.
+    """One daemon, run by the user of the tests; stops it at the end.
 
     Args:
-        hosts: whose keys it uses.
-        addresses: where it listens.
-        options: of sshd, beside or over the usual ones.
-        env: the environment of sessions, beside or over the usual one.
+        hosts: the hosts whose keys the daemon uses.
+        addresses: the addresses on which it listens.
+        options: sshd options, added to the usual ones or replacing them.
+        env: variables of sessions, added to the usual ones or replacing them.
         around: the words of a command that runs the daemon.
     """
     daemon = subprocess.Popen([*around, *_daemon(hosts, addresses, options or {}, env or {})])
@@ -136,7 +136,7 @@ def running_sshd(
 
 
 def sessions() -> list[psutil.Process]:
-    """The processes of the test's own daemons that serve connections."""
+    """The processes in which the test's own daemons serve connections."""
     me = psutil.Process()
     below = {}
     for process in me.children(recursive=True):
@@ -156,7 +156,7 @@ def _answers(address: str, port: int) -> bool:
 def _daemon(hosts: Hosts, addresses: Sequence[str], options: Mapping[str, object], env: Mapping[str, str]) -> list[str]:
     folder = hosts.folder
     measuring = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
-    # What a node keeps must not land in the home of who runs the tests.
+    # A node must not write into the home folder of the user who runs the tests.
     session = {"HOME": str(hosts.home), **measuring, **env}
     usual = {
         "HostKey": folder / "host_key",

@@ -1,7 +1,7 @@
-"""A controller of one node, which tests kill; another one then takes over: `python -m tests.takeover_driver FOLDER N`.
+"""A controller of one node. Tests kill it, and another then takes over: `python -m tests.takeover_driver FOLDER N`.
 
-`N` is its generation. `FOLDER/case.json` says how the node is reached and what its tasks do; what the controller has
-handled goes to `FOLDER/journal`, a line each, and from there to the next controller.
+`N` is its generation. `FOLDER/case.json` says how to reach the node and what its tasks do. The controller writes each
+message it has handled as a line of `FOLDER/journal`, which the next controller reads.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from worker_entry.protocol.values import Program, TaskRequest, TaskStart
 RUN_ID = "taken-over"
 NODE = "gpu-a"
 PASSING = (Status, Noted)
-"""Messages that change no state, and so are not written down."""
+"""Messages that change no state, and so are not written to the journal."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`spec`: a host's, which is reached over SSH; without it, the node is this machine, over pipes."""
+    """The node and its tasks. `host`: a host reached over SSH; if empty, the node is this machine, over pipes."""
 
     command: list[str]
     ports: tuple[int, int]
@@ -43,7 +43,7 @@ class Case:
 
 
 class Journal:
-    """What controllers have handled; a line is there as a whole, or not at all."""
+    """The messages that controllers have handled; each line is written as a whole, or not at all."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -62,7 +62,7 @@ def messages_in(journal: list[dict[str, Any]]) -> list[Message]:
 
 
 class PipesTransport:
-    """A node that is this machine, but that keeps its own files."""
+    """A transport to this machine as a node that keeps its own files."""
 
     shares_files = False
 
@@ -100,7 +100,7 @@ def make_transport(case: Case) -> Transport:
 
 
 class Controller:
-    """Sends each order once, as soon as its time has come, and ends when nothing is left on the node."""
+    """A controller that sends each order once, when it is due, and ends when no process is left on the node."""
 
     def __init__(self, folder: Path, generation: int) -> None:
         self._case = Case(**json.loads((folder / "case.json").read_text()))

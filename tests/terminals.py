@@ -1,4 +1,4 @@
-"""A command on a terminal of its own, as a user sees it: what the screen shows, and what has scrolled off it."""
+"""A command on its own terminal, as a user sees it: the screen, and the rows that have scrolled off it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _IN_SESSION = (
     "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.tcsetpgrp(0, os.getpgrp()); os.execv(sys.argv[1], sys.argv[1:])"
 )
-"""Makes the terminal the controlling one of a session of its own, as a terminal's window does."""
+"""Starts a session with this as its controlling terminal, as a terminal window does."""
 
 
 class Screen(pyte.HistoryScreen):
-    """pyte's screen; when it gets lower, its last rows stay, and the cursor stays on its line, as with others."""
+    """pyte's screen, except that its last rows and the cursor's line survive a lower height, as in other terminals."""
 
     def resize(self, lines: int | None = None, columns: int | None = None) -> None:
         gone = max(self.cursor.y + 1 - (lines or self.lines), 0)
@@ -54,12 +54,12 @@ class Terminal:
     ) -> None:
         self.screen = Screen(columns, rows, history=100_000, ratio=0.5)
         self.writes: list[tuple[float, bytes]] = []
-        """What each read has got, and when."""
+        """The time and the data of each read."""
         self._stream = pyte.ByteStream(self.screen)
         self._master, self.slave = pty.openpty()
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.modes = termios.tcgetattr(self.slave)
-        """How the terminal was before."""
+        """The terminal's modes before the command."""
         inherited = {name: value for name, value in os.environ.items() if name not in UNSET}
         self.process = subprocess.Popen(
             [sys.executable, "-S", "-c", _IN_SESSION, *argv],
@@ -71,11 +71,11 @@ class Terminal:
         )
 
     def read(self) -> bool:
-        """Shows on the screen what was written so far; true, to be used in conditions."""
+        """Shows all output so far on the screen; returns True, for use in conditions."""
         while select.select([self._master], [], [], 0)[0]:
             try:
                 data = os.read(self._master, 1 << 16)
-            except OSError:  # how Linux says that nobody has the terminal open any more
+            except OSError:  # on Linux, no process has the terminal open any more
                 break
             self.writes.append((time.monotonic(), data))
             self._stream.feed(data)
@@ -97,7 +97,7 @@ class Terminal:
 
     @property
     def scrolled(self) -> list[str]:
-        """All rows from the first one on, those that have scrolled off the screen as well."""
+        """All rows, including those that have scrolled off the screen."""
         shown = self.display
         above = ["".join(row[x].data for x in range(self.screen.columns)).rstrip() for row in self.screen.history.top]
         return above + shown
@@ -111,7 +111,7 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-        """Waits, and reads meanwhile; shows the screen if it takes too long."""
+        """Reads until the condition holds; fails with the screen's text after the timeout."""
 
         def check() -> None:
             self.read()
@@ -154,7 +154,7 @@ def terminal(argv: Sequence[str], **options: object) -> Iterator[Terminal]:
 
 
 def screen_of(columns: int, rows: int, lines: Sequence[str]) -> Screen:
-    """What a terminal shows below one line of a log, when these lines are live."""
+    """A terminal with one line of a log and, below it, these live lines."""
     screen = Screen(columns, rows)
     reading, writing = os.pipe()
     sink = TerminalSink(writing, term="xterm")

@@ -1,4 +1,4 @@
-"""The node agent, spoken to as a controller speaks to it: frames over the stdin and stdout of a real process."""
+"""The node agent, addressed as a controller does: frames over the stdin and stdout of a real process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ M = TypeVar("M")
 
 
 class Client:
-    """A controller of one agent, as plain as can be: it reads when it is told to."""
+    """A minimal controller of one agent: it reads only when told to."""
 
     def __init__(self, directory: Path, *, python: str = sys.executable, env: dict[str, str] | None = None) -> None:
         self.directory = directory
@@ -87,7 +87,7 @@ class Client:
         self.send_raw(b"".join(encode(message) for message in messages))
 
     def beat(self) -> None:
-        """As a controller does: with the stamp of the last answer that has been received."""
+        """Sends a beat with the stamp of the last answer received, as a controller does."""
         stamps = [answer.stamp for answer in self.received(Beat)]
         self.send(Beat(time.time(), 0, stamp=stamps[-1] if stamps else None))
 
@@ -111,7 +111,7 @@ class Client:
         return {started.task: started.pid for started in (self.expect(Started) for _ in tasks)}
 
     def start_family(self, *members: str) -> dict[str, int]:
-        """Starts a `tree_family.py` and returns the pids of its members, once all stand, and its own."""
+        """Starts a `tree_family.py`; returns its own pid and those of its members once all are started."""
         pids = self.start(command("worker:0", sys.executable, FAMILY, *members))
         log = self.directory / "attempt-1" / "worker-0.log"
 
@@ -126,7 +126,7 @@ class Client:
     # --- receiving ---
 
     def expect(self, kind: type[M], timeout_s: float = 20.0) -> M:
-        """The next message of this type; log bytes are collected, other messages are kept for later."""
+        """Returns the next message of this type; collects log bytes, and keeps other messages for later."""
         deadline = time.monotonic() + timeout_s
         while True:
             for position, message in enumerate(self._received):
@@ -136,16 +136,16 @@ class Client:
             assert self.receive(deadline - time.monotonic()), f"no {kind.__name__}: the stream has ended"
 
     def expect_marker(self) -> None:
-        """Waits until the agent is there, which says nothing else by itself."""
+        """Waits until the agent is up; before it is greeted, it sends only the marker."""
         while len(self._raw) < len(MARKER):
             assert self.receive(20.0)
 
     def received(self, kind: type[M]) -> list[M]:
-        """Those of this type that have been received and not been asked for."""
+        """The messages of this type that were received but not yet taken."""
         return [message for message in self._received if isinstance(message, kind)]
 
     def receive(self, timeout_s: float) -> bool:
-        """Takes in what comes next, once; False at the end of the stream."""
+        """Reads once; returns False at the end of the stream."""
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()
         assert select.select([descriptor], [], [], max(timeout_s, 0.0))[0], "nothing was received in time"
@@ -175,7 +175,7 @@ class Client:
         return self.process.wait(20.0)
 
     def expect_nothing_left(self) -> None:
-        """The agent, its guardian and everything they started are gone."""
+        """Waits until the agent, its guardian and everything they started are gone."""
 
         def nothing() -> None:
             assert marked(self.mark) == []
@@ -183,7 +183,7 @@ class Client:
         eventually(nothing)
 
     def close(self) -> str:
-        """Ends everything, by force if it must be; returns what was written to stderr."""
+        """Ends everything, by force if necessary; returns the agent's stderr."""
         if self._errors is not None:
             return self._errors
         assert self.process.stdin is not None
@@ -212,7 +212,7 @@ Make = Callable[..., Client]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Starts agents; at the end nothing of them may be left, and none may have had a bug."""
+    """Starts agents; asserts at the end that no process of theirs is left, and that none had a bug."""
     clients: list[Client] = []
 
     def start(*, directory: Path | None = None, **options: Any) -> Client:
@@ -231,7 +231,7 @@ def client(make: Make) -> Client:
 
 @pytest.fixture(params=[False, True], ids=["native", "portable"])
 def either(request: pytest.FixtureRequest, make: Make) -> Client:
-    """An agent as on this system, and one with the portable fall-back."""
+    """An agent with this system's own means, and one with the portable fallback."""
     return make(env={"DISTLAUNCH_PORTABLE": "1"} if request.param else {})
 
 
@@ -244,7 +244,7 @@ def script(task: str, path: str, *args: str, **options: Any) -> TaskStart:
 
 
 def look(client: Client, start: TaskStart) -> dict[str, Any]:
-    """What `task_look.py`, started so, saw of itself."""
+    """Starts `task_look.py` in this way; returns its view of itself."""
     client.start(start)
     assert client.expect(Exited).exit == TaskExit(code=0)
     seen: dict[str, Any] = json.loads((client.directory / "attempt-1" / "worker-0.log").read_text())
@@ -277,7 +277,7 @@ def installed_tensorflow() -> str | None:
     return None
 
 
-def test_the_runs_folder_is_made_with_those_around_it_and_is_private(make: Make, tmp_path: Path) -> None:
+def test_the_run_folder_is_made_with_its_parents_and_is_private(make: Make, tmp_path: Path) -> None:
     client = make(directory=tmp_path / "new" / "newer" / "run")
     client.cwd = tmp_path
     client.greet()
@@ -293,13 +293,13 @@ def test_a_folder_that_cannot_be_made_ends_the_agent_with_the_reason(make: Make,
     assert problem.reference == "run-directory"
     assert problem.message == f"{tmp_path}/file: Not a directory"
     client.read_to_the_end()
-    assert client.received(Broken) == []  # said once, whatever else was sent
+    assert client.received(Broken) == []  # sent once, in spite of the second message
     assert client.wait() == 1
 
 
 @linux
 def test_a_folder_that_cannot_be_written_ends_the_agent_with_the_reason(make: Make, tmp_path: Path) -> None:
-    client = make(directory=Path("/sys"))  # which takes no file, not even from root
+    client = make(directory=Path("/sys"))  # not even root can create a file here
     client.cwd = tmp_path
     client.greet()
     client.send(Prepare(1, [TaskRequest("worker:0", Program("command", "true"))], *PORTS))
@@ -311,7 +311,7 @@ def test_a_folder_that_cannot_be_written_ends_the_agent_with_the_reason(make: Ma
     assert client.wait() == 1
 
 
-# --- a controller that is broken, or another one ---
+# --- a controller that is broken, or of another version ---
 
 
 def long_task() -> TaskStart:
@@ -333,7 +333,7 @@ def long_task() -> TaskStart:
         (encode(Start(1, [long_task()])), "Start of tasks that were not prepared: worker:0"),
     ],
 )
-def test_a_frame_that_makes_no_sense_is_named_and_ends_everything(client: Client, sent: bytes, said: str) -> None:
+def test_an_invalid_frame_is_named_and_ends_everything(client: Client, sent: bytes, said: str) -> None:
     client.greet()
     client.start(long_task())
     client.send_raw(sent)
@@ -364,7 +364,7 @@ def test_another_version_is_refused_with_both_versions_named(client: Client) -> 
 
 
 @pytest.mark.parametrize("ports", [(0, 10), (10, 65536), (-5, 10)])
-def test_ports_that_cannot_be_are_refused(client: Client, ports: tuple[int, int]) -> None:
+def test_impossible_ports_are_refused(client: Client, ports: tuple[int, int]) -> None:
     client.greet()
     client.send(Prepare(1, [], *ports))
     assert client.expect(Broken).problem.reference == "protocol-error"
@@ -379,7 +379,7 @@ def test_ports_that_cannot_be_are_refused(client: Client, ports: tuple[int, int]
     ],
     ids=["another task", "another attempt", "twice"],
 )
-def test_only_what_was_prepared_is_started(client: Client, start: Start) -> None:
+def test_only_prepared_tasks_are_started(client: Client, start: Start) -> None:
     client.greet()
     client.send(Prepare(1, [TaskRequest("worker:0", Program("command", "true"))], *PORTS))
     client.expect(Prepared)
@@ -389,8 +389,8 @@ def test_only_what_was_prepared_is_started(client: Client, start: Start) -> None
     assert client.received(Started) == []
 
 
-@pytest.mark.parametrize("env", [{}, {"A": "null\0byte"}], ids=["as it is", "null byte"])
-def test_an_import_ahead_that_nobody_waits_for_ends_with_the_agent(client: Client, env: dict[str, str]) -> None:
+@pytest.mark.parametrize("env", [{}, {"A": "null\0byte"}], ids=["valid", "null byte"])
+def test_a_preload_that_nobody_waits_for_ends_with_the_agent(client: Client, env: dict[str, str]) -> None:
     (client.cwd / "train.py").write_text("import tensorflow\n")
     client.greet()
     client.send(Preload(Program("script", "train.py"), env, [], ["json"], keep=True))
@@ -402,7 +402,7 @@ def test_an_import_ahead_that_nobody_waits_for_ends_with_the_agent(client: Clien
 
 @pytest.mark.parametrize("kind", ["script", "module", "command"])
 @pytest.mark.parametrize("name", ["null\0byte", "\ud83d"])
-def test_a_program_that_can_have_no_file_is_none(client: Client, kind: str, name: str) -> None:
+def test_a_program_with_an_impossible_name_does_not_break_the_agent(client: Client, kind: str, name: str) -> None:
     client.greet()
     client.send(Preload(Program(kind, name), {}, [], [], keep=False))
     client.send(Prepare(1, [TaskRequest("worker:0", Program(kind, name))], *PORTS))
@@ -413,7 +413,7 @@ def test_a_program_that_can_have_no_file_is_none(client: Client, kind: str, name
 
 
 @pytest.mark.parametrize("name", ["null\0byte", "\ud83d"])
-def test_what_is_no_path_is_refused(client: Client, name: str) -> None:
+def test_an_invalid_path_is_refused(client: Client, name: str) -> None:
     client.greet()
     client.send(Inspect(Program("script", "train.py"), str(client.directory), f"mark-{name}"))
     assert "is not a path" in client.expect(Broken).problem.message
@@ -422,7 +422,7 @@ def test_what_is_no_path_is_refused(client: Client, name: str) -> None:
 
 
 def test_endless_garbage_is_answered_once(client: Client) -> None:
-    """With an answer to each piece, an agent whose controller is broken would grow without bound."""
+    """If it answered each piece, the agent of a broken controller would grow without bound."""
     agent = psutil.Process(client.greet().pid)
     with contextlib.suppress(BrokenPipeError):
         for _ in range(200):
@@ -439,7 +439,7 @@ def test_endless_garbage_is_answered_once(client: Client) -> None:
 
 
 @linux
-def test_everything_that_stands_in_the_way_is_told_at_once(client: Client, tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(client: Client, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("x = 1\ndef f(:\n")
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     (tmp_path / "folder").mkdir()
@@ -483,7 +483,7 @@ def test_everything_that_stands_in_the_way_is_told_at_once(client: Client, tmp_p
     assert client.wait() == 0
 
 
-def test_a_missing_working_directory_is_told(client: Client, tmp_path: Path) -> None:
+def test_a_missing_working_directory_is_reported(client: Client, tmp_path: Path) -> None:
     client.cwd = tmp_path / "gone"
     client.greet()
     client.send(Prepare(1, [TaskRequest("worker:0", Program("command", "true"))], *PORTS))
@@ -506,9 +506,9 @@ def test_a_refused_attempt_holds_no_port_and_a_better_one_can_follow(client: Cli
     assert client.expect(Exited).exit == TaskExit(code=0)
 
 
-def test_what_is_fine_is_not_refused(client: Client, tmp_path: Path) -> None:
+def test_valid_programs_are_not_refused(client: Client, tmp_path: Path) -> None:
     (tmp_path / "warns.py").write_text("x = '\\d'  # a SyntaxWarning\n")
-    (tmp_path / "deep.py").write_text("x = " + "-" * 100_000 + "1\n")  # too deep perhaps, but that is for Python to say
+    (tmp_path / "deep.py").write_text("x = " + "-" * 100_000 + "1\n")  # perhaps too deep, but Python decides
     (tmp_path / "latin.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").touch()
@@ -551,11 +551,11 @@ def test_no_port_is_called_open_before_the_task_has_opened_it(client: Client) ->
     client.send(Prepare(1, [TaskRequest(task.task, task.program) for task in tasks], *PORTS))
     port = client.expect(Prepared).ports["worker:1"]
     client.send(Start(1, [tasks[0], command("worker:1", sys.executable, SERVE, str(port))]))
-    assert client.expect(Listening).task == "worker:1"  # and the other has been looked at as often
+    assert client.expect(Listening).task == "worker:1"  # the agent has checked the other task as often
     assert client.received(Listening) == []
 
 
-def test_the_moment_of_an_end_is_told_when_it_happens(client: Client) -> None:
+def test_the_end_of_a_task_is_reported_at_once(client: Client) -> None:
     client.greet()
     client.start(command("worker:0", "sh", "-c", "exit 7"), command("worker:1", "sleep", "600"))
     ended = client.expect(Exited, timeout_s=5.0)
@@ -575,7 +575,7 @@ def test_a_crash_is_passed_along_with_the_users_line(client: Client) -> None:
     assert ended.crash == CrashRecord(ended.crash.time, "ValueError", "no batch of 32", RAISE, 5, None, place)
 
 
-def test_a_crash_record_that_is_none_of_ours_is_ignored(client: Client, tmp_path: Path) -> None:
+def test_a_foreign_crash_record_is_ignored(client: Client, tmp_path: Path) -> None:
     texts = ["", "nonsense", "[1]", "{}", '{"time": true}', "[" * 100_000, '{"time": 1e400}', '{"a": "\\ud800"}']
     client.greet()
     folder = client.directory / "attempt-1"
@@ -604,7 +604,7 @@ def test_attempts_follow_each_other_each_with_its_own_files(client: Client) -> N
         assert (client.directory / f"attempt-{attempt}" / "worker-0.log").read_text() == f"{attempt}\n"
 
 
-def test_an_end_is_told_before_the_attempt_is_called_empty(client: Client) -> None:
+def test_all_ends_are_reported_before_the_attempt_is_empty(client: Client) -> None:
     client.greet()
     for attempt in range(1, 6):
         client.start(*(command(f"worker:{index}", "sleep", "600") for index in range(8)), attempt=attempt)
@@ -658,7 +658,7 @@ def test_a_task_has_the_working_directory_of_the_run(client: Client, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["script", "module"])
-def test_nothing_of_the_users_is_on_the_command_line_of_a_python_program(
+def test_the_command_line_of_a_python_program_shows_nothing_of_the_user(
     client: Client, tmp_path: Path, kind: str
 ) -> None:
     shutil.copy(PROGRAMS / "tree_family.py", tmp_path / "private_name.py")
@@ -683,7 +683,7 @@ def test_nothing_of_the_users_is_on_the_command_line_of_a_python_program(
     assert "confidential-value" not in Path(order).read_text()
 
 
-def test_the_environment_is_the_agents_without_what_is_unset_and_with_what_is_set(make: Make) -> None:
+def test_the_environment_is_the_agents_with_the_changes_of_the_task(make: Make) -> None:
     client = make(env={"TF_CONFIG": "stale", "KEPT": "of the agent", "CHANGED": "of the agent"})
     client.greet()
     env = {"CHANGED": "of the task", "EMPTY": "", "ÜMLAUT": "é\udcff"}
@@ -721,7 +721,7 @@ def test_workers_do_not_speak_to_each_other_through_a_proxy(
     assert (seen.get("no_grpc_proxy") or None) == expected
 
 
-def test_a_task_that_is_alone_is_left_to_its_proxies(make: Make) -> None:
+def test_a_task_without_others_keeps_its_proxies(make: Make) -> None:
     client = make(env={"http_proxy": "http://proxy:3128", "no_grpc_proxy": ""})
     client.greet()
     assert look(client, script("worker:0", LOOK))["env"]["no_grpc_proxy"] == ""
@@ -759,9 +759,9 @@ def test_all_files_are_private_whatever_the_umask(client: Client) -> None:
         (command("worker:1", "true", env={"A=B": "x"}), "are not valid: illegal environment variable name"),
         (command("worker:1", "true", "\ud800"), "are not valid"),
     ],
-    ids=["environment", "arguments", "no #! line", "#! of nothing", "null", "equals sign", "surrogate"],
+    ids=["environment", "arguments", "no #! line", "missing interpreter", "null", "equals sign", "surrogate"],
 )
-def test_a_task_that_cannot_be_started_is_told_and_the_others_are_ended(
+def test_a_task_that_cannot_be_started_is_reported_and_the_others_are_stopped(
     client: Client, start: TaskStart, said: str, tmp_path: Path
 ) -> None:
     for name, text in (("no_interpreter", "hello"), ("dangling", "#!/no/such/interpreter\n")):
@@ -812,7 +812,7 @@ def test_the_bytes_of_a_log_arrive_as_they_are_in_the_file(client: Client, outpu
     def is_written() -> None:
         assert log.stat().st_size == len(expected)
 
-    eventually(is_written)  # though nobody has read yet
+    eventually(is_written)  # although the controller has not read yet
     assert agent.memory_info().rss < RSS_LIMIT
     client.send(Stop(1.0))
     client.expect(Empty)
@@ -834,7 +834,7 @@ def test_a_controller_that_does_not_read_stops_no_task(client: Client, tmp_path:
 
 
 def test_a_controller_that_never_reads_loses_its_lease(client: Client) -> None:
-    """Its task is ended, and so is the agent, though what it had to say was never taken."""
+    """Its task and the agent end, although nobody has read the agent's messages."""
     client.greet(stream_logs=True, lease_s=1.0)
     client.start(command("worker:0", sys.executable, "-c", "print('x' * 5_000_000)"))
     log = client.directory / "attempt-1" / "worker-0.log"
@@ -866,8 +866,8 @@ def test_a_chatty_task_does_not_keep_the_others_logs_back(client: Client) -> Non
     assert len(client.logs["worker:0"]) < 2_000_000
 
 
-def test_a_log_that_its_program_cuts_does_not_keep_the_agent(client: Client) -> None:
-    """`echo … > /dev/stderr` in a shell script does that, as it would to any file."""
+def test_a_log_truncated_by_its_program_does_not_block_the_agent(client: Client) -> None:
+    """`echo … > /dev/stderr` in a shell script truncates the log, as it would any file."""
     client.logs_may_restart = True
     client.greet(stream_logs=True)
     client.start(command("worker:0", "sh", "-c", "echo a long line before; echo x > /dev/stderr"))
@@ -878,8 +878,8 @@ def test_a_log_that_its_program_cuts_does_not_keep_the_agent(client: Client) -> 
 
 
 @linux
-def test_what_nobody_has_written_into_a_log_is_left_out_and_told(client: Client) -> None:
-    """A program that cuts its log to a greater length would have terabytes of zeros sent."""
+def test_a_hole_in_a_log_is_skipped_and_reported(client: Client) -> None:
+    """Otherwise, a program that extends its log by truncating it makes the agent send terabytes of zeros."""
     code = "print('before', flush=True); os.ftruncate(1, 1 << 40); print('after', flush=True); os.ftruncate(1, 1 << 41)"
     client.greet(stream_logs=True)
     client.start(command("worker:0", sys.executable, "-c", f"import os; {code}"))
@@ -896,7 +896,7 @@ def test_what_nobody_has_written_into_a_log_is_left_out_and_told(client: Client)
 
 @linux
 def test_a_log_with_holes_is_sent_again_from_any_place(tmp_path: Path) -> None:
-    """As after a connection that broke: what is left out is left out again, and the offsets are those from before."""
+    """As after a broken connection: the agent skips the same holes again, and the offsets stay the same."""
     path = tmp_path / "log"
     with path.open("wb") as file:
         for number in range(4):
@@ -945,7 +945,7 @@ def test_no_log_bytes_are_sent_to_a_controller_that_reads_the_files(client: Clie
 # --- stopping ---
 
 
-def test_a_tree_that_heeds_term_is_gone_long_before_its_grace_is_over(either: Client) -> None:
+def test_a_tree_that_ends_on_term_is_gone_long_before_its_grace_is_over(either: Client) -> None:
     either.greet()
     either.start_family("child", "grandchild", "stopped")
     either.send(Stop(60.0))
@@ -985,7 +985,7 @@ def start_waiting(client: Client, *ways: str) -> None:
 
 @linux
 @pytest.mark.parametrize("way", ["handler", "loop", "sigwait", "exec", "child", "fork"])
-def test_a_grace_for_handlers_is_given_to_whatever_may_notice_term(client: Client, way: str) -> None:
+def test_a_grace_for_handlers_is_given_to_tasks_that_may_handle_term(client: Client, way: str) -> None:
     client.greet()
     start_waiting(client, way)
     client.send(Stop(60.0, for_handlers=True))
@@ -1014,7 +1014,7 @@ def test_a_task_that_handles_term_gives_the_others_no_more_time(client: Client) 
 
 
 @linux
-def test_what_outlives_its_task_is_ended_and_counted(client: Client, tmp_path: Path) -> None:
+def test_processes_that_outlive_their_task_are_ended_and_counted(client: Client, tmp_path: Path) -> None:
     client.greet()
     pids = client.start_family("--ignore-term", "--leave", str(tmp_path / "go"), "child", "daemon")
     (tmp_path / "go").touch()
@@ -1032,7 +1032,7 @@ def test_a_stop_without_tasks_is_answered(client: Client) -> None:
     assert client.expect(Empty) == Empty(0, 0, 0)
 
 
-# --- nobody is left ---
+# --- no process is left ---
 
 
 def close_stdin(client: Client, _: Ready) -> None:
@@ -1081,7 +1081,7 @@ def test_nothing_is_left(either: Client, end: End) -> None:
 
 @linux
 @pytest.mark.parametrize("end", [close_stdin, kill_agent, kill_guardian])
-def test_nothing_is_left_of_a_tree_that_does_not_want_to_end(client: Client, end: End) -> None:
+def test_nothing_is_left_of_a_tree_that_ignores_term(client: Client, end: End) -> None:
     ready = client.greet()
     client.start_family("--ignore-term", "child", "grandchild", "stopped", "daemon")
     end(client, ready)
@@ -1099,7 +1099,7 @@ def test_nothing_is_left_when_the_controller_goes_before_its_first_word(either: 
 
 @linux
 def test_the_task_dies_with_agent_and_guardian_together(client: Client) -> None:
-    """Its children are for the controller, which adopts them."""
+    """The controller adopts and ends the task's children."""
     ready = client.greet()
     client.start(command("worker:0", "sleep", "600"))
     kill_both(client, ready)
@@ -1107,7 +1107,7 @@ def test_the_task_dies_with_agent_and_guardian_together(client: Client) -> None:
 
 
 def test_silence_for_longer_than_the_lease_ends_everything(either: Client) -> None:
-    either.greet(lease_s=2.0)  # nobody beats while the family starts
+    either.greet(lease_s=2.0)  # no beats are sent while the family starts
     either.start_family("child", "grandchild")
     either.expect_nothing_left()
     assert either.wait() == 0
@@ -1126,7 +1126,7 @@ def test_a_beat_keeps_the_lease(client: Client) -> None:
 
 
 def test_beats_that_confirm_no_answer_do_not_keep_the_lease(client: Client) -> None:
-    """The controller hears nothing, and may start the tasks elsewhere."""
+    """A controller that receives nothing may start the tasks elsewhere."""
     client.greet(lease_s=1.0)
     client.start(command("worker:0", "sleep", "600"))
 
@@ -1157,7 +1157,7 @@ def test_a_stop_in_the_gap_between_two_attempts_is_answered(client: Client) -> N
 
 
 def test_the_controller_sees_the_end_of_the_stream_as_soon_as_the_agent_is_dead(client: Client) -> None:
-    """The guardian, which still cleans up, does not keep it open."""
+    """The guardian does not keep the stream open while it cleans up."""
     ready = client.greet()
     os.kill(client.process.pid, signal.SIGSTOP)
     try:
@@ -1168,23 +1168,12 @@ def test_the_controller_sees_the_end_of_the_stream_as_soon_as_the_agent_is_dead(
     assert client.wait() == 137
 
 
-# --- Python 3.9, the oldest that nodes may have ---
-
-
-def find_python39() -> str | None:
-    python = shutil.which("python3.9")
-    if python is None:
-        return None
-    asked = subprocess.run([python, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, check=False)
-    return python if asked.stdout == b"(3, 9)\n" else None
+# --- Python 3.9, the oldest supported on nodes ---
 
 
 @pytest.fixture
-def old_client(make: Make) -> Client:
-    python = find_python39()
-    if python is None:
-        pytest.skip("no python3.9 on PATH")
-    return make(python=python)
+def old_client(make: Make, python39: str) -> Client:
+    return make(python=python39)
 
 
 def test_python_39_runs_agent_and_tasks(old_client: Client) -> None:

@@ -1,4 +1,4 @@
-"""What follows when an engine takes nodes away: how long tasks may run, and what the run's end is called."""
+"""An engine takes nodes away: how long tasks may still run, and how the run's end is reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TERM = NodeSignalled("a", 1050.0)
 
 
 def ending(*events: Event | float) -> tuple[AttemptState, list[Action]]:
-    """A gang on two nodes after these events, and what followed once it ran."""
+    """A gang on two nodes after these events, and its actions since it was running."""
     policy = make_policy(TWO_NODES)
     state, actions = play(policy, *running(policy), *events)
     return state, actions[2:]
@@ -45,7 +45,7 @@ def over(*events: Event | float) -> AttemptState:
     return ending(*events, NodeEmpty("a"), NodeEmpty("b"))[0]
 
 
-def test_after_a_signal_nobody_is_killed_before_slurm_has_said_when_it_will() -> None:
+def test_after_a_signal_no_task_is_killed_before_slurm_has_said_when_it_will() -> None:
     _, actions = ending(TERM, ended(W0, 1050.1, 143), PREEMPTED)
     assert actions == [StopNodes(SIGNALLED_GRACE_S), StopNodes(PREEMPTED.grace_s)]
 
@@ -56,7 +56,7 @@ def test_an_announcement_alone_stops_the_tasks_with_its_grace() -> None:
     assert state.deadline == pytest.approx(20.0 + STOP_MARGIN_S, abs=1)
 
 
-def test_a_signal_that_takes_nothing_away_is_a_failure_as_any() -> None:
+def test_a_signal_without_an_announced_end_is_an_ordinary_failure() -> None:
     state, actions = ending(TERM, ended(W0, 1050.1, 143), NOTHING)
     assert actions == [StopNodes(SIGNALLED_GRACE_S), StopNodes(FAILURE_GRACE_S)]
     assert state.announced is None
@@ -78,7 +78,7 @@ def test_an_announcement_does_not_lengthen_a_grace() -> None:
         (PREEMPTED, NodeLost("b", "srun ended")),
     ],
 )
-def test_what_ends_tasks_after_slurms_signal_is_the_announced_end(events: tuple[Event, ...]) -> None:
+def test_ends_of_tasks_after_slurms_signal_count_as_the_announced_end(events: tuple[Event, ...]) -> None:
     state = over(*events)
     verdict = judged(state)
     assert (verdict.reference, verdict.message) == ("preempted", "Slurm preempted job 7")
@@ -95,7 +95,7 @@ def test_a_cancelled_job_is_an_interruption() -> None:
     assert (judged(state).reference, outcome(state), status_of(state)) == ("interrupted", "interrupted", 143)
 
 
-def test_what_slurm_does_to_a_step_alone_stops_nothing_by_itself() -> None:
+def test_the_announced_end_of_a_single_step_stops_nothing_by_itself() -> None:
     assert ending(MEMORY)[1] == []
     state = over(MEMORY, ended(W0, 1050.0, by=signal.SIGKILL))
     assert judged(state).reference == "out-of-memory"
@@ -125,7 +125,7 @@ def test_endings_are_known_to_the_controller_after_a_requeue(tmp_path: Path) -> 
 
 
 class TakesAway:
-    """An engine that answers every question so."""
+    """An engine that always announces this end."""
 
     def __init__(self, end: EndAnnounced | None) -> None:
         self.end = end
@@ -152,7 +152,7 @@ class TakesAway:
 def run_in_job(
     folder: Path, end: EndAnnounced | None, spec: dict[str, object], *endings: Ending
 ) -> tuple[RunReport, bool]:
-    """A run whose first node gets a signal; its report, and whether it goes on later."""
+    """A run in which one node gets a signal; returns its report, and whether it continues later."""
     steps = [Steps(f"worker:{index}", 1, 5) for index in (0, 1)]
     run = FakeRun(
         folder / "run", [*steps, At(Phase.RUNNING, say(Signalled(BEGAN)))], {"timeouts": {"lease_s": 60}, **spec}
@@ -172,7 +172,7 @@ def run_in_job(
         (EndAnnounced("node-lost", "Slurm lost a node of job 7", (), 20.0), 1, "node-lost", True),
     ],
 )
-def test_a_run_without_its_nodes_goes_on_later_if_restarts_allow(
+def test_a_run_without_its_nodes_continues_later_if_restarts_allow(
     tmp_path: Path, end: EndAnnounced, restarts: int, reference: str, later: bool
 ) -> None:
     report, goes_on = run_in_job(tmp_path, end, {"restart": {"max_restarts": restarts}})

@@ -1,4 +1,4 @@
-"""Work for many nodes at once: all of it is done, in order, whatever fails, and with however few threads."""
+"""Parallel work for many nodes: every item is done, and results keep their order, despite failures and few threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_results_are_in_the_order_of_the_items() -> None:
     assert map_parallel(str, [], 8) == []
 
 
-def test_as_many_are_done_at_once_as_was_asked_for() -> None:
+def test_as_many_items_are_done_at_once_as_requested() -> None:
     reattach_folder = threading.Barrier(4)
     map_parallel(lambda _: reattach_folder.wait(10), range(8), 4)
 
@@ -32,7 +32,7 @@ def test_all_are_done_though_some_fail_and_the_first_failure_is_raised() -> None
     assert sorted(done) == [*range(8)]
 
 
-def test_without_a_thread_more_all_are_done_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_new_threads_the_calling_thread_does_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

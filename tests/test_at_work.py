@@ -1,4 +1,4 @@
-"""A healthy run is not stopped: a task at work is named and left alone, as is one that trains without the others."""
+"""A healthy run is not stopped: a task at work, and tasks that train separately, are reported and left alone."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 from tests.conftest import Distlaunch
 
-pytestmark = pytest.mark.slow  # each waits for what takes seconds
+pytestmark = pytest.mark.slow  # each waits for several seconds
 
 SOON = """
 import launcher.gang.busy, launcher.gang.decide, launcher.cli.main, launcher.gang.stalls
-launcher.gang.stalls.LEAST_S, launcher.gang.busy.ACTIVE_S, launcher.gang.decide.RECHECK_S = 3.0, 0.5, 2.0
+launcher.gang.stalls.LEAST_S, launcher.gang.busy.ACTIVE_S, launcher.gang.decide.RECHECK_S = 3.0, 0.5, 20.0
 launcher.cli.main.main()
 """
-"""distlaunch, for which 3 s without a step are what 120 s are otherwise. It soon asks again: on a loaded machine a task
-may still be at work after 3 s."""
+"""distlaunch that suspects a stall after 3 s without a step instead of 120 s. It checks again much later: after a long
+callback, TensorFlow itself now and then pauses for 6 s, without any work, where Keras drops an epoch's iterator."""
 LOOP = """
     import os, sys, threading, time
     from worker_entry import progress
@@ -40,7 +40,7 @@ def run_soon(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class TestDrain:
-    def test_who_is_at_work_when_the_others_have_ended_has_more_time(
+    def test_a_task_at_work_after_the_others_have_ended_gets_more_time(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         program = write(tmp_path, "while mine and time.monotonic() < began + 7: pass")
@@ -48,7 +48,7 @@ class TestDrain:
         assert ran.status == 0, ran.stderr
         assert "worker:1 has been in <module> at" in ran.stderr
 
-    def test_who_waits_is_stopped_after_a_warning(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_waiting_task_is_stopped_after_a_warning(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         program = write(tmp_path, "mine and threading.Event().wait()")
         ran = distlaunch("local", "-n", "2", "--drain-timeout", "12", program)
         assert (ran.status, ran.report["attempts"][0]["verdict"]["reference"]) == (3, "drain-timeout")
@@ -58,25 +58,27 @@ class TestDrain:
 
 class TestStart:
     def test_reported_steps_show_that_a_program_trains(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        program = write(tmp_path, "while time.monotonic() < began + 4: progress.report(); time.sleep(0.05)")
-        ran = distlaunch("local", "-n", "2", "--start-timeout", "2", program)
+        program = write(tmp_path, "while time.monotonic() < began + 12: progress.report(); time.sleep(0.05)")
+        ran = distlaunch("local", "-n", "2", "--start-timeout", "8", program)
         assert ran.status == 0, ran.stderr
         assert "worker:0, worker:1 train separately: the program does not use" in ran.stderr
 
-    def test_who_computes_before_it_opens_a_port_has_more_time(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        program = write(tmp_path, "while time.monotonic() < began + 4: pass")
-        ran = distlaunch("local", "-n", "2", "--start-timeout", "2", program)
+    def test_a_task_that_computes_before_its_port_opens_gets_more_time(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
+        program = write(tmp_path, "while time.monotonic() < began + 7: pass")
+        ran = distlaunch("local", "-n", "2", "--start-timeout", "4", program)
         assert ran.status == 0, ran.stderr
 
-    def test_copies_of_a_jax_program_are_told_and_not_stopped(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        (tmp_path / "jax.py").touch()  # the real one does no more for a launcher than to be imported
-        program = write(tmp_path, "import jax\nwhile time.monotonic() < began + 4: time.sleep(0.1)")
-        ran = distlaunch("local", "-n", "2", "--start-timeout", "2", program)
+    def test_copies_of_a_jax_program_are_reported_not_stopped(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "jax.py").touch()  # distlaunch only sees that jax is imported
+        program = write(tmp_path, "import jax\nwhile time.monotonic() < began + 7: time.sleep(0.1)")
+        ran = distlaunch("local", "-n", "2", "--start-timeout", "4", program)
         assert ran.status == 0, ran.stderr
         assert "worker:0, worker:1 train separately: the program uses jax, not" in ran.stderr
 
     @pytest.mark.tensorflow
-    def test_copies_of_a_single_process_strategy_are_told_within_seconds(
+    def test_copies_of_a_single_process_strategy_are_reported_within_seconds(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         source = """
@@ -103,7 +105,7 @@ class TestOwnConfig:
     """
 
     @pytest.mark.parametrize(("option", "own"), [((), False), (("--keep-own-tf-config",), True)])
-    def test_a_tf_config_of_the_programs_own_is_told_with_its_line(
+    def test_the_programs_own_tf_config_is_reported_with_its_line(
         self, distlaunch: Distlaunch, tmp_path: Path, option: tuple[str, ...], own: bool
     ) -> None:
         program = write(tmp_path, self.SOURCE)
@@ -114,7 +116,7 @@ class TestOwnConfig:
         line = next(number for number, line in enumerate(Path(program).read_text().splitlines(), 1) if ".pop" in line)
         assert ran.stderr.count(f" sets its own TF_CONFIG at {program}:{line}") == 1
 
-    def test_the_same_one_is_no_news(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_an_equal_tf_config_is_no_news(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         ran = distlaunch("local", "-n", "2", write(tmp_path, 'os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"]'))
         assert ran.status == 0
         assert "its own TF_CONFIG" not in ran.stderr
@@ -122,7 +124,7 @@ class TestOwnConfig:
 
 @pytest.mark.tensorflow
 class TestStall:
-    def test_a_callback_that_takes_its_time_is_named_and_not_stopped(self, tmp_path: Path) -> None:
+    def test_a_slow_callback_is_named_and_not_stopped(self, tmp_path: Path) -> None:
         source = """
             import keras, numpy as np, tensorflow as tf
             strategy = tf.distribute.MultiWorkerMirroredStrategy()

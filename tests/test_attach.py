@@ -1,4 +1,4 @@
-"""`distlaunch attach`: the last screenful, what follows, how it ends, and that leaving changes nothing."""
+"""`distlaunch attach`: the last screenful, new output, how it ends, and that leaving changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = 10
 
 
 class Viewer:
-    """`distlaunch attach` on a terminal of its own."""
+    """`distlaunch attach` on its own terminal."""
 
     def __init__(self, run: Path, *options: str) -> None:
         self._master, slave = pty.openpty()
@@ -100,13 +100,13 @@ def attach(run: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_was_printed_is_shown_in_order_and_what_follows_too(running: RunFolder, viewer: Viewer) -> None:
+def test_earlier_output_is_shown_in_order_and_new_output_too(running: RunFolder, viewer: Viewer) -> None:
     viewer.shows("hello from 1")
     order = [viewer.text.index(text) for text in ("Starting", "worker:0 │ hello from 0", "worker:1 │ hello from 1")]
     assert order == sorted(order)
     running.write("worker:1", [(T + 3, "more"), (T + 4, b"step 7 of 10")])
     viewer.shows("worker:1 │ more")
-    viewer.shows("step 7 of 10")  # which no line break ends
+    viewer.shows("step 7 of 10")  # without a line break
     running.say(T + 5, "\x1b[2Jslow", level="warning")
     viewer.shows("Warning: ␛[2Jslow")
     running.write("worker:0", [(T + 6, "again")], attempt=2)
@@ -121,14 +121,14 @@ def test_what_was_printed_is_shown_in_order_and_what_follows_too(running: RunFol
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "ctrl-c"])
-def test_leaving_says_so_and_the_run_goes_on(running: RunFolder, viewer: Viewer, key: bytes) -> None:
+def test_leaving_prints_a_note_and_the_run_continues(running: RunFolder, viewer: Viewer, key: bytes) -> None:
     viewer.shows("hello from 1")
     viewer.type(b"x")  # no other key does anything
     running.say(T + 3, "still here")
     viewer.shows("still here")
     viewer.type(key)
     assert viewer.end() == 0
-    viewer.shows("Stopped looking; the run goes on")
+    viewer.shows("Detached; the run continues")
 
 
 def test_a_terminal_is_restored_after_sigterm(viewer: Viewer) -> None:
@@ -143,7 +143,7 @@ def test_sigterm_while_the_live_view_is_imported_ends_it_too(
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "class Sender:\n"
-        "    def __set_name__(self, owner, name):\n"  # where Python makes a RuntimeError of what is raised
+        "    def __set_name__(self, owner, name):\n"  # where Python turns an exception into a RuntimeError
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
@@ -159,7 +159,8 @@ def test_sigterm_while_the_live_view_is_imported_ends_it_too(
         viewer.close()
 
 
-def test_only_the_last_screenful_is_shown_of_what_was_before(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_only_the_last_screenful_of_earlier_output_is_shown(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.note(ended=True, exit_status=1)
     chatter = "2026-11-21 12:00:00.000000: I tensorflow/core/platform/cpu_feature_guard.cc:210] optimized"
@@ -211,7 +212,8 @@ def test_a_run_that_has_not_started_a_task_yet_is_waited_for(tmp_path: Path) -> 
     assert (process.returncode, stdout, stderr) == (0, "worker:0 │ first\n", "Starting\n")
 
 
-def test_two_look_at_a_run_through_its_restart_and_a_stuck_one_disturbs_nobody(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_two_viewers_see_a_run_through_its_restart_despite_a_stuck_viewer(tmp_path: Path) -> None:
     go = tmp_path / "go"
     program = f"echo $DISTLAUNCH_ATTEMPT.1; until [ -e {go} ]; do sleep 0.05; done; echo $DISTLAUNCH_ATTEMPT.2; exit 3"
     with (tmp_path / "console").open("wb") as console:

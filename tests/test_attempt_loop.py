@@ -1,4 +1,4 @@
-"""One attempt on nodes that follow a script: what is sent to whom in which phase, and how the attempt ends."""
+"""One attempt on nodes that follow a script: the orders to each node in each phase, and how the attempt ends."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ THREE = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}]}
 
 BEFORE_START = [Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING]
 PHASES = [*BEFORE_START, Phase.FORMING, Phase.RUNNING]
-"""All in which an attempt is before it is being stopped."""
+"""All phases of an attempt before it is stopped."""
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder to be sent."""
+    """Makes a folder to send to the nodes; returns the path of the run's folder."""
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("print('hello')\n")
     return tmp_path / "run"
@@ -75,10 +75,10 @@ def test_an_attempt_goes_through_its_phases_one_after_the_other(project: Path) -
             *("Hello", "Offer", "Piece", "Prepare", "Inspect", "Dial", "Start", "Stop", "Goodbye")
         ]
     order = [type(order) for _, order in run.nodes.orders]
-    for earlier, later in ((Hello, Prepare), (Prepare, Dial), (Dial, Start), (Start, Stop)):  # none is ahead of others
+    for earlier, later in ((Hello, Prepare), (Prepare, Dial), (Dial, Start), (Start, Stop)):  # no node gets ahead
         assert max(n for n, kind in enumerate(order) if kind is earlier) < order.index(later)
     asked = [order for _, order in run.nodes.orders if isinstance(order, (Prepare, Dial))]
-    assert {order.nonce for order in asked} == {"nonce"}  # what a port answers with until the program has it
+    assert {order.nonce for order in asked} == {"nonce"}  # a port answers with it until the program opens the port
     assert [state.exits[task].exit for task in (WORKER_0, WORKER_1)] == [TaskExit(0)] * 2
 
 
@@ -100,7 +100,7 @@ def test_a_node_that_is_lost_ends_the_attempt_in_every_phase(project: Path, phas
     assert started == (phase not in BEFORE_START)
     assert "Stop" not in run.nodes.kinds_of("gpu-b")
     assert {task: exited.exit for task, exited in state.exits.items()} == ({WORKER_0: TERM} if started else {})
-    assert run.timing.monotonic() - 1000 < 12  # nothing was waited for
+    assert run.timing.monotonic() - 1000 < 12  # the attempt did not wait for any timeout
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=str)
@@ -113,7 +113,7 @@ def test_a_node_that_falls_silent_is_waited_for_until_its_lease_is_over(project:
     assert 60 < run.timing.monotonic() - 1000 < 75
 
 
-def test_a_node_that_is_lost_while_stopping_does_not_change_why(tmp_path: Path) -> None:
+def test_a_node_that_is_lost_while_stopping_does_not_change_the_reason(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:0", KILL), At(Phase.STOPPING, lose("cable pulled"))])
     state = run.attempt()
     assert (state.reason, dict(state.lost)) == (Reason.TASK_FAILED, {"gpu-b": "cable pulled"})
@@ -124,10 +124,10 @@ def test_a_node_that_never_says_that_it_is_empty_is_lost_after_a_margin(tmp_path
     run = FakeRun(tmp_path / "run", [Exit("worker:0", KILL), At(Phase.STOPPING, say_nothing)])
     state = run.attempt()
     assert state.lost == {"gpu-b": "did not report that all of its processes have ended"}
-    assert 50 < run.timing.monotonic() - 1000 < 55  # it failed after 20 s; a second of grace, half a minute of margin
+    assert 50 < run.timing.monotonic() - 1000 < 55  # failure after 20 s, 1 s of grace, 30 s of margin
 
 
-def test_a_way_that_cannot_be_opened_is_a_lost_node_and_all_of_them_are_told(tmp_path: Path) -> None:
+def test_a_node_that_cannot_be_connected_is_lost_and_all_lost_nodes_are_reported(tmp_path: Path) -> None:
     errors = {"gpu-b": FileNotFoundError(2, "No such file or directory", "ssh")}
     run = FakeRun(tmp_path / "run", [At(Phase.CONNECTING, lose("no route"), "gpu-c")], THREE, errors=errors)
     state = run.attempt()
@@ -135,14 +135,14 @@ def test_a_way_that_cannot_be_opened_is_a_lost_node_and_all_of_them_are_told(tmp
     assert run.nodes.kinds_of("gpu-a") == ["Hello", "Stop", "Goodbye"]
 
 
-def test_a_connection_that_comes_back_costs_nothing_but_two_lines(tmp_path: Path) -> None:
+def test_a_connection_that_comes_back_costs_only_two_lines(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, drop(7.5))])
     assert run.attempt().reason is Reason.SUCCEEDED
     assert "node gpu-b: the connection broke; its tasks continue; reconnecting for up to 60 s" in run.said
     assert "node gpu-b: reconnected after 7.5 s; nothing was lost" in run.said
 
 
-# --- the user ends it ---
+# --- the user stops the attempt ---
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -155,7 +155,7 @@ def test_a_signal_stops_all_nodes_in_every_phase(project: Path, phase: Phase, si
     assert bool(state.started) == (phase not in BEFORE_START)
     assert state.exits.keys() == state.started.keys()
     assert run.nodes.kinds_of("gpu-a")[-1] == "Goodbye"
-    if phase is not Phase.CONNECTING:  # where no agent has answered, Goodbye is enough
+    if phase is not Phase.CONNECTING:  # before an agent answers, Goodbye is enough
         insist = "; Ctrl-C again kills them" * (signum == signal.SIGINT)
         assert run.said.splitlines()[-1] == f"{signum.name}: stopping all tasks, 10 s grace{insist}"
         for node in ("gpu-a", "gpu-b"):
@@ -167,7 +167,7 @@ def test_a_signal_stops_all_nodes_in_every_phase(project: Path, phase: Phase, si
     ("more", "stops", "seconds"),
     [
         ((), [10.0], 10.0),
-        ((signal.SIGTERM,), [10.0], 10.0),  # `timeout` and a closed window send it twice
+        ((signal.SIGTERM,), [10.0], 10.0),  # `timeout` and a closed window send their signal twice
         ((signal.SIGINT,), [10.0, 0.0], 0.0),
     ],
 )
@@ -179,7 +179,7 @@ def test_tasks_that_ignore_term_are_killed_after_the_grace_or_at_the_second_ctrl
     for signum in more:
         run.timing.after(10.5, partial(signal.raise_signal, signum))
     state = run.attempt()
-    for node, graces in (("gpu-a", [10.0]), ("gpu-b", stops)):  # who is empty is not asked again
+    for node, graces in (("gpu-a", [10.0]), ("gpu-b", stops)):  # an empty node is not asked again
         assert [order.grace_s for order in run.nodes.orders_of(node) if isinstance(order, Stop)] == graces
     assert [state.exits[task].exit for task in (WORKER_0, WORKER_1)] == [TERM, KILL]
     assert run.timing.monotonic() - 1010 == pytest.approx(seconds + 0.5 * bool(not seconds), abs=0.6)
@@ -202,7 +202,8 @@ def test_a_console_that_nobody_reads_ends_the_attempt_once(tmp_path: Path) -> No
         eventually(seen)
         return True
 
-    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, until_seen), At(Phase.STOPPING, ignore_term)], broken=True)
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, until_seen), At(Phase.STOPPING, ignore_term)])
+    run.sink.broken = True
     state = run.attempt()
     assert (state.reason, state.signal) == (Reason.INTERRUPTED, signal.SIGPIPE)
     assert [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Stop)] == [Stop(10.0)]
@@ -226,7 +227,7 @@ def test_the_refusals_of_all_nodes_are_kept(tmp_path: Path) -> None:
     assert {refusal.node for refusal in state.refusals} == {"gpu-a", "gpu-b"}
 
 
-def test_an_agent_that_cannot_go_on_ends_a_running_attempt(tmp_path: Path) -> None:
+def test_an_agent_that_cannot_continue_ends_a_running_attempt(tmp_path: Path) -> None:
     problem = Problem("disk-full", "no space left")
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, say(Broken(problem)))])
     state = run.attempt()
@@ -234,7 +235,7 @@ def test_an_agent_that_cannot_go_on_ends_a_running_attempt(tmp_path: Path) -> No
     assert {exited.exit for exited in state.exits.values()} == {TERM}
 
 
-# --- it takes too long ---
+# --- timeouts ---
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, Phase.FORMING], ids=str)
@@ -248,7 +249,7 @@ def test_a_node_that_does_not_answer_costs_the_start_time_and_no_more(project: P
     assert 30 < run.timing.monotonic() - 1000 < 42
 
 
-def test_tasks_say_what_they_are_doing_before_they_are_stopped_for_it(tmp_path: Path) -> None:
+def test_tasks_show_their_stacks_before_a_start_timeout_stops_them(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.FORMING, say_nothing)], {"timeouts": {"start_s": 30}})
     state = run.attempt()
     for node in ("gpu-a", "gpu-b"):
@@ -257,7 +258,7 @@ def test_tasks_say_what_they_are_doing_before_they_are_stopped_for_it(tmp_path: 
     assert (tmp_path / "run" / "stacks.txt").read_text() == "worker:0, worker:1 have no Python stack to show\n"
 
 
-def test_a_task_that_does_not_say_what_it_does_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_task_that_does_not_show_its_stack_is_not_waited_for(tmp_path: Path) -> None:
     def hang(agent: FakeAgent) -> bool:
         agent.later(1.0, agent.fall_silent)
         return False
@@ -284,13 +285,13 @@ def test_a_check_that_finds_an_error_starts_nothing(tmp_path: Path) -> None:
     assert "Start" not in run.nodes.kinds_of("gpu-a") + run.nodes.kinds_of("gpu-b")
 
 
-def test_a_check_that_finds_something_odd_says_so_and_goes_on(tmp_path: Path) -> None:
+def test_a_check_that_finds_something_odd_warns_and_the_attempt_continues(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", checks=True, clock_offsets={"gpu-b": 90.0})
     assert run.attempt().reason is Reason.SUCCEEDED
     assert run.said.count("Warning: the clock of gpu-b is 90.0 s ahead of ours") == 1
 
 
-def test_what_the_checks_find_is_said_once_whatever_happens_meanwhile(tmp_path: Path) -> None:
+def test_findings_of_checks_are_reported_once_whatever_happens_meanwhile(tmp_path: Path) -> None:
     def ask(agent: FakeAgent) -> bool:
         agent.later(2 * ANSWER_S, lambda: user(*[signal.SIGUSR1] * 3)(agent))
         return True
@@ -300,14 +301,14 @@ def test_what_the_checks_find_is_said_once_whatever_happens_meanwhile(tmp_path: 
     assert run.said.count("Warning: the clock of gpu-b") == 1
 
 
-def test_nodes_are_not_looked_at_without_checks(tmp_path: Path) -> None:
+def test_nodes_are_not_checked_without_checks(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", refused={"gpu-b": ["worker:0"]}, clock_offsets={"gpu-b": 90.0})
     assert run.attempt().reason is Reason.SUCCEEDED
     assert run.nodes.kinds_of("gpu-b") == ["Hello", "Prepare", "Start", "Stop", "Goodbye"]
     assert "Warning" not in run.said
 
 
-def test_only_checks_start_nothing_and_look_at_all_nodes_that_can_be_used(tmp_path: Path) -> None:
+def test_only_checks_start_nothing_and_cover_all_usable_nodes(tmp_path: Path) -> None:
     script = [At(Phase.CONNECTING, lose("no route")), At(Phase.PREPARING, refuse("no-program"), "gpu-c")]
     spec = {"nodes": [*THREE["nodes"], {"host": "gpu-d"}], "preload": True}
     run = FakeRun(tmp_path / "run", script, spec, checks=True, only_checks=True, refused={"gpu-d": ["worker:0"]})
@@ -324,10 +325,10 @@ def test_only_checks_can_be_interrupted(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.CHECKING, user(signal.SIGINT))], checks=True, only_checks=True)
     state, _ = run.check()
     assert (state.reason, state.signal) == (Reason.INTERRUPTED, signal.SIGINT)
-    assert run.said == "SIGINT: ending the checks"
+    assert run.said == "SIGINT: stopping the checks"
 
 
-def test_the_address_that_all_nodes_reach_is_the_one_of_the_plan(tmp_path: Path) -> None:
+def test_the_plan_has_the_address_that_all_nodes_reach(tmp_path: Path) -> None:
     spec = {"nodes": [{"host": "gpu-a", "addresses": ["10.0.0.1", "10.1.0.1"]}, {"host": "gpu-b"}]}
     run = FakeRun(tmp_path / "run", spec=spec, checks=True, refused={"gpu-b": ["10.0.0.1"]})
     assert run.attempt().reason is Reason.SUCCEEDED
@@ -354,12 +355,12 @@ def test_a_folder_is_sent_to_the_other_machines_only(project: Path) -> None:
     assert "Sent 1 file, 0.0 MB, to gpu-b" in run.said
 
 
-def test_a_node_that_asks_for_what_was_not_offered_is_lost(project: Path) -> None:
+def test_a_node_that_fetches_a_file_that_was_not_offered_is_lost(project: Path) -> None:
     run = whole(project, At(Phase.SYNCING, say(Fetch(7, 0, 1), instead=True)))
     state = run.attempt()
     assert (state.reason, dict(state.lost)) == (
         Reason.NODE_LOST,
-        {"gpu-b": "the agent sent a Fetch of what was not offered"},
+        {"gpu-b": "the agent sent a Fetch outside the offer"},
     )
 
 
@@ -371,7 +372,7 @@ def test_stacks_that_the_user_asks_for_are_shown_and_change_nothing(tmp_path: Pa
     state = run.attempt()
     assert (state.reason, state.stacks) == (Reason.SUCCEEDED, {})
     for node in ("gpu-a", "gpu-b"):
-        assert run.nodes.kinds_of(node).count("ShowStacks") == 1  # who is being asked is not asked again
+        assert run.nodes.kinds_of(node).count("ShowStacks") == 1  # a node that has not answered yet is not asked again
     assert run.said.count("worker:0, worker:1 have no Python stack to show") == 1
     assert (tmp_path / "run" / "stacks.txt").exists()
 
@@ -391,7 +392,7 @@ def test_stacks_can_be_asked_for_before_there_is_a_task(tmp_path: Path) -> None:
     assert "no task is running" in run.said
 
 
-def test_stacks_that_cannot_be_written_are_shown_all_the_same(tmp_path: Path) -> None:
+def test_stacks_that_cannot_be_written_are_shown_anyway(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, user(signal.SIGUSR1))])
     (tmp_path / "run" / "stacks.txt").mkdir()
     assert run.attempt().reason is Reason.SUCCEEDED
@@ -399,7 +400,7 @@ def test_stacks_that_cannot_be_written_are_shown_all_the_same(tmp_path: Path) ->
     assert "have no Python stack to show" in run.said
 
 
-# --- a task is started again alone ---
+# --- a task is restarted alone ---
 
 CHAOS = ["kill:worker:0@step=3", "kill:worker:1@step=9"]
 
@@ -411,17 +412,17 @@ def restarted(folder: Path, *script: Exit, limit: int = 3) -> tuple[FakeRun, lis
     return run, [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Start)]
 
 
-def test_a_worker_of_a_parameter_server_is_started_again_alone(tmp_path: Path) -> None:
+def test_a_worker_of_a_parameter_server_is_restarted_alone(tmp_path: Path) -> None:
     run, (first, again) = restarted(tmp_path / "run", Exit("worker:0", KILL))
     assert [task.task for task in first.tasks] == ["worker:0", "worker:1"]
     assert [task.task for task in again.tasks] == ["worker:0"]
     assert (again.attempt, again.cluster) == (1, first.cluster)
     assert run.nodes.kinds_of("gpu-a") == ["Hello", "Prepare", "Start", "Stop", "Goodbye"]
-    assert "worker:0 ended with SIGKILL (signal 9); restarting it, the others continue" in run.said
-    assert run.timing.monotonic() - 1000 > LIFE_S  # the chief went on to its end
+    assert "worker:0 ended with SIGKILL (signal 9); restarting it while the others continue" in run.said
+    assert run.timing.monotonic() - 1000 > LIFE_S  # the chief ran to its end
 
 
-def test_a_fault_is_not_injected_again_into_a_task_that_is_started_again(tmp_path: Path) -> None:
+def test_a_fault_is_not_injected_again_into_a_restarted_task(tmp_path: Path) -> None:
     _, (first, *again) = restarted(tmp_path / "run", Exit("worker:0", KILL), Exit("worker:1", KILL, 40.0))
     injected = [str(injection) for task in first.tasks for injection in task.injections]
     assert injected == ["kill@step=3", "kill@step=9"]
@@ -438,10 +439,10 @@ def test_a_worker_that_ends_again_and_again_ends_the_attempt(tmp_path: Path) -> 
     assert "worker:1 ended with SIGKILL (signal 9); stopping chief:0, ps:0, worker:0" in run.said
 
 
-# --- what else is said and written ---
+# --- notes and files ---
 
 
-def test_what_agents_have_to_say_is_shown_with_their_node_but_on_this_machine(tmp_path: Path) -> None:
+def test_notes_of_agents_are_shown_with_their_node_except_on_this_machine(tmp_path: Path) -> None:
     spec = {"nodes": [{"host": "local", "address": "10.0.0.9"}, {"host": "gpu-b"}]}
     script = [At(Phase.RUNNING, say(Noted(f"news of {node}")), node) for node in ("local", "gpu-b")]
     run = FakeRun(tmp_path / "run", script, spec)
@@ -449,7 +450,7 @@ def test_what_agents_have_to_say_is_shown_with_their_node_but_on_this_machine(tm
     assert {"news of local", "node gpu-b: news of gpu-b"} < {*run.said.splitlines()}
 
 
-def test_times_are_those_of_our_clock_whatever_the_node_believes(tmp_path: Path) -> None:
+def test_times_are_those_of_the_controllers_clock_whatever_the_node_believes(tmp_path: Path) -> None:
     state = FakeRun(tmp_path / "run", clock_offsets={"gpu-b": 3600.0}).attempt()
     assert state.exits[WORKER_0].time == pytest.approx(state.exits[WORKER_1].time, abs=0.1)
     assert state.started[WORKER_0].time == pytest.approx(state.started[WORKER_1].time, abs=0.1)
@@ -468,7 +469,7 @@ def test_the_plan_is_written_with_the_ports_that_the_nodes_hold(tmp_path: Path) 
     assert task.coordination_timeout_s == run.spec.timeouts.lease_s
 
 
-def test_what_tasks_print_is_shown_and_what_runs_beside_them_is_not(tmp_path: Path) -> None:
+def test_output_of_tasks_is_shown_and_that_of_tensorboard_is_not(tmp_path: Path) -> None:
     spec = {"tensorboard": True, "log_directory": "/logs"}
     script = [
         Exit("worker:1", TaskExit(0), log="epoch 1\n"),
@@ -489,7 +490,7 @@ def test_what_tasks_print_is_shown_and_what_runs_beside_them_is_not(tmp_path: Pa
         ({"max_worker_restarts": 0}, PARAMETER_SERVER, False),
     ],
 )
-def test_nodes_preload_while_others_are_on_their_way_and_keep_it_for_restarts(
+def test_nodes_preload_while_others_connect_and_keep_the_forkserver_for_restarts(
     tmp_path: Path, restart: dict[str, int], more: dict[str, Any], keep: bool
 ) -> None:
     run = FakeRun(tmp_path / "run", spec={**more, "preload": True, "restart": restart})

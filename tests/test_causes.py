@@ -1,4 +1,4 @@
-"""Every failure has a class by its stable name, and the cause is the task that broke the cluster."""
+"""Every failure has a class with a stable name, and the cause is the task that broke the cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def crash(exception: str, message: str) -> CrashRecord:
     [
         (TaskExited(W0, TaskExit(1), 1050.0, crash("ValueError", "no batch")), (), "task-failed"),
         (TaskExited(W0, TaskExit(7), 1050.0), (), "task-failed"),
-        # It raised, and was stopped while its interpreter shut down.
+        # The task raised, and was stopped while its interpreter shut down.
         (TaskExited(W0, TaskExit(None, signal.SIGTERM), 1050.0, crash("ValueError", "no batch")), (), "task-failed"),
         (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0, crash("ValueError", "no batch")), (), "task-failed"),
         (TaskExited(W0, TaskExit(42), 1050.0, crash("SystemExit", "sys.exit(42)")), (), "preempted"),
@@ -40,7 +40,7 @@ def crash(exception: str, message: str) -> CrashRecord:
         (TaskExited(W0, TaskExit(1), 1050.0, crash("ResourceExhaustedError", "OOM when")), (), "out-of-memory"),
         (TaskExited(W0, TaskExit(1), 1050.0, evidence=FULL), (), "disk-full"),
         (TaskExited(W0, TaskExit(1), 1050.0, crash("OSError", "[Errno 28] No space left on device")), (), "disk-full"),
-        # That the disk is full as well has not ended it.
+        # The disk is full too, but the task did not end because of that.
         (TaskExited(W0, TaskExit(SAVED_STATUS), 1050.0, evidence=FULL), (), "preempted"),
         (TaskExited(W0, TaskExit(143), 1050.0, crash("SystemExit", "sys.exit(143)"), evidence=FULL), (), "preempted"),
         (TaskExited(W0, TaskExit(143), 1050.0, crash("OSError", "full"), evidence=FULL), (), "disk-full"),
@@ -86,11 +86,11 @@ def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], referen
         ("OOM when allocating tensor with shape[512,512]", "batch size"),
     ],
 )
-def test_what_is_recognised_by_its_message_has_its_cure(text: str, hint: str) -> None:
+def test_a_failure_recognised_by_its_message_has_its_hint(text: str, hint: str) -> None:
     assert hint in classify(TaskExited(W0, TaskExit(1), 1050.0), ["other lines", text]).hint
 
 
-def test_a_task_without_our_record_that_says_that_its_peer_has_gone_is_not_the_cause() -> None:
+def test_a_task_without_a_crash_record_whose_log_blames_a_peer_is_not_the_cause() -> None:
     state = history(ONE_NODE, ended(W0, 1050.0, code=1), ended(W1, 1051.0, code=9))
     assert cause_of(state, {W0: ("Traceback (most recent call last):", GONE)}) == (W1, "task-failed")
     assert cause_of(state, {}) == (W0, "task-failed")
@@ -103,23 +103,23 @@ def test_an_operations_own_name_is_no_sign_of_a_lost_peer() -> None:
     assert not is_collateral(ended(W0, 1050.0, code=1), {W0: (f"errors_impl.InternalError: {said}",)})
 
 
-def test_a_signal_is_its_own_whatever_the_log_says() -> None:
+def test_a_signal_that_ended_a_task_counts_whatever_the_log_says() -> None:
     state = history(ONE_NODE, ended(W0, 1050.0, by=signal.SIGSEGV), ended(W1, 1051.0, code=9))
     assert cause_of(state, {W0: (GONE,)}) == (W0, "task-killed")
 
 
-def test_who_ended_before_the_others_could_is_the_cause() -> None:
+def test_a_task_that_ended_before_the_others_could_is_the_cause() -> None:
     state = history(THREE, ended(W1, 1050.0), failed(W0, 1059.8, "UnavailableError", UNAVAILABLE))
     assert cause_of(state, {}) == (W1, "ended-early")
 
 
-def test_who_came_to_its_end_before_the_others_could_is_the_cause_though_its_interpreter_takes_longer() -> None:
+def test_a_task_that_finished_early_is_the_cause_even_if_its_interpreter_takes_longer() -> None:
     early = TaskExited(W1, TaskExit(0), 1051.0, finished=1050.0)
     state = history(THREE, failed(W0, 1050.9, "UnavailableError", UNAVAILABLE, raised=1050.4), early)
     assert cause_of(state, {}) == (W1, "ended-early")
 
 
-def test_who_was_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> None:
+def test_a_task_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> None:
     lost = failed(W0, 1060.0, "UnavailableError", "/job:worker/replica:0/task:2 stopped sending heartbeats")
     halted = TaskHalted(W2, signal.SIGSTOP, 1050.0)
     assert cause_of(history(THREE, halted, lost), {}) == (W2, "stalled")
@@ -127,7 +127,7 @@ def test_who_was_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> Non
     assert cause_of(history(THREE, halted, failed(W0, 1060.0)), {}) == (W0, "task-failed")
 
 
-def test_an_interpreter_that_fails_after_its_program_has_come_to_its_end_fails_nothing() -> None:
+def test_an_interpreter_that_fails_after_its_program_finished_fails_nothing() -> None:
     aborted = TaskExited(W0, TaskExit(None, signal.SIGABRT), 1051.0, finished=1050.5)
     state = history(ONE_NODE, ended(W1, 1050.0), aborted)
     assert find_cause(state, {}) is None

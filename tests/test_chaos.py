@@ -1,4 +1,4 @@
-"""Faults on purpose: done once, at their moment, and it is told whether training went on where it was."""
+"""Faults on purpose: each is injected once, at its moment, and the report says whether training resumed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestParsing:
         with pytest.raises(UsageError, match=re.escape(why)):
             parse_fault(text, spec_of())
 
-    def test_needs_a_program_that_it_runs_itself_and_steps_that_are_counted(self) -> None:
+    def test_needs_a_python_program_and_steps_that_are_counted(self) -> None:
         with pytest.raises(UsageError, match="needs a Python program"):
             parse_fault("kill:worker:1@seconds=3", spec_of(ProgramSpec(command=["./train"])))
         silent = override(spec_of(), Override("--no-progress", ("progress",), False))
@@ -71,7 +71,7 @@ KILL = Fault(W1, Injection("kill", "epoch", 3.0))
 
 
 def attempt(*epochs: int, injected: bool = False, step: int = 21) -> AttemptState:
-    """One in which workers told of these epochs: the first, and the last."""
+    """An attempt in which the workers reported these epochs: the first and the last."""
     policy = make_policy({"a": [W0, W1]})
     events: list[Event] = []
     for task in (W0, W1) if epochs else ():
@@ -85,19 +85,19 @@ class TestReport:
         [fault] = report_faults([KILL], dict(enumerate(states, 1)))
         return fault.attempt, fault.resumed, fault.message
 
-    def test_says_that_training_went_on(self) -> None:
+    def test_says_that_training_resumed(self) -> None:
         assert self.message(attempt(1, 3, injected=True), attempt(3, 6)) == (
             1,
             True,
             "worker:1 was killed in attempt 1, at epoch 3, step 21; attempt 2 resumed in epoch 3",
         )
 
-    def test_says_that_it_began_anew(self) -> None:
+    def test_says_that_training_started_over(self) -> None:
         _, resumed, message = self.message(attempt(1, 3, injected=True), attempt(1, 6))
         assert resumed is False
         assert message.endswith("at epoch 3, step 21; attempt 2 started over in epoch 1: nothing was resumed")
 
-    def test_says_what_else_can_be(self) -> None:
+    def test_says_why_nothing_was_injected_or_resumed(self) -> None:
         assert (
             self.message(attempt(1, 2))[2]
             == "kill:worker:1@epoch=3 was not injected: worker:1 reached epoch 2, step 21"
@@ -107,7 +107,7 @@ class TestReport:
         assert self.message(attempt(1, 3, injected=True), attempt())[2].endswith("; no later attempt did a step")
 
     @given(st.lists(st.tuples(st.sampled_from([(), (1, 2), (3, 6), (7, 9)]), st.booleans()), min_size=1, max_size=12))
-    def test_is_the_same_from_what_is_kept_of_many_attempts(self, told: list[tuple[tuple[int, ...], bool]]) -> None:
+    def test_is_the_same_from_the_attempts_that_are_kept(self, told: list[tuple[tuple[int, ...], bool]]) -> None:
         states = [attempt(*epochs, injected=injected) for epochs, injected in told]
         kept: dict[int, AttemptState] = {}
         for number, state in enumerate(states, 1):
@@ -120,7 +120,7 @@ class TestReport:
         assert sorted(needed([KILL], states)) == [1, 2, 99]
         assert needed([], states) == {}
 
-    def test_a_fault_is_done_once(self) -> None:
+    def test_a_fault_is_injected_once(self) -> None:
         other = Fault(W1, Injection("kill", "epoch", 5.0))
         assert pending([KILL, other], []) == [KILL, other]
         assert pending([KILL, other], [attempt(1, 3, injected=True), attempt(3, 4)]) == [other]
@@ -142,7 +142,7 @@ class TestRealFaults:
         references = [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]]
         assert references == ["task-killed", "task-failed", "succeeded"]
 
-    def test_a_script_that_does_not_resume_is_told(self, distlaunch: Distlaunch) -> None:
+    def test_a_script_that_does_not_resume_is_reported(self, distlaunch: Distlaunch) -> None:
         program = (str(PROGRAMS / "train_keras.py"), "nobody", "forgets", "3")
         ran = distlaunch("local", "-n", "2", "--chaos", "kill:worker:0@step=30", *program)
         assert ran.status == 0, ran.stderr
@@ -150,7 +150,7 @@ class TestRealFaults:
         assert (fault["resumed"], fault["attempt"]) == (False, 1)
         assert fault["message"].endswith("at epoch 2, step 30; attempt 2 started over in epoch 1: nothing was resumed")
 
-    def test_a_preemption_that_is_heeded(self, distlaunch: Distlaunch) -> None:
+    def test_a_preemption_that_the_script_handles(self, distlaunch: Distlaunch) -> None:
         program = (str(PROGRAMS / "resume_loop.py"), "6", "handler")
         ran = distlaunch("local", "-n", "2", "--chaos", "preempt:worker:1@step=25", *program)
         assert ran.status == 0, ran.stderr
@@ -159,7 +159,7 @@ class TestRealFaults:
         assert re.search(r"worker:1 was preempted in attempt 1, at .*; attempt 2 resumed in epoch 3", fault["message"])
         assert ran.report["attempts"][0]["verdict"]["reference"] == "preempted"
 
-    def test_a_stop_by_the_clock_before_the_cluster_is_up(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_stop_after_seconds_before_the_cluster_is_up(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "wait.py").write_text("import time\ntime.sleep(600)\n")
         ran = distlaunch(
             *("local", "-n", "2", "--start-timeout", "5", "--max-restarts", "0", "--chaos", "stop:worker:1@seconds=1"),

@@ -32,12 +32,12 @@ pytestmark = pytest.mark.ssh
 SHOW = "program: {command: [printenv, TF_CONFIG]}\n"
 PORTS = ("-p", "tcp", "--dport", "20000:20999")
 SECONDS = 0.5
-"""How well distlaunch knows the clocks of its nodes, at the worst."""
+"""The largest error of distlaunch's clock estimates."""
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Two hosts that are apart as machines are; what a test changes on them, it changes back."""
+    """Two hosts, isolated like separate machines; each test undoes its changes to them."""
     if os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists():
         pytest.skip("network namespaces need root, iproute2 and OpenSSH's server")
     with running_network(tmp_path_factory.mktemp("network")) as started:
@@ -58,7 +58,7 @@ Check = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def check(network: Network, schema: dict[str, Any]) -> Check:
-    """Runs `distlaunch check --json SPEC` on the controller; the report is as its schema says, and so is the status."""
+    """Runs `distlaunch check --json SPEC` on the controller; verifies the report's schema and the exit status."""
 
     def run(spec: str, **options: Any) -> dict[str, Any]:
         done = network.run(distlaunch_command("check", "--json", spec), **options)
@@ -71,7 +71,7 @@ def check(network: Network, schema: dict[str, Any]) -> Check:
 
 
 def spec_of(network: Network, a: str = "", b: str = "", rest: str = SHOW) -> str:
-    """A spec of both hosts with these more fields; returns its path."""
+    """Writes a spec of both hosts with these extra fields; returns its path."""
     path = network.folder / "fields.yaml"
     nodes = [f"  - {{host: gpu-{name}, python: {sys.executable}, {more}}}\n" for name, more in (("a", a), ("b", b))]
     path.write_text(f"nodes:\n{''.join(nodes)}{rest}")
@@ -83,18 +83,22 @@ def errors(report: Mapping[str, Any]) -> list[str]:
 
 
 def failures(report: Mapping[str, Any]) -> dict[tuple[str, str], str]:
-    """By the node that dialled and the task: why that failed."""
+    """Why each failed dial failed, by the dialling node and the task."""
     return {(dial["node"], dial["task"]): dial["failure"] for dial in report["dials"] if dial["failure"]}
 
 
 @contextlib.contextmanager
 def rule(host: Host, *words: str) -> Iterator[None]:
-    """A rule for what comes to the host."""
+    """A rule for traffic to the host."""
     host.run(["iptables", "-w", "-A", "INPUT", *words])
     try:
         yield
     finally:
         host.run(["iptables", "-w", "-D", "INPUT", *words])
+
+
+OTHER_CACHE = Path("/var/tmp")
+"""Where a node without a usable home keeps worker_entry; hosts share it with the machine that runs the tests."""
 
 
 @contextlib.contextmanager
@@ -135,13 +139,13 @@ def on(host: Host) -> Callable[[Sequence[str]], subprocess.Popen[bytes]]:
 # --- good nodes ---
 
 
-def test_check_shows_a_row_for_every_node_and_that_all_dials_were_answered(network: Network) -> None:
+def test_check_shows_a_row_for_every_node_and_the_count_of_answered_dials(network: Network) -> None:
     done = network.run(distlaunch_command("check", network.write_spec(SHOW)))
     assert (done.returncode, done.stderr) == (0, "")
     columns, *rows, dials, one, other, verdict = done.stdout.splitlines()
     for line, host in zip((one, other), network.hosts.values(), strict=True):
         assert line.startswith(f"{host.name} listens on {host.address}, {host.address6}, ")
-        assert line.endswith(": only the cluster reaches its ports there")
+        assert line.endswith(": only the cluster can reach its ports there")
     assert re.split(r"\s{2,}", columns) == [
         *("node", "address", "Python", "TensorFlow", "Keras", "cores", "GPUs", "disk free", "clock")
     ]
@@ -158,7 +162,7 @@ def test_check_shows_a_row_for_every_node_and_that_all_dials_were_answered(netwo
     assert verdict == "cluster: good"
 
 
-def test_check_as_json_says_the_same_and_who_dialled_whom(network: Network, check: Check) -> None:
+def test_check_as_json_shows_the_same_and_every_dial(network: Network, check: Check) -> None:
     report = check(network.write_spec(SHOW))
     assert (report["name"], report["good"], report["findings"]) == ("cluster", True, [])
     assert [(node["node"], node["hostname"], node["usable"]) for node in report["nodes"]] == [
@@ -181,16 +185,18 @@ def test_check_leaves_nothing_anywhere(network: Network, check: Check, tmp_path:
         place.mkdir()
     shared = network.folder / "checkpoints-of-check"
     shared.mkdir()
-    memory = Path("/dev/shm")  # where an agent can be found again as long as it lives
+    memory = Path("/dev/shm")  # where a living agent can be found
     with contextlib.ExitStack() as stack:
         for host in network.hosts.values():
             stack.enter_context(mounted(host, memory, "-t", "tmpfs", "none"))
+            stack.enter_context(mounted(host, OTHER_CACHE, "-t", "tmpfs", "none"))
             stack.enter_context(mounted(host, host.home, "-t", "tmpfs", "none"))
         spec = network.write_spec(f"{SHOW}checkpoint_directory: {shared}\n")
         assert check(spec, env={name: str(place) for name, place in places.items()})["good"]
         for host in network.hosts.values():
             wait_until(lambda h=host: processes(h) == {h.daemon.pid}, f"{host.name} is as it was")  # type: ignore[misc]
             assert listing(host, memory) == {"distlaunch-0"}
+            assert listing(host, OTHER_CACHE) == set()
             kept = {path for path in listing(host, host.home) if not path.startswith(".cache/distlaunch")}
             state = ".local/state/distlaunch"
             assert kept == {".cache", ".local", ".local/state", state, f"{state}/nodes"}
@@ -203,14 +209,14 @@ def processes(host: Host) -> set[int]:
 
 
 def listing(host: Host, folder: Path) -> set[str]:
-    """All that is below the folder, as the host sees it."""
+    """All paths below the folder, as the host sees them."""
     return set(host.run(["find", str(folder), "-mindepth", "1", "-printf", "%P\\n"]).stdout.splitlines())
 
 
 # --- nodes that cannot be used ---
 
 
-def test_nodes_that_cannot_be_used_do_not_keep_the_others_from_being_checked(
+def test_unusable_nodes_do_not_keep_the_others_from_being_checked(
     network: Network, check: Check, tmp_path: Path
 ) -> None:
     env = network.client(tmp_path, "Host closed\n  HostName 10.77.0.12\n  Port 9\n")
@@ -233,28 +239,29 @@ def test_nodes_that_cannot_be_used_do_not_keep_the_others_from_being_checked(
     assert "no-such-host.invalid" in told["no-such-host.invalid"]["message"]
 
 
-def test_a_node_that_can_keep_no_files_says_so_and_only_that(network: Network, check: Check) -> None:
+def test_a_node_that_can_keep_no_files_is_reported_once(network: Network, check: Check) -> None:
     b = network.hosts["gpu-b"]
-    with mounted(b, b.home, "-t", "tmpfs", "-o", "ro", "none"):
+    with mounted(b, OTHER_CACHE, "-t", "tmpfs", "none"), mounted(b, b.home, "-t", "tmpfs", "-o", "ro", "none"):
         report = check(network.write_spec(SHOW))
+        wait_until(lambda: processes(b) == {b.daemon.pid}, "nothing uses the folders any more")
     assert errors(report) == [f"gpu-b: {b.home}/.local: Read-only file system"]
     assert [node["usable"] for node in report["nodes"]] == [True, False]
 
 
-def test_a_port_that_is_held_is_told_with_who_holds_it(network: Network, check: Check) -> None:
+def test_a_port_that_is_held_is_reported_with_its_holder(network: Network, check: Check) -> None:
     with listening(on(network.hosts["gpu-b"]), 20700) as pid:
         report = check(spec_of(network, b="port: 20700"))
     [finding] = report["findings"]
     assert (finding["node"], finding["reference"]) == ("gpu-b", "port-taken")
     assert finding["message"].startswith(f"worker:1: port 20700 is held by pid {pid} (")
     assert report["nodes"][1]["usable"] is False
-    assert report["nodes"][1]["python"] == platform.python_version()  # the rest of it is looked at all the same
+    assert report["nodes"][1]["python"] == platform.python_version()  # the rest of the node is checked anyway
 
 
 # --- who reaches whom ---
 
 
-def test_a_firewall_that_rejects_is_told_and_keeps_up_from_starting(
+def test_a_firewall_that_rejects_is_reported_and_keeps_up_from_starting(
     network: Network, check: Check, tmp_path: Path
 ) -> None:
     a, b = network.hosts.values()
@@ -271,7 +278,7 @@ def test_a_firewall_that_rejects_is_told_and_keeps_up_from_starting(
     assert ran.report["attempts"][0]["verdict"]["reference"] == "cannot-reach"
 
 
-def test_a_firewall_that_drops_is_told_with_the_ports_to_open(network: Network, check: Check) -> None:
+def test_a_firewall_that_drops_is_reported_with_the_ports_to_open(network: Network, check: Check) -> None:
     a, b = network.hosts.values()
     with rule(b, "-s", a.address, *PORTS, "-j", "DROP"):
         report = check(network.write_spec(SHOW))
@@ -280,7 +287,7 @@ def test_a_firewall_that_drops_is_told_with_the_ports_to_open(network: Network, 
     assert failures(report) == {("gpu-a", "worker:1"): "timed-out"}  # and the other way is good
 
 
-def test_a_name_that_means_the_dialler_itself_is_told(network: Network, check: Check) -> None:
+def test_a_name_that_resolves_to_the_dialler_itself_is_reported(network: Network, check: Check) -> None:
     with gpu_b_named(network, "gpu-a", "127.0.1.1"):
         report = check(spec_of(network, b="address: gpu-b"))
     assert errors(report) == [
@@ -299,7 +306,7 @@ def gpu_b_named(network: Network, on: str, address: str) -> Iterator[None]:
         yield
 
 
-def test_addresses_that_lead_nowhere_are_told_of_every_node(network: Network, check: Check) -> None:
+def test_addresses_that_lead_nowhere_are_reported_for_every_node(network: Network, check: Check) -> None:
     report = check(spec_of(network, a="address: no-such-host.invalid", b="address: 192.0.2.9"))
     assert errors(report) == [
         "gpu-a cannot reach itself at no-such-host.invalid:20000: the name does not resolve there",
@@ -310,7 +317,7 @@ def test_addresses_that_lead_nowhere_are_told_of_every_node(network: Network, ch
     assert [dial["failure"] for dial in report["dials"]] == ["unknown-name", "no-route"] * 2
 
 
-def test_an_address_where_something_else_answers_is_told(network: Network, check: Check) -> None:
+def test_an_address_where_something_else_answers_is_reported(network: Network, check: Check) -> None:
     with listening(network.popen, 20710):
         report = check(spec_of(network, b=f"address: {CONTROLLER[0]}, port: 20710"))
     assert errors(report) == [
@@ -319,12 +326,12 @@ def test_an_address_where_something_else_answers_is_told(network: Network, check
     ]
 
 
-def test_an_address_of_another_node_of_the_run_is_told(network: Network, check: Check) -> None:
+def test_an_address_of_another_node_of_the_run_is_reported(network: Network, check: Check) -> None:
     report = check(spec_of(network, a="address: gpu-a", b="address: 10.77.0.11"))
     assert failures(report) == {("gpu-a", "worker:1"): "other", ("gpu-b", "worker:1"): "other"}
 
 
-def test_of_several_addresses_the_first_that_all_reach_is_taken_and_told(network: Network, tmp_path: Path) -> None:
+def test_of_several_addresses_the_first_that_all_reach_is_used_and_reported(network: Network, tmp_path: Path) -> None:
     spec = spec_of(network, b="addresses: [192.0.2.9, gpu-b, 10.77.0.12]")
     with gpu_b_named(network, "gpu-a", "127.0.1.1"):
         ran = up(network, spec, tmp_path)
@@ -388,7 +395,7 @@ def test_ports_that_answered_during_the_checks_are_the_programs_alone_afterwards
 
 @pytest.fixture
 def program(network: Network, tmp_path: Path) -> Iterator[Path]:
-    """A script that both hosts have at the same place; gpu-b has another folder there."""
+    """A script at the same path on both hosts; gpu-b has another folder there. Returns gpu-b's copy."""
     ours, other = network.folder / tmp_path.name, network.folder / f"{tmp_path.name}-of-gpu-b"
     for folder in (ours, other):
         folder.mkdir()
@@ -402,7 +409,7 @@ def up_in(network: Network, spec: str, directory: Path, *options: str) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr, directory)
 
 
-def test_a_program_that_a_node_lacks_is_told(network: Network, check: Check, program: Path, tmp_path: Path) -> None:
+def test_a_program_that_a_node_lacks_is_reported(network: Network, check: Check, program: Path, tmp_path: Path) -> None:
     folder = network.folder / tmp_path.name
     spec = network.write_spec(f"working_directory: {folder}\nprogram: {{script: train.py}}\n")
     program.unlink()
@@ -415,7 +422,7 @@ def test_a_program_that_a_node_lacks_is_told(network: Network, check: Check, pro
     assert f"Error: {message} [no-program]\n" in ran.stderr
 
 
-def test_a_program_that_differs_is_told_and_started_only_without_the_checks(
+def test_a_program_that_differs_is_reported_and_started_only_without_the_checks(
     network: Network, check: Check, program: Path, tmp_path: Path
 ) -> None:
     program.write_text("print('another')\n")
@@ -450,7 +457,7 @@ def test_a_module_of_the_working_directory_is_compared_file_by_file(
     assert [finding["reference"] for finding in check(spec)["findings"]] == ["program-differs"]
 
 
-def test_a_command_of_path_may_differ_as_nodes_do(network: Network, check: Check) -> None:
+def test_a_command_found_on_path_may_differ_between_nodes(network: Network, check: Check) -> None:
     tools = Path("/usr/local/sbin")
     with contextlib.ExitStack() as stack:
         for host in network.hosts.values():
@@ -472,14 +479,14 @@ def install(host: Host, path: Path, text: str) -> None:
 
 @pytest.fixture
 def checkpoints(network: Network, tmp_path: Path) -> Path:
-    """A folder that both hosts share, in one that they share as well."""
+    """A folder that both hosts share, inside another shared folder."""
     folder = network.folder / f"{tmp_path.name}-shared" / "checkpoints"
     folder.mkdir(parents=True)
     return folder
 
 
 def marks(network: Network, folder: Path) -> list[str]:
-    """All that is in the folder, on each host."""
+    """The folder's contents on each host."""
     return [host.run(["ls", "-A", str(folder)], check=False).stdout for host in network.hosts.values()]
 
 
@@ -489,14 +496,16 @@ def test_a_checkpoint_directory_that_is_shared_is_good_and_empty_when_the_tasks_
     show = "program: {command: [sh, -c, 'echo $DISTLAUNCH_CHECKPOINT_DIR; ls -A $DISTLAUNCH_CHECKPOINT_DIR']}\n"
     tools = Path("/usr/local/sbin")
     with mounted(network.hosts["gpu-b"], tools, "-t", "tmpfs", "none"):
-        # A node that takes a second to look at itself leaves its mark a second later than the others.
+        # A node whose own checks take a second writes its mark a second later than the others.
         install(network.hosts["gpu-b"], tools / "nvidia-smi", SMI.replace("ANSWER", "sleep 1"))
         ran = up(network, network.write_spec(f"{show}checkpoint_directory: {checkpoints}\n"), tmp_path)
     assert ran.status == 0, ran.stderr
     assert [ran.log(task).decode() for task in ("worker-0", "worker-1")] == [f"{checkpoints}\n"] * 2
 
 
-def test_a_checkpoint_directory_that_is_not_shared_is_told(network: Network, check: Check, checkpoints: Path) -> None:
+def test_a_checkpoint_directory_that_is_not_shared_is_reported(
+    network: Network, check: Check, checkpoints: Path
+) -> None:
     with mounted(network.hosts["gpu-b"], checkpoints, "-t", "tmpfs", "none"):
         report = check(network.write_spec(f"{SHOW}checkpoint_directory: {checkpoints}\n"))
         assert marks(network, checkpoints) == ["", ""]
@@ -512,7 +521,7 @@ def test_a_checkpoint_directory_that_is_not_shared_is_told(network: Network, che
     [("parent", (), "No such file or directory"), ("itself", ("-o", "ro"), "Read-only file system")],
     ids=["missing", "read-only"],
 )
-def test_a_checkpoint_directory_that_cannot_be_written_is_told(
+def test_a_checkpoint_directory_that_cannot_be_written_is_reported(
     network: Network, check: Check, checkpoints: Path, place: str, options: Sequence[str], reason: str
 ) -> None:
     folder = checkpoints if place == "itself" else checkpoints.parent
@@ -522,7 +531,7 @@ def test_a_checkpoint_directory_that_cannot_be_written_is_told(
     assert errors(report) == [f"checkpoint_directory {checkpoints} cannot be written on gpu-b: {reason}"]
 
 
-# --- what is warned about ---
+# --- warnings ---
 
 
 def test_a_disk_with_little_space_is_warned_about(network: Network, check: Check) -> None:
@@ -536,7 +545,7 @@ def test_a_disk_with_little_space_is_warned_about(network: Network, check: Check
 
 
 OFFSETS = {"gpu-a": -50.0, "gpu-b": 100.0}
-"""How far their clocks are ahead of the controller's."""
+"""How far the clock of each host is ahead of the controller's clock."""
 
 SMI = """\
 #!/bin/sh
@@ -575,7 +584,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 @pytest.fixture(scope="module")
 def oddities(odd: Hosts) -> dict[str, Any]:
-    """What `check --json` says of them; gpu-b runs another Python, which has no TensorFlow."""
+    """The report of `check --json` on the odd hosts; gpu-b runs another Python, which has no TensorFlow."""
     spec = odd.folder / "odd.yaml"
     spec.write_text(
         f"nodes:\n  - {{host: gpu-a, python: {sys.executable}}}\n"
@@ -588,7 +597,7 @@ def oddities(odd: Hosts) -> dict[str, Any]:
 
 
 def other_python(folder: Path) -> Path:
-    """Another Python than ours, without TensorFlow: one of pyenv's or the system's, or else one that claims to be."""
+    """A Python of another version without TensorFlow: from pyenv, the system, or else a venv with a faked version."""
     look = (
         "import importlib.util as u, sys; "
         f"sys.exit(not (3, 9) <= sys.version_info[:2] != {sys.version_info[:2]} or bool(u.find_spec('tensorflow')))"
@@ -614,7 +623,7 @@ def warnings(report: Mapping[str, Any], reference: str) -> list[str]:
     return [finding["message"] for finding in found]
 
 
-def test_what_is_odd_keeps_nothing_from_being_started(oddities: dict[str, Any]) -> None:
+def test_warnings_do_not_make_the_report_bad(oddities: dict[str, Any]) -> None:
     assert oddities["good"]
 
 
@@ -647,7 +656,7 @@ def test_clocks_that_are_off_are_warned_about_with_sign_and_size(oddities: dict[
         assert told[2] == ("ahead of" if offset > 0 else "behind")
 
 
-def test_times_of_nodes_whose_clocks_are_off_are_the_controllers(
+def test_times_from_nodes_whose_clocks_are_off_are_on_the_controllers_clock(
     distlaunch: Distlaunch, odd: Hosts, tmp_path: Path
 ) -> None:
     (tmp_path / "fail.py").write_text(
@@ -661,7 +670,7 @@ def test_times_of_nodes_whose_clocks_are_off_are_the_controllers(
     assert "Warning: the clock of gpu-b is 100.0 s ahead of ours\n" in ran.stderr
     [attempt] = ran.report["attempts"]
     failed = [task for task in attempt["tasks"] if task["crash"] is not None]
-    assert failed  # the other may have been stopped before it came to that
+    assert failed  # the other task may have been stopped before it raised
     for task in failed:
         then, off = map(float, ran.log(task["task"].replace(":", "-")).split()[:2])
         assert off == pytest.approx(OFFSETS[task["node"]], abs=SECONDS)
@@ -673,7 +682,7 @@ def test_times_of_nodes_whose_clocks_are_off_are_the_controllers(
 # --- interrupted ---
 
 
-def test_ctrl_c_during_the_checks_ends_them_and_leaves_nothing(odd: Hosts, tmp_path: Path) -> None:
+def test_ctrl_c_during_the_checks_stops_them_and_leaves_nothing(odd: Hosts, tmp_path: Path) -> None:
     asked, shared = tmp_path / "asked", tmp_path / "checkpoints"
     shared.mkdir()
     hang = f"echo $$ > {asked}.new; mv {asked}.new {asked}; exec sleep 600"
@@ -695,7 +704,7 @@ def test_ctrl_c_during_the_checks_ends_them_and_leaves_nothing(odd: Hosts, tmp_p
     assert process.returncode == 130
     assert stdout == b""
     assert b"SIGINT" in stderr
-    assert b"could not" not in stderr  # what we have ended ourselves is no finding
+    assert b"could not" not in stderr  # a process that we stopped ourselves is not a finding
     assert not psutil.pid_exists(int(asked.read_text()))
     assert list(shared.iterdir()) == []
     assert (set(files.iterdir()) if files.exists() else set()) == before

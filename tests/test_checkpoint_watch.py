@@ -1,4 +1,4 @@
-"""What tasks save is reported once it is written, and once."""
+"""A checkpoint that a task saves is reported once, after it is completely written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def save(path: Path, moment: int) -> None:
     os.utime(path, (moment, moment))
 
 
-def test_only_what_is_new_and_stays_the_same_is_reported(tmp_path: Path) -> None:
+def test_only_new_files_that_stay_unchanged_are_reported(tmp_path: Path) -> None:
     save(tmp_path / "old", 1000)
     watch = CheckpointWatch()
     watch.begin(str(tmp_path))
@@ -27,7 +27,7 @@ def test_only_what_is_new_and_stays_the_same_is_reported(tmp_path: Path) -> None
 
     assert look() == []
     save(tmp_path / "ckpt-1", 2000)
-    assert look() == []  # it may still be written
+    assert look() == []  # the file may still be growing
     save(tmp_path / "ckpt-1", 2001)
     assert look() == []
     assert look() == [("ckpt-1", 2001.0)]
@@ -36,7 +36,7 @@ def test_only_what_is_new_and_stays_the_same_is_reported(tmp_path: Path) -> None
     assert [look(), look(), look()] == [[], [("ckpt-1", 3000.0)], []]
 
 
-def test_a_directory_that_is_missing_or_not_named_has_nothing(tmp_path: Path) -> None:
+def test_a_directory_that_is_missing_or_not_given_has_no_checkpoints(tmp_path: Path) -> None:
     for directory in ("", str(tmp_path / "missing")):
         watch = CheckpointWatch()
         watch.begin(directory)
@@ -49,7 +49,7 @@ def test_a_directory_that_is_missing_or_not_named_has_nothing(tmp_path: Path) ->
     assert saved.name == "first"
 
 
-def test_the_journal_of_a_run_has_it(distlaunch: Distlaunch) -> None:
+def test_the_journal_of_a_run_has_the_checkpoint(distlaunch: Distlaunch) -> None:
     save_one = "touch $DISTLAUNCH_CHECKPOINT_DIR/ckpt-7; sleep 7"
     ran = distlaunch("local", "-n", "1", "--", "sh", "-c", f"mkdir -p $DISTLAUNCH_CHECKPOINT_DIR; {save_one}")
     lines = [json.loads(line) for line in (ran.directory / "events.jsonl").read_bytes().splitlines()]

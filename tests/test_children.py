@@ -1,4 +1,4 @@
-"""The Pythons that a task starts have what the task has; a Python that needs none of it does not notice."""
+"""Python processes that a task starts get the same patches and reports as the task; others are unaffected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker_entry.protocol.values import Program, TaskOrder
 
 
 def run_python(*arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[str, str]:
-    """What it prints, to stdout and to stderr."""
+    """Runs Python and returns its stdout and stderr."""
     clean = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "PYTHONPATH", "TF_CONFIG")}
     done = subprocess.run(
         [sys.executable, *arguments], env={**clean, **(env or {})}, cwd=cwd, capture_output=True, text=True, check=False
@@ -35,18 +35,18 @@ def told(env: dict[str, str] | None = None, **order: Any) -> dict[str, str]:
 
 
 class TestEnvironment:
-    def test_the_users_path_comes_behind_ours(self) -> None:
+    def test_the_users_path_comes_after_ours(self) -> None:
         assert told({"PYTHONPATH": "/a:/b"})["PYTHONPATH"] == f"{FOLDER}:/a:/b"
         assert told({"PYTHONPATH": f"{FOLDER}:/a"})["PYTHONPATH"] == f"{FOLDER}:/a"
 
-    def test_no_path_is_not_the_folder_that_the_program_is_in(self) -> None:
+    def test_an_empty_path_does_not_become_the_working_directory(self) -> None:
         assert told()["PYTHONPATH"] == told({"PYTHONPATH": ""})["PYTHONPATH"] == FOLDER
 
-    def test_where_nothing_is_to_be_done_nothing_is_told(self) -> None:
+    def test_the_order_is_omitted_where_there_is_nothing_to_do(self) -> None:
         env = {"PYTHONPATH": "/a", VARIABLE: "of another task"}
         assert told(env, patch_keras=False, progress=False) == {"PYTHONPATH": "/a"}
 
-    def test_what_the_task_writes_itself_its_children_are_not_told(self) -> None:
+    def test_children_are_not_given_the_files_that_the_task_writes(self) -> None:
         files: Any = {"crash_file": "/crash", "status_file": "/status", "child_file": "/child"}
         assert "/crash" not in told(**files)[VARIABLE]
         assert "/status" not in told(**files)[VARIABLE]
@@ -54,12 +54,12 @@ class TestEnvironment:
 
 
 class TestStart:
-    def test_a_python_that_imports_no_tensorflow_imports_nothing_of_ours_but_the_hook(self) -> None:
+    def test_a_python_without_tensorflow_imports_only_our_hook(self) -> None:
         source = "import sys; print(sorted(sys.modules))"
         before, after = (set(ast.literal_eval(run_python("-c", source, env=env)[0])) for env in ({}, told()))
         assert after - before <= {"sitecustomize", "distlaunch_children", "__future__"}
 
-    def test_a_program_does_not_find_our_folder_but_hands_it_on(self) -> None:
+    def test_a_program_does_not_see_our_folder_but_passes_it_on(self) -> None:
         source = "import os, sys; print([*sys.path, os.environ['PYTHONPATH']])"
         *path, handed_on = ast.literal_eval(run_python("-c", source, env=told({"PYTHONPATH": "/a"}))[0])
         assert FOLDER not in path
@@ -88,17 +88,17 @@ class TestStart:
         assert "Error in sitecustomize" in plain[1]
 
     @pytest.mark.parametrize("flags", [["-S"], ["-I"], ["-E"]])
-    def test_a_python_that_was_asked_for_nothing_gets_nothing(self, flags: list[str]) -> None:
+    def test_an_isolated_python_is_left_alone(self, flags: list[str]) -> None:
         source = "import sys; print('distlaunch_children' in sys.modules)"
         assert run_python(*flags, "-c", source, env=told()) == ("False\n", "")
 
     @pytest.mark.parametrize("value", ["", "no", "no order", "1 no JSON", '1 {"new": 1}', '1 {"status_file": 3}'])
-    def test_what_it_does_not_understand_it_is_silent_about(self, value: str) -> None:
+    def test_an_order_that_it_does_not_understand_is_ignored_silently(self, value: str) -> None:
         source = "from worker_entry import progress; progress.report(step=1); print('went on')"
         assert run_python("-c", source, env={**told(), VARIABLE: value}, cwd=ROOT) == ("went on\n", "")
 
     def test_any_python_understands_the_first_file(self) -> None:
-        """Python 2, too: none of what it lacks is in there."""
+        """The file uses no syntax that Python 2 lacks."""
         source = (Path(FOLDER) / "sitecustomize.py").read_text()
         later = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.FunctionDef, ast.AsyncFunctionDef, ast.Nonlocal)
         tree = ast.parse(source)
@@ -106,7 +106,7 @@ class TestStart:
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.cause is not None]
         assert source.isascii()
 
-    def test_worker_entry_is_the_tasks_whatever_else_is_installed(self, tmp_path: Path) -> None:
+    def test_worker_entry_is_imported_from_the_hooks_own_package(self, tmp_path: Path) -> None:
         shutil.copytree(Path(FOLDER).parent, tmp_path / "worker_entry")
         env = {**told(), "PYTHONPATH": str(tmp_path / "worker_entry" / "children")}
         found, _ = run_python("-c", "import worker_entry; print(worker_entry.__file__)", env=env)
@@ -124,7 +124,7 @@ def tell(step):
 
 if __name__ == "__main__":
     if "wrapper" in sys.argv:
-        # Of two that train at the same time, the first; then the next.
+        # Two train at the same time, and the first is counted; after the first has ended, the next is counted.
         first = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         first.stdout.readline()
         subprocess.run([sys.executable, __file__], input="", text=True, check=True)
@@ -151,17 +151,17 @@ class TestSteps:
         ("program", "step"),
         [
             (["--", sys.executable, "count.py"], 7),
-            (["count.py"], 7),
-            (["--", sys.executable, "count.py", "wrapper"], 7),
-            (["count.py", "wrapper"], 7),
+            pytest.param(["count.py"], 7, marks=pytest.mark.slow),
+            pytest.param(["--", sys.executable, "count.py", "wrapper"], 7, marks=pytest.mark.slow),
+            pytest.param(["count.py", "wrapper"], 7, marks=pytest.mark.slow),
             (["--", "./run.sh", "wrapper", "again"], 70),
         ],
-        ids=["command", "script", "command's child", "script's child", "grandchild of a shell, the second"],
+        ids=["command", "script", "command's child", "script's child", "second grandchild of a shell"],
     )
-    def test_the_one_that_trains_tells(
+    def test_the_process_that_trains_reports(
         self, distlaunch: Distlaunch, tmp_path: Path, program: list[str], step: int
     ) -> None:
-        """And neither what it starts itself, by `multiprocessing`, nor another that trains meanwhile."""
+        """Its `multiprocessing` children and another process that trains meanwhile do not report."""
         (tmp_path / "count.py").write_text(COUNTING)
         (tmp_path / "run.sh").write_text(f'#!/bin/sh\n{sys.executable} count.py "$@"\n')
         (tmp_path / "run.sh").chmod(0o755)
@@ -171,7 +171,7 @@ class TestSteps:
         stacks = (ran.directory / "attempt-1" / "worker-0.stacks").read_text()
         assert "count.py" in stacks
 
-    def test_a_process_that_was_killed_trains_no_more(self, tmp_path: Path) -> None:
+    def test_a_killed_process_no_longer_counts_as_training(self, tmp_path: Path) -> None:
         files = AttemptFiles(str(tmp_path), 1)
         (tmp_path / "attempt-1").mkdir()
         (tmp_path / "count.py").write_text(COUNTING)
@@ -192,7 +192,7 @@ class TestSteps:
         assert news.progress is not None
         assert (news.progress.step, news.progress.training) == (6, False)
 
-    def test_steps_are_not_counted_where_that_is_off(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_steps_are_not_counted_with_no_progress(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "count.py").write_text("from worker_entry import progress; progress.report(step=1)")
         ran = distlaunch("local", "-n", "1", "--no-progress", "--", sys.executable, "count.py")
         assert ran.status == 0, ran.stderr
@@ -200,7 +200,9 @@ class TestSteps:
 
 
 class TestCrash:
-    def test_what_ends_a_command_that_is_python_is_the_cause(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_the_exception_that_ends_a_python_command_is_the_cause(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         (tmp_path / "fail.py").write_text(
             "import os\nif os.fork() == 0:\n    raise KeyError('child')\nos.wait()\n1 / 0\n"
         )
@@ -208,7 +210,8 @@ class TestCrash:
         assert ran.status == 1
         assert f"ZeroDivisionError: division by zero   {tmp_path}/fail.py:5" in ran.stderr
 
-    def test_a_program_that_fails_by_its_own_fault_is_not_excused_by_its_child(
+    @pytest.mark.slow
+    def test_a_failure_of_the_program_itself_is_not_blamed_on_its_child(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         (tmp_path / "child.py").write_text("from worker_entry import progress\nprogress.report(step=1)\n1 / 0\n")
@@ -253,16 +256,16 @@ if __name__ == "__main__":
 
 @pytest.mark.tensorflow
 class TestTraining:
-    def test_a_command_that_is_python_trains_and_is_counted(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_python_command_trains_and_is_counted(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "fit.py").write_text(FIT)
         ran = distlaunch("local", "-n", "2", "--", sys.executable, "fit.py")
         assert ran.status == 0, ran.stderr
         self.assert_trained(ran)
 
-    def test_a_process_that_a_script_starts_trains_and_is_counted_and_its_failure_is_the_cause(
+    def test_a_process_that_a_script_starts_is_counted_and_its_failure_is_the_cause(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
-        """And the user's own sitecustomize has run in it."""
+        """The user's own sitecustomize also runs in that process."""
         (tmp_path / "fit.py").write_text(FIT)
         (tmp_path / "start.py").write_text(START_FIT)
         (tmp_path / "own").mkdir()
@@ -272,7 +275,7 @@ class TestTraining:
         assert f"ValueError: after training   {tmp_path}/fit.py:12" in ran.stderr
         self.assert_trained(ran)
         for task in ("worker-0", "worker-1"):
-            assert ran.log(task).count(b"own sitecustomize") == 2  # of the task, and of its child
+            assert ran.log(task).count(b"own sitecustomize") == 2  # in the task and in its child
 
     def assert_trained(self, ran: Any) -> None:
         for number in (0, 1):
@@ -280,7 +283,7 @@ class TestTraining:
             assert ran.log(f"worker-{number}").count(b"distlaunch: patched Keras") == 1
             assert ran.report["attempts"][0]["tasks"][number]["progress"]["step"] == 12
 
-    def test_a_process_of_multiprocessing_does_not_say_again_what_was_done(self, tmp_path: Path) -> None:
+    def test_a_multiprocessing_child_does_not_repeat_the_patch_note(self, tmp_path: Path) -> None:
         (tmp_path / "loads.py").write_text(LOADS)
         config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
         output, errors = run_python("loads.py", env={**told(), "TF_CONFIG": config}, cwd=tmp_path)
@@ -288,7 +291,7 @@ class TestTraining:
         assert errors.count("distlaunch: patched Keras") == 1
 
     @pytest.mark.parametrize("patch", [True, False])
-    def test_keras_is_left_as_it_is_where_the_task_leaves_it(self, patch: bool) -> None:
+    def test_keras_is_patched_only_where_the_order_says_so(self, patch: bool) -> None:
         config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
         _, errors = run_python("-c", "import keras", env={**told(patch_keras=patch), "TF_CONFIG": config})
         assert ("distlaunch: patched Keras" in errors) == patch

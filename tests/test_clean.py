@@ -1,4 +1,4 @@
-"""`distlaunch clean`: what a run has left behind whose distlaunch is gone, and nothing else."""
+"""`distlaunch clean` stops the leftover processes of a run whose controller is gone, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.witness import MARK, make_mark, marked, wait_until
 pytestmark = pytest.mark.ssh
 
 LEFT = "trap '' TERM HUP; setsid sleep 601 & echo waiting; exec sleep 600"
-"""A task that ignores SIGTERM, and what it starts in a session of its own."""
+"""A task that ignores SIGTERM, with a child in a session of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 def begin(hosts: Hosts, folder: Path, mark: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A run of LEFT on both hosts, with a lease that nobody wants to wait for."""
+    """Starts LEFT on both hosts, with a lease too long to wait for."""
     env = f"env_from: [{MARK}]\ntimeouts: {{lease_s: 600}}\n"
     spec = hosts.write_spec(f'program: {{command: [sh, -c, "{LEFT}"]}}\n{env}')
     process = subprocess.Popen(
@@ -79,7 +79,7 @@ def test_a_run_that_is_under_way_is_left_alone(hosts: Hosts, tmp_path: Path) -> 
     assert again.returncode == 0
 
 
-def test_what_a_killed_distlaunch_has_left_is_ended_at_once(hosts: Hosts, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_distlaunch_are_stopped_at_once(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     kill_distlaunch(begin(hosts, tmp_path, mark))
     assert len(marked(mark)) >= 4
@@ -88,7 +88,7 @@ def test_what_a_killed_distlaunch_has_left_is_ended_at_once(hosts: Hosts, tmp_pa
     assert marked(mark) == []
 
 
-def test_an_agent_that_hangs_is_ended_too_without_waiting_for_its_lease(hosts: Hosts, tmp_path: Path) -> None:
+def test_an_agent_that_hangs_is_stopped_without_waiting_for_its_lease(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     process = begin(hosts, tmp_path, mark)
     tasks = [p for p in marked(mark) if p.pid != process.pid]
@@ -103,14 +103,14 @@ def test_an_agent_that_hangs_is_ended_too_without_waiting_for_its_lease(hosts: H
     assert not any(agent.is_running() for agent in agents.values())
 
 
-def test_orphans_of_killed_agents_are_ended_and_other_processes_are_not(hosts: Hosts, tmp_path: Path) -> None:
+def test_orphans_of_killed_agents_are_stopped_and_other_processes_are_not(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     process = begin(hosts, tmp_path, mark)
     tasks = [p for p in marked(mark) if p.pid != process.pid]
     guardians = {parent.pid: parent for p in tasks for parent in p.parents() if parent.cmdline()[-1:] == ["node"]}
     kill_distlaunch(process)
     for guardian in guardians.values():
-        guardian.suspend()  # or it would end them, when its agent dies
+        guardian.suspend()  # or it would kill the tasks when its agent dies
     for guardian in guardians.values():
         guardian.kill()
     left = [p for p in marked(mark) if p.is_running()]
@@ -146,7 +146,7 @@ def test_a_node_that_cannot_be_asked_is_named(hosts: Hosts, tmp_path: Path) -> N
     assert marked(mark) == []
 
 
-def test_a_spec_stands_for_all_runs_from_here_that_are_not_under_way(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_spec_stands_for_all_its_runs_that_are_not_running(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     spec = hosts.write_spec(
@@ -173,7 +173,7 @@ def test_a_spec_stands_for_all_runs_from_here_that_are_not_under_way(hosts: Host
     wait_until(lambda: [p for p in marked(mark) if p.pid != psutil.Process().pid] == [], "nothing is left")
 
 
-def test_what_is_no_run_is_said_to_be_none(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_path_or_id_that_is_not_a_run_is_reported(hosts: Hosts, tmp_path: Path) -> None:
     for what, said in {
         "no-such-run": "there is no run no-such-run",
         str(tmp_path): f"{tmp_path} is not a run's folder",

@@ -1,4 +1,4 @@
-"""A machine's clock that is set while a run is under way: no duration is wrong, and none is negative."""
+"""Setting a machine's clock during a run makes no duration wrong or negative."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ int clock_gettime(clockid_t clock, struct timespec *time)
     return failed;
 }
 """
-"""libfaketime 0.9.10 does the same and more, but lets no Python from 3.11 on sleep."""
+"""libfaketime 0.9.10 can do this too, but breaks `time.sleep` in Python 3.11 and later."""
 
 
 class SetClock:
-    """The clock of all processes with `env`; the one that nobody can set goes on."""
+    """A wall clock for all processes with `env` that a test can set; the monotonic clock stays real."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
@@ -81,7 +81,7 @@ for _ in sys.stdin:
 
 @pytest.fixture
 def watched(machine: SetClock) -> Iterator[subprocess.Popen[str]]:
-    """A process that tells both clocks for each line."""
+    """A process that prints both clocks for each line it reads."""
     with subprocess.Popen(
         [sys.executable, "-c", WATCH],
         cwd=ROOT,
@@ -102,7 +102,7 @@ def ask(process: subprocess.Popen[str]) -> tuple[float, float]:
     return float(ours), float(walls)
 
 
-def test_the_clock_is_the_machines_and_does_not_follow_when_that_is_set(
+def test_the_clock_starts_at_the_machines_time_and_does_not_follow_when_that_is_set(
     machine: SetClock, watched: subprocess.Popen[str]
 ) -> None:
     first, wall = ask(watched)
@@ -122,7 +122,7 @@ def test_children_have_their_parents_clock(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("odd", ["", "yesterday", "nan", "inf"])
-def test_a_clock_that_makes_no_sense_is_not_taken_over(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+def test_a_clock_that_makes_no_sense_is_ignored(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
     monkeypatch.setenv(environment.CLOCK, odd)
     code = "from worker_entry.system import clock; print(clock.now())"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""A program that asks for deterministic operations is not timed, and comes to the same bits as without progress."""
+"""A program with deterministic operations computes the same bits with and without progress reports."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.tensorflow
 PROGRAM = str(PROGRAMS / "deterministic.py")
 
 
-def test_deterministic_operations_give_the_same_bits_timed_or_not_however_they_are_asked_for(
+def test_deterministic_operations_give_the_same_bits_with_and_without_progress(
     distlaunch: Distlaunch, tmp_path: Path
 ) -> None:
-    """Three clusters of some seconds each, for there is nothing else to compare a run with."""
+    """Runs three clusters of a few seconds each: the only reference for a run is another run."""
     weights = []
     for number, (options, arguments, env) in enumerate(
         [

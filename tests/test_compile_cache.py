@@ -1,8 +1,9 @@
-"""Compiled code is kept where nobody else writes, apart by version and machine, and is used by the next run."""
+"""Compiled code is kept in a private folder, one per version and machine, and the next run uses it."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,14 +11,17 @@ import pytest
 
 from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch
-from worker_entry.program.compile_cache import XLA_DIRECTORY, XLA_FLAGS, add_compile_cache
+from worker_entry.agent.cache_watch import CacheWatch
+from worker_entry.program.compile_cache import GRAPHS, XLA_DIRECTORY, XLA_FLAGS, add_compile_cache
 from worker_entry.program.versions import installed_version
 from worker_entry.protocol import environment
+from worker_entry.protocol.kept import CacheUsed
+from worker_entry.protocol.values import Program, TaskStart
 
 pytestmark = linux
 needs_tensorflow = pytest.mark.skipif(installed_version("tensorflow") is None, reason="TensorFlow is not installed")
 WHOLE = b"\x0a\x03key\x12\x02hl\x1a\x01c"
-"""An entry as TensorFlow writes it: a key, what was compiled, the code."""
+"""An entry as TensorFlow writes it: a key, the HLO, the code."""
 
 
 def variables(root: Path, **given: str) -> dict[str, str]:
@@ -45,7 +49,7 @@ def test_the_folder_is_private_and_named_after_the_version(tmp_path: Path) -> No
 
 
 @needs_tensorflow
-def test_flags_of_the_user_stay_and_a_directory_of_theirs_wins(tmp_path: Path) -> None:
+def test_flags_of_the_user_stay_and_the_users_own_directory_wins(tmp_path: Path) -> None:
     flags = variables(tmp_path, TF_XLA_FLAGS="--tf_xla_auto_jit=2")[XLA_FLAGS].split()
     assert flags[0] == "--tf_xla_auto_jit=2"
     assert flags[1].startswith(f"{XLA_DIRECTORY}={tmp_path}/tensorflow-")
@@ -62,12 +66,12 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, harm: str)
     else:
         folder.rename(tmp_path / "other")
         folder.symlink_to(tmp_path / "other")
-    with pytest.raises(PermissionError, match="others can write to this compile cache"):
+    with pytest.raises(PermissionError, match="this compile cache is not a private folder of yours"):
         variables(tmp_path)
 
 
 @needs_tensorflow
-def test_entries_that_are_cut_short_are_removed_and_whole_ones_stay(tmp_path: Path) -> None:
+def test_truncated_entries_are_removed_and_complete_ones_stay(tmp_path: Path) -> None:
     folder = folder_of(variables(tmp_path))
     (folder / "whole.pb").write_bytes(WHOLE)
     for length in range(len(WHOLE)):
@@ -78,8 +82,33 @@ def test_entries_that_are_cut_short_are_removed_and_whole_ones_stay(tmp_path: Pa
     assert {path.name for path in folder.iterdir()} == {"whole.pb", "written-now.tmp"}
 
 
+def add_entry(graphs: Path, key: str) -> Path:
+    """Adds an entry as Inductor does: `ab1` becomes a file in `ab/ab1/`, under another name at first."""
+    folder = graphs / key[:2] / key
+    folder.mkdir(parents=True, exist_ok=True)
+    entry = folder / "graph"
+    entry.with_suffix(".tmp").write_bytes(b"code")
+    return entry.with_suffix(".tmp").rename(entry)
+
+
+def test_graphs_of_torch_are_counted_when_loaded_and_when_added(tmp_path: Path) -> None:
+    graphs = tmp_path / f"torch-2.13.0-1234-{os.geteuid()}" / GRAPHS
+    entries = [add_entry(graphs, key) for key in ("ab1", "ab2", "cd1")]
+    watch = CacheWatch()
+    start = TaskStart("worker:0", Program("script", "train.py"), {environment.CACHE: str(tmp_path)})
+    with watch.starting([start]):
+        entries[2].read_bytes()  # by the agent, before the tasks start
+    assert len(list(graphs.glob("*/*"))) == 3  # a listed folder is not an entry
+    for _ in range(2):
+        entries[0].read_bytes()
+    for key in ("ab3", "ef1"):
+        add_entry(graphs, key).read_bytes()
+    assert watch.end(1) == CacheUsed(1, loaded=1, stored=2)
+    assert watch.end(2) is None
+
+
 @pytest.mark.tensorflow
-def test_the_second_run_loads_what_the_first_has_compiled(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_the_second_run_loads_the_code_that_the_first_compiled(distlaunch: Distlaunch, tmp_path: Path) -> None:
     shutil.copy(PROGRAMS / "compiled.py", tmp_path)
     spec = tmp_path / "spec.yaml"
     spec.write_text(

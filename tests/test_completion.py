@@ -20,11 +20,12 @@ import pytest
 
 from launcher.cli.completion import complete_tasks, join_at_colons
 from launcher.cli.main import cli
+from tests.cases import first_quick
 from tests.conftest import distlaunch_command
 from tests.runs_on_disk import write_run
 
 NAMES = ("20261121-100000-train-aaaa", "20261121-110000-train-bbbb", "20261121-120000-eval-cccc")
-"""Of these, the last is running."""
+"""Three run names; the last run is still running."""
 
 SHELLS = {
     "bash": (
@@ -41,12 +42,12 @@ SHELLS = {
         r"""function fish_prompt; echo 'READY> '; end; source completion; bind \cg 'echo "<<"(commandline)">>"'""",
     ),
 }
-"""How each shell is started, and its start-up file: Ctrl-G shows the line as it is."""
+"""The command and the start-up file of each shell; Ctrl-G shows the current line."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with specs; there are three runs."""
+    """A folder with specs, next to the records of three runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     for number, name in enumerate(NAMES):
@@ -109,7 +110,7 @@ class Terminal:
                 self.screen += os.read(self._main, 65536).decode()
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", first_quick(SHELLS))
 def test_a_tab_completes_commands_runs_and_specs(shell: str, folder: Path) -> None:
     terminal = Terminal(shell, folder)
     try:
@@ -142,7 +143,7 @@ def test_bash_completes_a_part_of_a_name_that_only_one_run_has(folder: Path) -> 
 
 
 def offered(folder: Path, *words: str) -> list[str]:
-    """What the command itself offers to bash for the last word."""
+    """The completions that the command offers to bash for the last word."""
     env = {
         **os.environ,
         "_DISTLAUNCH_COMPLETE": "bash_complete",
@@ -154,23 +155,21 @@ def offered(folder: Path, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_runs_are_offered_the_latest_first_and_only_where_they_fit(folder: Path) -> None:
+def test_runs_are_offered_latest_first_and_only_where_they_fit(folder: Path) -> None:
     assert offered(folder, "wait", "") == [f"plain,{name}" for name in reversed(NAMES)]
     assert offered(folder, "stacks", "") == [f"plain,{NAMES[2]}"]
     assert offered(folder, "rm", "") == [f"plain,{name}" for name in reversed(NAMES[:2])]
     assert offered(folder, "rm", NAMES[0], "20261121-11") == [f"plain,{NAMES[1]}"]
 
 
-def test_nothing_is_offered_and_nothing_said_where_there_is_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_offered_or_printed_where_there_is_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/nowhere/at/all")
     for words in (("wait", ""), ("down", "x"), ("wait", "a", "b")):
         assert offered(folder, *words) in ([], [""])
     assert offered(folder, "up", "nowhere/") == ["dir,nowhere/"]
 
 
-def test_files_are_offered_for_a_program_and_for_the_arguments_of_one(folder: Path) -> None:
+def test_files_are_offered_for_a_program_and_for_its_arguments(folder: Path) -> None:
     assert offered(folder, "up", "-H", "gpu-a", "tr") == ["file,tr"]
     assert offered(folder, "up", "two_nodes.yaml", "tr") == ["file,tr"]
 

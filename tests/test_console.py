@@ -1,4 +1,4 @@
-"""The console: labelled lines in order and never torn, whatever the tasks print and however slowly they are read."""
+"""The console shows labelled lines in order and never torn, whatever tasks print and however slow the reader is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MILLION = 1_000_000
 
 
 class Recorder(NowhereSink):
-    """Remembers what it was given, in order; `on_write` is called at each write."""
+    """Records the text it is given, in order; calls `on_write` at each write."""
 
     def __init__(self, on_write: Callable[[], None] = lambda: None) -> None:
         self.given: list[str] = []
@@ -63,7 +63,7 @@ class BrokenSink(NowhereSink):
 
 
 class Clock:
-    """A clock that is set by hand, and knows how often it was looked at."""
+    """A clock that is set by hand and counts its reads."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -74,7 +74,7 @@ class Clock:
         return self.now
 
     def wait_for_looks(self) -> None:
-        """Returns after the console has looked at its logs all anew."""
+        """Returns after the console has polled all its logs again."""
         before = self.looks
         wait_until(lambda: self.looks >= before + 3, "the console looks at the clock")
 
@@ -100,7 +100,7 @@ def append(path: Path, data: bytes) -> None:
 class TestPlainLines:
     @linux
     def test_pass_over_what_nobody_has_written(self, tmp_path: Path) -> None:
-        """A program that cuts its log to a greater length leaves terabytes of zeros, which take minutes to read."""
+        """A program that truncates its log to a greater length leaves terabytes of zeros to read."""
         sink, log = Recorder(), tmp_path / "log"
         append(log, b"before\n")
         os.truncate(log, 1 << 40)
@@ -183,7 +183,7 @@ class TestPlainLines:
             append(tmp_path / "log", b"now\n")
             wait_until(lambda: sink.given[1:] == ["worker:0 │ now"], "the line is shown")
 
-    def test_of_a_log_that_cannot_be_read_are_missing_and_nothing_else_is(self, tmp_path: Path) -> None:
+    def test_of_a_log_that_cannot_be_read_are_missing_and_all_others_are_shown(self, tmp_path: Path) -> None:
         sink = Recorder()
         append(tmp_path / "log", b"text\n")
         with opened(sink, [W0, W9]) as console:
@@ -312,7 +312,7 @@ class TestUnfinishedLines:
 
 
 class TestNotes:
-    def test_obey_nothing_in_the_words_of_others(self) -> None:
+    def test_obey_no_escape_sequences_in_the_text_of_others(self) -> None:
         sink = Recorder()
         with opened(sink, colour=True) as console:
             console.note("node \x1b]0;pwned\x07: \u202etxt.exe\x9b2J")
@@ -350,7 +350,7 @@ class TestNotes:
 
 
 class TestNobodyReads:
-    def test_is_known_and_close_does_not_hang(self, tmp_path: Path) -> None:
+    def test_is_noticed_and_close_does_not_hang(self, tmp_path: Path) -> None:
         append(tmp_path / "log", b"text\n")
         with opened(BrokenSink()) as console:
             console.follow(W0, tmp_path / "log")
@@ -368,7 +368,7 @@ class TestNobodyReads:
         assert not closing.is_alive()
         assert console.broken
 
-    def test_of_a_pipe_is_known(self, tmp_path: Path) -> None:
+    def test_of_a_pipe_is_noticed(self, tmp_path: Path) -> None:
         read_end, write_end = os.pipe()
         os.close(read_end)
         append(tmp_path / "log", b"text\n")
@@ -382,6 +382,7 @@ class TestNobodyReads:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_shows_a_million_lines_all_of_them_in_order(self, distlaunch: Distlaunch) -> None:
         begin = time.monotonic()
 
@@ -447,7 +448,7 @@ class TestCommand:
         assert "Exception ignored" not in said
         assert marked(mark) == []
 
-    def test_is_not_held_up_by_a_reader_that_does_not_read_nor_fills_the_memory(self, tmp_path: Path) -> None:
+    def test_is_not_blocked_by_a_reader_that_does_not_read_and_uses_little_memory(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
         command = distlaunch_command("local", "-n", "1", "--run-dir", str(run))
         with subprocess.Popen(
@@ -480,13 +481,13 @@ class TestCommand:
             wait_until(lambda: (run / "report.json").exists(), "the report is written")
             signalled = time.monotonic()
             launched.send_signal(signal.SIGINT)
-            # The first signal may come just before it is heeded; nobody presses Ctrl-C only once.
+            # The first signal may arrive before its handler is in place; a user would press Ctrl-C again.
             while launched.poll() is None:
                 if time.monotonic() - signalled > 3:
                     signalled = time.monotonic()
                     launched.send_signal(signal.SIGINT)
                 time.sleep(0.01)
-            assert launched.returncode == 0  # as the report says: the run itself was over
+            assert launched.returncode == 0  # the run itself had already succeeded, as the report says
             assert b"Fatal" not in launched.stderr.read()
 
 
@@ -521,14 +522,14 @@ class OnTerminal:
         os.close(slave)
 
     def tell(self, worker: int, text: str) -> None:
-        """Has a task print this, unchanged."""
+        """Makes a task print this text unchanged."""
         number = self._told[worker] = self._told.get(worker, 0) + 1
         whole = self._orders / f".{worker}"
         whole.write_text(text, newline="")
         whole.rename(self._orders / f"worker-{worker}.{number}")
 
     def lines(self) -> list[str]:
-        """The lines of tasks that the screen shows, from top to bottom."""
+        """The lines of tasks on the screen, from top to bottom."""
         return [line.rstrip() for line in self.screen.display if line.startswith("worker:")]
 
     def wait_for(self, *lines: str) -> None:
@@ -536,7 +537,7 @@ class OnTerminal:
         wait_until(lambda: self.read() and self.lines() == [*lines], f"{lines} on the screen")
 
     def end(self) -> int:
-        """Ends the tasks, and returns distlaunch's exit status."""
+        """Ends the tasks; returns distlaunch's exit status."""
         (self._orders / "end").touch()
         wait_until(lambda: self.read() and self._process.poll() is not None, "distlaunch ends")
         self.read()
@@ -550,11 +551,11 @@ class OnTerminal:
         os.close(self._master)
 
     def read(self) -> bool:
-        """Shows on the screen what was written so far; true, to be used in conditions."""
+        """Feeds the output so far to the screen; returns true for use in conditions."""
         while select.select([self._master], [], [], 0)[0]:
             try:
                 data = os.read(self._master, 1 << 16)
-            except OSError:  # how Linux says that nobody has the terminal open any more
+            except OSError:  # Linux raises this once nobody has the terminal open
                 break
             if not data:
                 break
@@ -621,7 +622,7 @@ class TestTerminal:
             terminal.tell(0, f"\r{step} {'━' * 100}")
             terminal.wait_for(f"worker:0 │ {step} {'━' * 46}…")
 
-        # A second row of the bar would be left behind.
+        # If the bar took a second row, that row would remain on the screen.
         terminal.tell(0, "\rdone\n")
         terminal.wait_for("worker:0 │ done")
         assert "━" not in "".join(terminal.screen.display)

@@ -1,4 +1,4 @@
-"""The limits of our control group are found, whichever version of control groups, and wherever it is mounted."""
+"""The limits of our control group are found, with either version of control groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from worker_entry.system.cgroups import cores_limit
         ("4:cpu:/docker/9f\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
         ("4:cpuset:/docker/9f\n", {}, math.inf),
     ],
-    ids=["v2", "v2 without a limit", "v1", "v1 without a limit", "none of them"],
+    ids=["v2", "v2 without a limit", "v1", "v1 without a limit", "no CPU controller"],
 )
 def test_the_limit_of_cores(tmp_path: Path, own: str, files: dict[str, str], cores: float) -> None:
     (tmp_path / "own").write_text(own)

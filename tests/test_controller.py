@@ -1,4 +1,4 @@
-"""Who controls a run is known for certain: a stranger is never signalled, and a run that is over is never alive."""
+"""The controller of a run is identified with certainty: no other process is signalled, and no ended run is alive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.witness import wait_until
 
 @contextmanager
 def stranger() -> Iterator[tuple[subprocess.Popen[bytes], Controller]]:
-    """A process that could be anybody's, and its identity."""
+    """An unrelated process, and its identity."""
     with subprocess.Popen(["sleep", "600"]) as process:
         started = psutil.Process(process.pid).create_time() - psutil.boot_time()
         try:
@@ -44,7 +44,7 @@ class TestProcess:
             process.wait(10)
             assert not is_alive(controller)
 
-    def test_that_nobody_has_collected_yet_is_over(self) -> None:
+    def test_that_nobody_has_reaped_yet_is_over(self) -> None:
         with stranger() as (process, controller):
             process.kill()
             wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
@@ -77,7 +77,7 @@ class TestProcess:
 
 @contextmanager
 def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run in `run`, which is under way."""
+    """A running run in the folder `run`."""
     with (folder / "stderr").open("wb") as stderr:
         command = distlaunch_command("local", "-n", "1", "--run-dir", "run", "--", "sh", "-c", "echo up; sleep 600")
         process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=stderr)
@@ -97,21 +97,22 @@ def ask(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -> subproce
 
 
 def change(run: Path, **facts: Any) -> None:
-    """As if the run were another machine's, say."""
+    """Overwrites facts about the controller, for example so that the run seems to belong to another machine."""
     written = json.loads((run / "run.json").read_text())
     written["controller"] |= facts
     (run / "run.json").write_text(json.dumps(written))
 
 
+@pytest.mark.slow
 class TestRun:
-    def test_is_over_whoever_holds_a_lock_on_its_files(self, tmp_path: Path) -> None:
+    def test_is_over_even_if_another_process_locks_its_files(self, tmp_path: Path) -> None:
         assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
         with (tmp_path / "run" / "run.json").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             assert RunDir(tmp_path / "run").read_run()[1] is None
 
-    def test_stays_under_way_whoever_looks_at_it(self, tmp_path: Path) -> None:
-        """Also while it begins: somebody's lock has made it lose its own, and count as over from then on."""
+    def test_stays_alive_even_if_another_process_locks_its_files(self, tmp_path: Path) -> None:
+        """Even while it begins: a foreign lock once made the run lose its own lock, so it counted as over."""
         script = (
             "import sys, time\nfrom pathlib import Path\nfrom launcher.run.directory import RunDir, RunStart\n"
             "with RunDir.create(Path(sys.argv[1])).hold(RunStart(run_id='x', name='x', started=0.0)):\n"
@@ -153,7 +154,9 @@ class TestRun:
                 assert asked.stderr.startswith("Error: this run's controller is on gpu-a [usage]\n  run the command on")
             assert process.poll() is None
 
-    def test_whose_pid_is_a_strangers_by_now_is_over_and_the_stranger_is_left_alone(self, tmp_path: Path) -> None:
+    def test_whose_pid_belongs_to_a_stranger_by_now_is_over_and_the_stranger_is_left_alone(
+        self, tmp_path: Path
+    ) -> None:
         assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
         written = json.loads((tmp_path / "run" / "run.json").read_text())
         (tmp_path / "run" / "run.json").write_text(json.dumps({**written, "ended": False}))
@@ -163,22 +166,23 @@ class TestRun:
             assert "has ended" in ask(tmp_path, "stacks", "run").stderr
             assert process.poll() is None
 
-    def test_that_has_ended_is_over_for_other_machines_as_well(self, tmp_path: Path) -> None:
+    def test_that_has_ended_is_over_for_other_machines_too(self, tmp_path: Path) -> None:
         assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
         change(tmp_path / "run", host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000")
         assert ask(tmp_path, "down", "run").stdout == f"Already ended: {tmp_path}/run\n"
 
-    def test_is_not_taken_for_a_process_of_another_pid_namespace(self, tmp_path: Path) -> None:
+    def test_is_not_mistaken_for_a_process_of_another_pid_namespace(self, tmp_path: Path) -> None:
         apart = ("unshare", "--pid", "--fork", "--mount-proc")
         if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
-            pytest.skip("a PID namespace of its own can only be made by root")
+            pytest.skip("only root can create a PID namespace")
         with running(tmp_path) as process:
             asked = ask(tmp_path, "down", "run", before=apart)
             assert asked.returncode == 2
             assert asked.stderr.startswith("Error: this run's controller is in another container on ")
             assert process.poll() is None
 
-    def test_ends_when_it_is_asked_to(self, tmp_path: Path) -> None:
+    @pytest.mark.quick
+    def test_ends_when_asked_to(self, tmp_path: Path) -> None:
         with running(tmp_path) as process:
             assert ask(tmp_path, "down", "run").stdout == f"Stopped: {tmp_path}/run\n"
             assert process.wait(10) == 143

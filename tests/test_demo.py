@@ -1,4 +1,4 @@
-"""The built-in demo: its data is what DATA.md says, and two workers train on it, agree, and save once."""
+"""The built-in demo: its data matches DATA.md, and two workers train on it, agree and save once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import PROGRAMS, Distlaunch
 DEMO = Path(__file__).parents[1] / "worker_entry" / "demo"
 
 TOLERANCE = 0.003
-"""Sums of floats in another order, after 22 steps; one image of the 360 that are not trained on."""
+"""Allows for floats summed in another order over 22 steps, and for one of the 360 validation images."""
 
 LAST_LINE = r"worker:(\d+) of (\d+): validation accuracy (\d\.\d{3}), [\d,]+ images/s"
 
@@ -40,7 +40,7 @@ class TestData:
         assert hashlib.sha256(content).hexdigest() in notice
         assert len(content) < 200_000
 
-    def test_notice_gives_what_the_licence_asks_for(self) -> None:
+    def test_notice_gives_what_the_licence_requires(self) -> None:
         notice = (DEMO / "DATA.md").read_text(encoding="utf-8")
 
         for needed in (
@@ -84,15 +84,15 @@ def test_imports_nothing_of_the_launcher() -> None:
 @pytest.mark.quick
 @pytest.mark.tensorflow
 def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path: Path) -> None:
-    """Takes long, for the demo trains until it is good, and its model is read again by another process."""
-    # The workers' temporary directory, to see what they leave there.
+    """Slow: the demo trains to a good accuracy, and another process loads its model."""
+    # The workers' temporary directory, checked below for leftovers.
     scratch = tmp_path / "tmp"
     scratch.mkdir()
 
     ran = distlaunch("local", "--workers", "2", env={"TMPDIR": str(scratch)}, timeout=240)
 
     assert ran.status == 0, ran.stderr
-    assert "distlaunch: patched" not in ran.stdout + ran.stderr  # that is told once, and the logs have the names
+    assert "distlaunch: patched" not in ran.stdout + ran.stderr  # printed once; the logs have names
     patched = r"Keras \S+: \d+ faults patched for multi-worker training \(--no-keras-patch turns this off\)\n"
     assert len(re.findall(patched, ran.stderr)) == ("patched" in ran.log().decode())
     accuracies = set()
@@ -110,11 +110,11 @@ def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path:
     assert not list(scratch.glob("tmp*")), "a worker left its temporary model behind"
     assert score_again(ran.directory / "model" / "digits.keras") == pytest.approx(
         accuracy, abs=0.0006
-    )  # three digits printed
+    )  # the demo prints three digits
 
 
 def score_again(model: Path) -> float:
-    """The accuracy of a saved model on the validation images, in a process that knows of no cluster."""
+    """The accuracy of a saved model on the validation images, in a process without TF_CONFIG."""
     alone = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     scored = subprocess.run(
         [sys.executable, "-c", SCORE_AGAIN, str(DEMO), str(model)],
@@ -142,7 +142,7 @@ def test_no_image_is_seen_twice_in_an_epoch_by_all_workers_together(distlaunch: 
 def test_devices_of_one_process_train_as_one_device_with_the_same_global_batch(
     distlaunch: Distlaunch, tmp_path: Path
 ) -> None:
-    """Takes long, for it trains three times: what one device learns is what the others are compared with."""
+    """Slow: it trains three times, to compare the other strategies with one device."""
     losses: dict[str, list[float]] = {}
     scores: dict[str, float] = {}
     for strategy in ("one_device", "mirrored", "central_storage"):

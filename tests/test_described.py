@@ -1,4 +1,4 @@
-"""Fields of models are described by the docstrings below them."""
+"""The docstrings below the fields of a model describe them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_meanings_are_read_as_they_are_written() -> None:
     assert "from" in read_meanings(ListedNodesSpec)
 
 
-def test_what_a_part_inherits_is_described() -> None:
+def test_inherited_fields_are_described() -> None:
     class Parent(Result):
         first: int
         """The first."""

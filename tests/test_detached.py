@@ -1,4 +1,4 @@
-"""A run in the background outlives its terminal, answers only its user, and cannot be disturbed by who asks."""
+"""A run in the background outlives its terminal, answers only its user, and survives any client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
-from launcher.run.control import CLIENTS, PATH_LIMIT, AskStatus, ask
+from launcher.run.control import CLIENTS, NEW, PATH_LIMIT, AskStatus, ask
 from launcher.run.directory import RunDir
 from launcher.run.record import read_record
 from tests.conftest import distlaunch_command
@@ -43,7 +43,7 @@ def controller(folder: Path) -> psutil.Process:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A run's folder; whatever runs there is ended, and has to have left nothing."""
+    """A folder for a run; stops the run at the end of the test."""
     folder = tmp_path / "run"
     yield folder
     if (folder / "run.json").exists():
@@ -59,7 +59,7 @@ def detach(folder: Path, *arguments: str, **settings: Any) -> subprocess.Complet
 
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """The waiting process of a run that is not up; its tasks have been started."""
+    """Starts a run in the background and returns the process that waits for it, once its tasks are started."""
     command = distlaunch_command("local", "-d", "--run-dir", str(folder), *arguments)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     journal = folder / "events.jsonl"
@@ -67,12 +67,19 @@ def begin(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     return process
 
 
+def connections(path: Path) -> int:
+    """How many clients are connected to the socket at this path, or wait for it."""
+    bound = path.with_suffix(NEW)  # the kernel keeps the name that it was bound to
+    table = Path("/proc/net/unix").read_text().splitlines()
+    return sum(line.endswith(f" {bound}") for line in table) - 1  # the listening socket itself
+
+
 class TestUp:
-    def test_returns_when_the_cluster_is_up_and_says_how_to_go_on(self, folder: Path) -> None:
+    def test_returns_when_the_cluster_is_up_and_names_the_next_commands(self, folder: Path) -> None:
         mark = make_mark()
         done = detach(folder, *UP, env={**os.environ, **mark})
         assert done.returncode == 0
-        assert done.stdout.splitlines()[-1] == str(folder)  # after what the task has printed by then
+        assert done.stdout.splitlines()[-1] == str(folder)  # after the task's output so far
         assert f"distlaunch down {folder}" in done.stderr
         assert controller(folder).is_running()
         status = ask_status(RunDir(folder))
@@ -109,6 +116,7 @@ class TestUp:
         assert ask_to_end(RunDir(folder), now=True)
         assert run_json(folder)["exit_status"] == 143
 
+    @pytest.mark.slow
     def test_outlives_its_terminal_from_the_start(self, folder: Path) -> None:
         """The terminal is closed while the cluster forms, when the controller still writes to it."""
         terminal, end = pty.openpty()
@@ -126,13 +134,13 @@ class TestUp:
         process_now = controller(folder)
         os.kill(process_now.pid, signal.SIGHUP)
         assert ask_status(RunDir(folder))["state"] == "forming"
-        wait_until(lambda: re.search(rb"Forming, \d+ s", journal.read_bytes()) is not None, "it goes on and says so")
+        wait_until(lambda: re.search(rb"Forming, \d+ s", journal.read_bytes()) is not None, "it continues and says so")
         assert process_now.is_running()
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
-    """A run that several tests ask."""
+    """A run that several tests share."""
     folder = tmp_path_factory.mktemp("controller") / ("long" * 20) / "run"
     assert detach(folder, *UP).returncode == 0
     yield RunDir(folder)
@@ -155,13 +163,13 @@ class TestController:
         "garbage",
         [b"\0" * 70_000, b"{}\n", b'{"type": "AskStop"}\n', b'{"type": "Stop", "grace_s": 0}\n', b"GET / HTTP\n"],
     )
-    def test_hangs_up_on_garbage_and_goes_on(self, up: RunDir, garbage: bytes) -> None:
+    def test_hangs_up_on_garbage_and_keeps_serving(self, up: RunDir, garbage: bytes) -> None:
         with self.connect(up) as client, contextlib.suppress(OSError):
             client.sendall(garbage)
             assert client.recv(1) == b""
         assert ask_status(up)["state"] == "running"
 
-    def test_is_not_held_up_by_clients_that_send_nothing(self, up: RunDir) -> None:
+    def test_is_not_blocked_by_clients_that_send_nothing(self, up: RunDir) -> None:
         with contextlib.ExitStack() as clients:
             for _ in range(CLIENTS - 1):
                 clients.enter_context(self.connect(up))
@@ -200,7 +208,7 @@ class TestController:
             Path(path).chmod(0o600)
         assert done.stdout == "b''\n", done.stderr
 
-    def test_is_not_taken_for_another_process_at_its_socket(self, up: RunDir, tmp_path: Path) -> None:
+    def test_is_not_mistaken_for_another_process_at_its_socket(self, up: RunDir, tmp_path: Path) -> None:
         impostor = tmp_path / "socket"
         script = (
             "import socket, sys\nserver = socket.socket(socket.AF_UNIX); server.bind(sys.argv[1]); server.listen()\n"
@@ -215,6 +223,7 @@ class TestController:
             finally:
                 process.kill()
 
+    @pytest.mark.slow
     def test_shows_the_stacks(self, up: RunDir) -> None:
         done = subprocess.run(
             distlaunch_command("stacks", str(up.root)), capture_output=True, text=True, check=False, timeout=60
@@ -230,7 +239,7 @@ class TestController:
         assert json.loads(done.stdout) == {"stacks": "worker:0 has no Python stack to show\n"}
 
 
-def test_two_who_stop_a_run_at_once_both_see_its_end(folder: Path) -> None:
+def test_two_clients_that_stop_a_run_at_once_both_see_its_end(folder: Path) -> None:
     assert detach(folder, *UP).returncode == 0
     process = controller(folder)
     with ThreadPoolExecutor() as pool:
@@ -240,6 +249,7 @@ def test_two_who_stop_a_run_at_once_both_see_its_end(folder: Path) -> None:
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_all_running_runs_are_stopped_at_once(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     runs = tmp_path / "distlaunch" / "runs"
@@ -261,11 +271,19 @@ def test_all_running_runs_are_stopped_at_once(tmp_path: Path) -> None:
     assert (again.stdout, again.stderr) == ("", "No run is running\n")
 
 
-def test_a_controller_that_was_killed_is_told_apart_and_its_socket_goes_with_the_next(folder: Path) -> None:
+@pytest.mark.slow
+def test_a_killed_controller_is_detected_and_the_next_run_removes_its_socket(folder: Path) -> None:
     mark = make_mark()
     assert detach(folder, *UP, env={**os.environ, **mark}).returncode == 0
     path = Path(read_record(RunDir(folder)).socket)
-    controller(folder).kill()
+    process = controller(folder)
+    process.suspend()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask_status, RunDir(folder))
+        wait_until(lambda: connections(path) == 1, "the request waits for an answer")
+        process.kill()  # its connections are closed before the process is gone
+        with pytest.raises(UsageError, match="has ended"):
+            asked.result(30)
     with pytest.raises(UsageError, match="has ended"):
         ask_status(RunDir(folder))
     assert not ask_to_end(RunDir(folder))
@@ -279,6 +297,7 @@ def test_a_controller_that_was_killed_is_told_apart_and_its_socket_goes_with_the
         ask_to_end(RunDir(other))
 
 
+@pytest.mark.slow
 def test_a_full_disk_fails_the_run_and_run_json_says_so(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

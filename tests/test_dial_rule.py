@@ -1,4 +1,4 @@
-"""Which nodes dial which: all pairs of few, enough of many."""
+"""Which nodes dial which: all pairs in a small cluster, a sufficient sample in a large one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def names(count: int) -> list[str]:
 
 
 @given(st.integers(1, ALL_PAIRS))
-def test_few_nodes_dial_all(count: int) -> None:
+def test_few_nodes_dial_all_nodes(count: int) -> None:
     assert choose_dials(names(count), "n0") == {node: names(count) for node in names(count)}
 
 
@@ -62,7 +62,7 @@ def test_a_node_that_one_of_its_callers_does_not_reach_is_found_among_many() -> 
     )
 
 
-def test_a_folder_that_one_of_many_does_not_see_is_found() -> None:
+def test_a_folder_that_one_node_of_many_does_not_see_is_found() -> None:
     spec = spec_of(*({"host": name} for name in names(100)), checkpoint_directory=CHECKPOINTS)
 
     answered = Answered(spec, sees={"n5": ["n5"]})
@@ -72,6 +72,6 @@ def test_a_folder_that_one_of_many_does_not_see_is_found() -> None:
 
 
 @pytest.mark.parametrize(("count", "callers"), [(ALL_PAIRS, []), (ALL_PAIRS + 1, ["10.1.0.7"])])
-def test_nodes_that_were_not_all_dialled_are_told_from_where_they_are_called(count: int, callers: list[str]) -> None:
+def test_nodes_not_dialled_by_all_others_learn_which_addresses_call_them(count: int, callers: list[str]) -> None:
     answered = Answered(spec_of(*({"host": name} for name in names(count))), source="10.1.0.7")
     assert answered.preflight.find_callers() == callers

@@ -1,4 +1,4 @@
-"""What the documents say is so: links, commands, options, exit statuses, fields of a spec, names in the code."""
+"""The documents match the code: links, commands, options, exit statuses, fields of a spec, names."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def blocks(path: Path, language: str = r"\w*") -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """What links can point to, as GitHub names it."""
+    """The anchors of the page's headings, as GitHub names them."""
     found: set[str] = set()
     for title in re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
@@ -99,7 +99,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def code(cell: str) -> list[str]:
-    """What a cell has in backticks."""
+    """The parts of a cell in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -115,7 +115,7 @@ def name_of(path: Path) -> str:
 # --- all pages ---
 
 
-def test_every_page_is_looked_at() -> None:
+def test_every_page_is_checked() -> None:
     folders = (".github", *(page.parent.name for page in PAGES if page.name == "README.md" and page != README))
     found = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
     rest = {".github/CHANGELOG.md", ".github/SECURITY.md", "worker_entry/demo/DATA.md"}
@@ -153,7 +153,7 @@ def test_every_file_that_a_page_names_exists() -> None:
     assert missing == set()
 
 
-def test_no_page_has_a_path_of_the_machine_that_it_was_written_on() -> None:
+def test_no_page_has_a_path_of_the_authors_machine() -> None:
     for page in PAGES:
         found = re.findall(r"(?:/root/|/tmp/|/home/(?!trainer/))\S*", read(page))
         assert found == [], page
@@ -166,7 +166,7 @@ def test_the_first_page_is_short() -> None:
     assert len(read(README).splitlines()) <= README_LINES
 
 
-def test_both_commands_of_tests_are_lines_that_ci_can_find() -> None:
+def test_ci_can_find_the_lines_with_the_test_commands() -> None:
     lines = [line for block in blocks(README) for line in block.splitlines()]
     assert [line for line in lines if re.fullmatch(r"python3 -m venv .*pytest", line)]
     assert lines.count(".venv/bin/pytest --all") == 1
@@ -174,7 +174,7 @@ def test_both_commands_of_tests_are_lines_that_ci_can_find() -> None:
 
 
 def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that these words begin with, which may be one of a group, and the words after it."""
+    """The command that these words begin with, possibly one of a group, and the words after it."""
     command, rest = cli.commands[words[0]], words[1:]
     while isinstance(command, click.Group) and rest:
         command, rest = command.commands[rest[0]], rest[1:]
@@ -201,8 +201,8 @@ def test_the_help_of_every_command_can_be_shown(name: str) -> None:
     assert done.stderr == ""
 
 
-def test_every_command_in_a_block_is_one_that_can_be_typed() -> None:
-    """The command exists, and it has the options that stand before its program."""
+def test_every_command_in_a_block_is_valid() -> None:
+    """The command exists, and it has the options given before its program."""
     seen = 0
     for page in PAGES:
         for line in "".join(blocks(page)).splitlines():
@@ -220,13 +220,13 @@ def test_every_command_in_a_block_is_one_that_can_be_typed() -> None:
     assert seen > 10
 
 
-def test_exit_statuses_are_those_of_the_code() -> None:
+def test_exit_statuses_match_the_code() -> None:
     shown = {cells[0] for cells in rows(section(README, "commands")) if re.match(r"\d", cells[0])}
     ours = {str(value) for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert shown == ours | {"128 + n"}
 
 
-def test_the_table_of_failures_is_that_of_the_code() -> None:
+def test_the_table_of_failures_matches_the_code() -> None:
     words = {True: "yes", False: "no"}
     assert rows(section(README, "when-it-fails")) == [
         [f"`{name}`", str(each.exit_status), words[each.restarted], words[each.counted], each.meaning]
@@ -234,7 +234,7 @@ def test_the_table_of_failures_is_that_of_the_code() -> None:
     ]
 
 
-def test_failures_that_can_be_restarted_are_those_of_the_table() -> None:
+def test_the_names_of_failures_match_their_table() -> None:
     assert get_args(FailureName) == tuple(FAILURES)
 
 
@@ -263,7 +263,7 @@ def test_every_part_of_the_schema_has_a_table(schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("anchor", TABLES)
-def test_the_table_of_fields_is_that_of_the_schema(anchor: str, schema: dict[str, Any]) -> None:
+def test_the_table_of_fields_matches_the_schema(anchor: str, schema: dict[str, Any]) -> None:
     part = schema
     for key in TABLES[anchor]:
         part = part[key]
@@ -279,7 +279,7 @@ def test_the_table_of_fields_is_that_of_the_schema(anchor: str, schema: dict[str
 
 
 def plain_default(field: Mapping[str, Any]) -> object:
-    """The default of a field as one writes it."""
+    """The default of a field as a user writes it."""
     default = field.get("default")
     if isinstance(default, dict) and set(default) == {"first", "last"}:
         return f"{default['first']}-{default['last']}"
@@ -328,7 +328,7 @@ def test_the_phases_of_an_attempt_and_their_messages_exist() -> None:
     assert answered <= {kind.__name__ for kind in get_args(ToController)}
 
 
-def test_the_exit_statuses_of_errors_are_those_of_the_code() -> None:
+def test_the_exit_statuses_of_errors_match_the_code() -> None:
     shown = {name: cells[1] for cells in rows(section(LAUNCHER_PAGE, "errors")) for name in code(cells[0])}
     kinds = [kind for kind in all_kinds(errors.DistlaunchError) if kind.reference not in ("error", "shown")]
     assert len(kinds) > 5
@@ -340,15 +340,15 @@ def test_the_exit_statuses_of_errors_are_those_of_the_code() -> None:
 def all_kinds(kind: type[errors.DistlaunchError]) -> Iterator[type[errors.DistlaunchError]]:
     import launcher.commands.profile
     import launcher.python.process
-    import launcher.run.resume  # noqa: F401 - they have some of their own
+    import launcher.run.resume  # noqa: F401 - they define errors of their own
 
     yield kind
     for inner in kind.__subclasses__():
         yield from all_kinds(inner)
 
 
-def test_every_reference_that_the_code_has_is_explained() -> None:
-    """Found in the sources, where references are texts of lower-case words with hyphens."""
+def test_every_reference_in_the_code_is_explained() -> None:
+    """Searches the sources for references: strings of lower-case words with hyphens."""
     explained = {name for page in (README, LAUNCHER_PAGE) for name in code(prose(page))}
     pattern = re.compile(r"(?:Problem\(|reference=|reference = |warn\()\s*\"([a-z]+(?:-[a-z]+)*)\"")
     found = {
@@ -364,7 +364,7 @@ def test_every_reference_that_the_code_has_is_explained() -> None:
     assert Finding.model_fields["reference"]
 
 
-def test_the_fields_of_a_listed_run_are_those_of_the_code() -> None:
+def test_the_fields_of_a_listed_run_match_the_code() -> None:
     shown = [name for cells in rows(section(LAUNCHER_PAGE, "the-list-of-runs")) for name in code(cells[0])]
     assert sorted(shown) == sorted(field.name for field in dataclasses.fields(RunSummary))
     states = code(dict(cells for cells in rows(section(LAUNCHER_PAGE, "the-list-of-runs")))["`state`"])
@@ -379,7 +379,7 @@ def test_the_folders_of_the_node_import_what_the_page_says() -> None:
     table = {code(cells[0])[0].strip("/"): cells[2] for cells in rows(section(page, "folders"))}
     assert table.keys() == {path.parent.name for path in page.parent.glob("*/*.py")}
     for folder, cell in table.items():
-        if folder not in ("task", "demo"):  # which say it in words
+        if folder not in ("task", "demo"):  # the page describes their imports in words
             assert set(code(cell)) == WORKER_ENTRY[folder], folder
 
 

@@ -1,4 +1,4 @@
-"""What a program does before it imports TensorFlow counts in a forked task as in plain Python."""
+"""Code that a program runs before it imports TensorFlow works in a forked task as in plain Python."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ REAL = {
         import tensorflow as tf, keras
         print(os.environ["WANDB_PROJECT"], os.environ["CUDA_VISIBLE_DEVICES"], keras.backend.backend())
     """,
-    "what imports leave in the environment": """
+    "variables that imports set": """
         import os
         before = {*os.environ}
         import tensorflow, keras, numpy, h5py
         print(sorted({*os.environ} - before), {k: os.environ.get(k) for k in ("TF2_BEHAVIOR", "HDF5_PLUGIN_PATH")})
     """,
-    "what is imported before TensorFlow is": """
+    "modules imported before TensorFlow": """
         import sys
         names = ("tensorflow", "keras", "numpy", "h5py", "absl", "six", "google.protobuf", "PIL", "wrapt", "requests")
         print([name in sys.modules for name in names])
@@ -144,7 +144,7 @@ REAL = {
         import tensorflow.no_such_module
     """,
 }
-"""With the real TensorFlow: the environment of its import is the program's."""
+"""Programs for the real TensorFlow, whose import must see the environment of the program."""
 
 LOOK = """
     import os, tensorflow
@@ -160,12 +160,12 @@ FAKE = {
     "one in a condition": 'import os, sys\nif len(sys.argv) == 1:\n    os.environ["TF_USE_LEGACY_KERAS"] = "1"',
     "one in a function": 'import os\ndef prepare():\n    os.environ["TF_DETERMINISTIC_OPS"] = "1"\nprepare()',
     "one in a module": "import settings",
-    "one of a tool": 'import os\nvars(os)["environ"].__setitem__("TF_ENABLE_ONEDNN_OPTS", "0")',
-    "one that is read in Python alone": 'import os; vars(os)["environ"]["MPLBACKEND"] = "agg"',
+    "one set by a tool": 'import os\nvars(os)["environ"].__setitem__("TF_ENABLE_ONEDNN_OPTS", "0")',
+    "one that only Python code reads": 'import os; vars(os)["environ"]["MPLBACKEND"] = "agg"',
     "one after NumPy": 'import numpy, os; os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"',
     "another TensorFlow": 'import os, sys; sys.path.insert(0, os.getcwd() + "/other")',
 }
-"""With a TensorFlow that shows what it has seen: whether and how the program says what it sets."""
+"""Programs for a fake TensorFlow that prints its environment; each sets variables in another way."""
 
 
 CHATTER = re.compile(r"[IWE]\d{4} |\d{4}-\d\d-\d\d |WARNING: All log|To enable the following")
@@ -193,7 +193,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 
 def readable(ended: Ended, folder: Path) -> Ended:
-    """Without what differs from one plain start to the next: numbers of processes and addresses in memory."""
+    """Removes parts that differ between two plain starts: chatter, the folder, and addresses in memory."""
     lines = [line for line in ended.stdout.splitlines(keepends=True) if not CHATTER.match(line)]
     text = "".join(lines).replace(str(folder), "")
     return Ended(ended.status, re.sub(r"0x[0-9a-f]+", "0x…", text), ended.stderr)
@@ -201,11 +201,11 @@ def readable(ended: Ended, folder: Path) -> Ended:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", REAL)
-def test_the_real_tensorflow_finds_what_the_program_has_done(real: Forker, tmp_path: Path, name: str) -> None:
+def test_the_real_tensorflow_sees_the_programs_environment(real: Forker, tmp_path: Path, name: str) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(REAL[name]))
     plain = run(tmp_path, ["program.py"], together=True, env=real.env)
     assert readable(real.run(tmp_path, ["program.py"], expected=True), tmp_path) == readable(plain, tmp_path)
-    assert not real.order_file.exists()  # it was forked, and stayed so
+    assert not real.order_file.exists()  # it was forked and did not start again
 
 
 @pytest.mark.parametrize("name", FAKE)
@@ -262,7 +262,7 @@ def test_an_import_sees_the_variables_of_the_program(fake: Forker, tmp_path: Pat
         ("def f(:", {}, []),
     ],
 )
-def test_the_text_of_a_program_says_what_it_sets(
+def test_variables_are_found_in_the_source_of_a_program(
     tmp_path: Path, source: str, changes: dict[str, str], unclear: list[str]
 ) -> None:
     (tmp_path / "program.py").write_text(source)
@@ -275,8 +275,8 @@ def test_the_text_of_a_program_says_what_it_sets(
         assert (found.changes, [*found.unclear]) == (changes, unclear)
 
 
-def test_the_text_of_a_program_that_is_a_folder_is_that_of_its_main_module(tmp_path: Path) -> None:
-    """Its settings are those of the first folder above it that has some."""
+def test_the_source_of_a_folder_program_is_its_main_module(tmp_path: Path) -> None:
+    """The `.env` file comes from the nearest folder above the program that has one."""
     (tmp_path / ".env").write_text("TF_OF_DOTENV=1\n")
     folder = tmp_path / "project" / "program"
     folder.mkdir(parents=True)
@@ -286,14 +286,14 @@ def test_the_text_of_a_program_that_is_a_folder_is_that_of_its_main_module(tmp_p
         assert (found.changes, [*found.unclear]) == ({"TF_A": "1"}, ["TF_OF_DOTENV"])
 
 
-def test_settings_that_are_nowhere_set_nothing(tmp_path: Path) -> None:
+def test_a_missing_env_file_sets_nothing(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("load_dotenv()\n")
     found = find_program_env(Program("script", "program.py"), str(tmp_path), {}, ("tensorflow",))
     assert found == ProgramEnv()
 
 
 @pytest.mark.tensorflow
-def test_a_run_says_once_that_it_starts_again_and_remembers_it(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_run_reports_once_that_tasks_start_again_and_remembers_it(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os, sys\n"
         "def prepare():\n    os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'\n"
@@ -315,7 +315,7 @@ def test_a_run_says_once_that_it_starts_again_and_remembers_it(distlaunch: Distl
 
 
 @pytest.mark.tensorflow
-def test_what_a_program_sets_in_plain_sight_costs_it_nothing(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_variables_that_a_program_sets_visibly_do_not_prevent_forking(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os\nos.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'\nimport tensorflow\n"
         "print('forked' if 'forkserver' in open('/proc/self/cmdline').read() else 'plain')\n"
@@ -328,7 +328,7 @@ def test_what_a_program_sets_in_plain_sight_costs_it_nothing(distlaunch: Distlau
 
 
 def test_options_of_the_interpreter_and_a_sitecustomize_have_their_effect(tmp_path: Path) -> None:
-    """Options come by variables: a command line with `-W` or `-X` is a command, of which nothing is forked."""
+    """The options come from variables: a program with `-W` or `-X` is a command, and commands are not forked."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.CUSTOMIZED = 'yes'\n")
     env = {

@@ -1,4 +1,4 @@
-"""What is wrong around distlaunch is told as what it is, and is no bug in distlaunch."""
+"""Problems in the surroundings of distlaunch are reported as such, not as bugs in distlaunch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import Distlaunch, distlaunch_command
 
 
 def run(folder: Path, command: list[str], *, before: str = "") -> subprocess.CompletedProcess[str]:
-    """As a shell does, which can close streams and remove the folder that it is in."""
+    """Runs the command from a shell that can close streams and remove its own folder first."""
     script = f'{before} exec "$@"'
     return subprocess.run(
         ["sh", "-c", script, "sh", *command],
@@ -30,8 +30,9 @@ def run(folder: Path, command: list[str], *, before: str = "") -> subprocess.Com
     )
 
 
+@pytest.mark.slow
 class TestClosedStreams:
-    """They are as good as /dev/null; what comes next must not get their numbers."""
+    """Closed streams act like /dev/null; files opened later must not get their descriptors."""
 
     @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
     def test_do_not_keep_a_run_from_its_end(self, tmp_path: Path, closed: str) -> None:
@@ -52,9 +53,10 @@ class TestClosedStreams:
         assert run(tmp_path, distlaunch_command("down", "nothing"), before="exec 2>&-;").returncode == 2
 
 
+@pytest.mark.slow
 class TestCurrentDirectory:
     @pytest.mark.parametrize("option", ["--run-dir=/nowhere", "--run-dir=here", "--dry-run"])
-    def test_that_was_removed_is_told(self, tmp_path: Path, option: str) -> None:
+    def test_that_was_removed_is_reported(self, tmp_path: Path, option: str) -> None:
         command = distlaunch_command("local", option, "--", "true")
         ran = run(tmp_path, command, before="mkdir gone; cd gone; rmdir ../gone;")
         told = "the current directory cannot be used: No such file or directory [usage]"
@@ -64,18 +66,19 @@ class TestCurrentDirectory:
         ran = run(tmp_path, distlaunch_command("--help"), before="mkdir gone; cd gone; rmdir ../gone;")
         assert (ran.returncode, ran.stderr) == (0, "")
 
-    def test_that_is_not_utf_8_is_told(self, tmp_path: Path) -> None:
+    @pytest.mark.quick
+    def test_that_is_not_utf_8_is_reported(self, tmp_path: Path) -> None:
         folder = tmp_path / os.fsdecode(b"caf\xe9")
         folder.mkdir()
         ran = run(folder, distlaunch_command("local", "--run-dir", str(tmp_path / "run"), "--", "true"))
         told = f"the current directory {os.fsencode(folder)!r} is not UTF-8 [usage]"
-        assert (ran.returncode, ran.stderr) == (2, f"Error: {told}\n  change to another one\n")
+        assert (ran.returncode, ran.stderr) == (2, f"Error: {told}\n  change to another directory\n")
 
 
-def test_a_user_without_a_home_is_told_to_name_a_place(tmp_path: Path) -> None:
-    """As in a container that is run by a user ID of its own."""
+def test_a_user_without_a_home_is_asked_to_choose_a_folder(tmp_path: Path) -> None:
+    """As in a container with an arbitrary user ID."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("to be somebody whom the system does not know takes root and setpriv")
+        pytest.skip("an unknown user ID needs root and setpriv")
     stranger = ["setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=-all,+dac_override"]
     stranger += ["--ambient-caps=-all,+dac_override"]
     told = "there is no home directory for the files of runs [run-directory]"
@@ -85,13 +88,13 @@ def test_a_user_without_a_home_is_told_to_name_a_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_too_few_processes_for_a_run_are_told_wherever_they_are_missed(tmp_path: Path) -> None:
-    """Each limit below what a run needs is met somewhere else: by a thread of ours, the agent, a task."""
+def test_a_process_limit_that_is_too_low_is_reported_wherever_it_is_hit(tmp_path: Path) -> None:
+    """Each limit that is too low is hit in another place: by a thread of the controller, the agent or a task."""
     limited = ["setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=-all,+dac_override"]
-    limited += ["--ambient-caps=-all,+dac_override"]  # to read what is root's, as this test and perhaps Python
+    limited += ["--ambient-caps=-all,+dac_override"]  # to read files of root: this test and perhaps Python
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
     if os.geteuid() != 0 or shutil.which("setpriv") is None or python is None:
-        pytest.skip("to be somebody without other processes takes root, setpriv, and a Python for everybody")
+        pytest.skip("an unused user ID needs root, setpriv and a Python that all users can run")
     statuses = []
     for limit in range(1, 16):
         folder = tmp_path / str(limit)
@@ -108,8 +111,9 @@ def test_too_few_processes_for_a_run_are_told_wherever_they_are_missed(tmp_path:
     assert len(statuses) > 3
 
 
+@pytest.mark.slow
 class TestDebug:
-    def test_behind_the_script_is_the_scripts_own(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_after_the_script_belongs_to_the_script(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "file").touch()
         for words in (["train.py", "--debug"], ["--", "./train", "--debug"]):
@@ -117,7 +121,7 @@ class TestDebug:
             assert ran.status == 3
             assert ran.stderr.startswith("Error: the run directory ")
 
-    def test_shows_the_traceback_as_well_and_changes_no_exit_status(self, tmp_path: Path) -> None:
+    def test_adds_the_traceback_and_changes_no_exit_status(self, tmp_path: Path) -> None:
         for arguments, status in ((["down", "nothing"], 2), (["local", "--run-dir", "/dev/null", "--", "true"], 3)):
             plain = run(tmp_path, distlaunch_command(*arguments))
             debug = run(tmp_path, distlaunch_command("--debug", *arguments))
@@ -128,7 +132,7 @@ class TestDebug:
 
 
 class TestCommandThatDoesNotEnd:
-    """What a command raises, or meets, that is no error of its own."""
+    """A command that ends with an exception that is not an error of distlaunch."""
 
     def test_because_of_a_bug_says_so_and_how_to_see_more(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -139,12 +143,12 @@ class TestCommandThatDoesNotEnd:
         told = "Error: a bug in distlaunch: KeyError('NOT_SET') [bug]\n  `distlaunch --debug …` shows a traceback\n"
         assert capsys.readouterr().err == told
 
-    def test_because_of_ctrl_c_has_the_exit_status_of_that(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_because_of_ctrl_c_has_the_exit_status_of_sigint(self, monkeypatch: pytest.MonkeyPatch) -> None:
         callback = lambda: signal.raise_signal(signal.SIGINT)  # noqa: E731
         monkeypatch.setitem(cli.commands, "long", click.Command("long", callback=callback))
         assert _main(["long"]) == 128 + signal.SIGINT
 
-    def test_because_nobody_reads_its_output_has_the_exit_status_of_that(self, tmp_path: Path) -> None:
+    def test_because_nobody_reads_its_output_has_the_exit_status_of_sigpipe(self, tmp_path: Path) -> None:
         reader, writer = os.pipe()
         os.close(reader)
         with os.fdopen(writer, "wb") as stdout:

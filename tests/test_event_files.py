@@ -1,4 +1,4 @@
-"""Event files: TensorBoard's own reader finds what was written, whatever happens to the disk."""
+"""Event files: TensorBoard's own reader finds the written points, whatever happens to the disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ needs_tensorboard = pytest.mark.skipif(
 
 
 def read(folder: Path) -> dict[str, Curve]:
-    """By tag: time, step and value of each point, as TensorBoard reads them."""
+    """Time, step and value of each point by tag, as TensorBoard reads them."""
     module: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     accumulator = module.EventAccumulator(str(folder), size_guidance={module.SCALARS: 0})
     accumulator.Reload()
@@ -59,15 +59,16 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_checksum_is_that_of_the_standard() -> None:
+def test_the_checksum_matches_the_standard() -> None:
     """The vectors of RFC 3720."""
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(bytes(range(32))) == 0x46DD794E
 
 
+@pytest.mark.slow
 @needs_tensorboard
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_written_points(tmp_path: Path) -> None:
     chance = random.Random(5)
     written = [(1000 + n / 8, n * 7919 - 20, chance.uniform(-1e15, 1e15)) for n in range(300)]
     files = EventFiles()
@@ -81,6 +82,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert [value for *_, value in curves["a/b c é"]] == pytest.approx([value for *_, value in written], rel=1e-6)
 
 
+@pytest.mark.slow
 @needs_tensorboard
 def test_each_folder_has_a_private_file_of_its_own(tmp_path: Path) -> None:
     order = Scalars(str(tmp_path / "logs"), [point(1), point(2, "distlaunch/ps-11"), point(3, "distlaunch")])
@@ -108,8 +110,8 @@ def test_another_agent_adds_a_file_and_changes_none(tmp_path: Path) -> None:
 
 
 @needs_tensorboard
-def test_a_full_disk_costs_points_and_what_follows_can_be_read(tmp_path: Path) -> None:
-    """The limit of a file's size is that of a disk here: the kernel writes a part of a record, then nothing."""
+def test_a_full_disk_loses_points_but_later_points_can_be_read(tmp_path: Path) -> None:
+    """A file size limit stands in for a full disk: the kernel writes a part of a record, then nothing."""
     script = (
         "import resource, signal, sys\n"
         "from worker_entry.agent.event_files import EventFiles\n"
@@ -130,8 +132,9 @@ def test_a_full_disk_costs_points_and_what_follows_can_be_read(tmp_path: Path) -
     assert [step for _, step, _ in read(file.parent)["a"]] == [2, 5]
 
 
+@pytest.mark.slow
 @needs_tensorboard
-def test_a_folder_that_the_program_clears_is_made_again(tmp_path: Path) -> None:
+def test_a_folder_that_the_program_removes_is_created_again(tmp_path: Path) -> None:
     files = EventFiles()
     files.write(Scalars(str(tmp_path / "logs"), [point(1)]))
     [file] = files_in(tmp_path)
@@ -143,14 +146,14 @@ def test_a_folder_that_the_program_clears_is_made_again(tmp_path: Path) -> None:
     assert [step for _, step, _ in read(file.parent)["own"]] == [3]
 
 
-def test_a_place_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "distlaunch").write_text("not a folder")
     files = EventFiles()
     said = [files.write(Scalars(str(tmp_path), [point(step)])) for step in range(3)]
     assert said == [f"{tmp_path}/distlaunch: Not a directory", None, None]
 
 
-def test_a_file_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_has_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_files, "FILE_LIMIT", 500)
     files = EventFiles()
     for step in range(50):
@@ -159,7 +162,7 @@ def test_a_file_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert 300 < file.stat().st_size <= 500
 
 
-def test_a_thousand_files_need_no_thousand_descriptors(tmp_path: Path) -> None:
+def test_many_files_need_few_descriptors(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     points = [point(1, f"distlaunch/worker-{number}") for number in range(300)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(len(open_descriptors()) + 200, hard), hard))
@@ -171,7 +174,7 @@ def test_a_thousand_files_need_no_thousand_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "..", "distlaunch/../..", "/etc", "distlaunch/worker-0/..", "a/b/c-1"])
-def test_no_order_leads_out_of_the_log_directory(folder: str) -> None:
+def test_no_order_can_leave_the_log_directory(folder: str) -> None:
     frame = encode(Scalars("/logs", [ScalarPoint(folder, 1, 1.0, {})]))
     with pytest.raises(ProtocolError, match="is not a folder of event files"):
         [*Decoder().feed(frame)]
@@ -226,7 +229,7 @@ def test_a_task_without_a_new_step_has_no_new_point() -> None:
 
 
 class Links:
-    """Those of a node that can be heard, or cannot."""
+    """The links to a node that is heard, or silent."""
 
     def __init__(self, heard: bool) -> None:
         self.heard = heard
@@ -268,7 +271,7 @@ def test_the_last_points_of_an_attempt_go_to_the_node_of_tensorboard(
     assert [(node, [point.folder for point in order.points]) for node, order in links.sent] == sent
 
 
-def test_an_order_of_the_longest_points_is_no_frame_too_long() -> None:
+def test_an_order_of_the_longest_points_fits_in_a_frame() -> None:
     values = dict.fromkeys(["distlaunch/waiting_seconds", *(f"distlaunch/{name}_seconds" for name in "abc")], 1 / 3)
     points = [ScalarPoint("distlaunch/evaluator-100000", 1 << 52, 1.8e9 + 1 / 3, values)] * POINTS
     frame = encode(Scalars("/" + "x" * 4000, points))
@@ -276,14 +279,14 @@ def test_an_order_of_the_longest_points_is_no_frame_too_long() -> None:
     assert [*Decoder().feed(frame)] == [(Scalars("/" + "x" * 4000, points), b"")]
 
 
-def test_python_39_writes_them_too(tmp_path: Path) -> None:
+def test_python_39_writes_event_files_too(tmp_path: Path, python39: str) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\nfrom worker_entry.agent.event_files import EventFiles\n"
         "from worker_entry.protocol.orders import Scalars\nfrom worker_entry.protocol.scalars import ScalarPoint\n"
         "print(EventFiles().write(Scalars(sys.argv[2], [ScalarPoint('distlaunch', 1, 1.0, {'a': 1.0})])))\n"
     )
     done = subprocess.run(
-        ["python3.9", "-I", "-S", "-c", script, str(ROOT), str(tmp_path)], check=True, capture_output=True, text=True
+        [python39, "-I", "-S", "-c", script, str(ROOT), str(tmp_path)], check=True, capture_output=True, text=True
     )
     assert done.stdout == "None\n"
     [file] = files_in(tmp_path)

@@ -1,4 +1,4 @@
-"""`distlaunch export kubernetes`: objects that the API takes, and rules that do what the spec says."""
+"""`distlaunch export kubernetes` writes objects that the API accepts, with rules that do what the spec says."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ MODELS = {
     "TrainJob": "TrainerV1alpha1TrainJob",
     "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
 }
-"""The trainer's classes. They and the other definitions take a second to import, so that only checks do."""
+"""The trainer's classes. The definitions take a second to import, so only the checks import them."""
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-"""What the name of a Service has to be."""
+"""Valid names of a Service."""
 
 
-# --- what the API takes ---
+# --- what the API accepts ---
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -63,7 +63,7 @@ def test_the_api_knows_every_field(name: str, kind: Kind) -> None:
         check(manifest)
 
 
-def test_what_a_plain_api_server_gets_is_known_to_it() -> None:
+def test_a_plain_api_server_knows_every_field_it_gets() -> None:
     kinds = set()
     for manifest in core_manifests():
         check(manifest)
@@ -72,7 +72,7 @@ def test_what_a_plain_api_server_gets_is_known_to_it() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_the_objects_within_are_those_of_kubernetes(name: str, kind: Kind) -> None:
+def test_nested_jobs_and_pods_are_valid(name: str, kind: Kind) -> None:
     objects = export_case(name, kind).objects
     for spec in jobs_of(objects):
         check({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": spec})
@@ -105,7 +105,7 @@ def check(manifest: dict[str, Any]) -> None:
         from kubeflow_trainer_api import models
 
         model = getattr(models, MODELS[kind])
-        assert model.from_dict(manifest).to_dict() == manifest  # a field that it does not know would be gone
+        assert model.from_dict(manifest).to_dict() == manifest  # the model drops unknown fields
     elif kind == "TFJob":
         check_swagger(manifest, "KubeflowOrgV1TFJob")
     else:
@@ -116,7 +116,7 @@ def check(manifest: dict[str, Any]) -> None:
 
 @functools.cache
 def newest_version() -> str:
-    """The newest Kubernetes whose schemas there are: a look through a folder."""
+    """The newest Kubernetes version with a schema; cached, since the lookup scans a folder."""
     import kubernetes_validate
 
     newest: str = kubernetes_validate.latest_version()
@@ -143,7 +143,7 @@ def check_swagger(value: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_names_are_valid_and_leave_room_for_those_of_pods(name: str, kind: Kind) -> None:
+def test_names_of_objects_and_volumes_are_valid(name: str, kind: Kind) -> None:
     objects = export_case(name, kind).objects
     for manifest in objects.values():
         assert NAME.fullmatch(manifest["metadata"]["name"])
@@ -153,14 +153,14 @@ def test_names_are_valid_and_leave_room_for_those_of_pods(name: str, kind: Kind)
             assert len(volume["name"]) <= 63
 
 
-def test_names_that_kubernetes_does_not_take_are_changed() -> None:
+def test_names_that_kubernetes_does_not_accept_are_changed() -> None:
     long = export(f"name: {'n' * 63}\n{PODS}").objects["JobSet"]["metadata"]["name"]
     assert len(f"{long}-evaluator-0-9999-abcde") <= 63
     assert export(f"name: 2nd_Run.\n{PODS}").objects["JobSet"]["metadata"]["name"] == "run-2nd-run"
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_pods_may_do_no_more_than_they_need(name: str, kind: Kind) -> None:
+def test_pods_have_minimal_rights(name: str, kind: Kind) -> None:
     for template in pods_of(export_case(name, kind).objects):
         spec = template["spec"]
         assert spec["automountServiceAccountToken"] is False
@@ -208,7 +208,7 @@ def test_pods_get_the_subdomain_of_the_service_that_names_them() -> None:
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
 
 
-def test_each_type_of_tasks_is_a_job_and_the_evaluator_sees_itself_beside_the_others() -> None:
+def test_each_task_type_is_a_job_and_only_the_evaluator_sees_itself() -> None:
     exported = export_case("chief", "jobset")
     jobs = exported.objects["JobSet"]["spec"]["replicatedJobs"]
     assert [(job["name"], job["template"]["spec"]["completions"]) for job in jobs] == [
@@ -231,7 +231,7 @@ def test_tf_config_is_left_to_tfjob_and_to_processes_without_peers(name: str, ki
     assert "TF_CONFIG" not in env_of(export_case(name, kind), 0)
 
 
-def test_a_tf_job_has_the_names_that_its_controller_looks_for() -> None:
+def test_a_tf_job_has_the_names_that_its_controller_expects() -> None:
     spec = export_case("servers", "tfjob").objects["TFJob"]["spec"]
     assert {role: each["replicas"] for role, each in spec["tfReplicaSpecs"].items()} == {
         "Chief": 1,
@@ -246,7 +246,7 @@ def test_a_tf_job_has_the_names_that_its_controller_looks_for() -> None:
         assert each["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
 
 
-def test_a_train_job_takes_its_variables_in_their_order_and_refers_to_its_runtime() -> None:
+def test_a_train_job_has_its_variables_in_order_and_refers_to_its_runtime() -> None:
     objects = export_case("everything", "trainjob").objects
     job, runtime = objects["TrainJob"]["spec"], objects["TrainingRuntime"]
     assert job["runtimeRef"] == {"name": runtime["metadata"]["name"], "kind": "TrainingRuntime"}
@@ -268,7 +268,7 @@ def test_only_tasks_that_compute_ask_for_gpus() -> None:
     assert asking == ["worker"]
 
 
-def test_what_a_user_writes_is_not_expanded() -> None:
+def test_text_of_the_user_is_not_expanded() -> None:
     exported = export_case("everything", "jobset")
     assert env_of(exported, 0)["MODE"] == "a $(HOME) $$"
     [template] = pods_of(exported.objects)
@@ -293,7 +293,7 @@ def test_each_worker_of_a_machine_gets_a_pod_with_its_gpus() -> None:
     assert container["image"] == "registry/other:2"
 
 
-def test_the_fields_of_pods_arrive() -> None:
+def test_the_fields_of_the_spec_reach_the_pods() -> None:
     objects = export_case("everything", "jobset").objects
     job_set = objects["JobSet"]
     assert {manifest["metadata"]["namespace"] for manifest in objects.values()} == {"team"}
@@ -313,7 +313,7 @@ def test_the_fields_of_pods_arrive() -> None:
     assert mounts == {"checkpoints": "/checkpoints", "data.v2": "/data"}
 
 
-def test_a_template_of_the_users_goes_first(tmp_path: Path) -> None:
+def test_the_users_template_comes_first(tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text(
         "metadata: {labels: {team: a}}\nspec:\n  nodeSelector: {pool: gpu}\n  securityContext: {runAsUser: 7}\n"
@@ -357,7 +357,7 @@ def test_only_pods_of_the_same_run_reach_its_port(kind: Kind) -> None:
         assert selector["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
-def test_allowed_networks_reach_the_port_and_nccl_gets_more_ports_among_the_pods() -> None:
+def test_allowed_networks_reach_the_port_and_nccl_opens_all_ports_between_the_pods() -> None:
     blocks = [{"ipBlock": {"cidr": "10.0.0.0/24"}}, {"ipBlock": {"cidr": "fd00::/8"}}]
     rules = export_case("everything", "jobset").objects["NetworkPolicy"]["spec"]["ingress"]
     assert rules[1] == {"from": blocks, "ports": [{"port": 2222, "protocol": "TCP"}]}
@@ -370,16 +370,16 @@ def test_guard_off_leaves_the_policy_out() -> None:
     assert "NetworkPolicy" not in export_case("unguarded", "jobset").objects
 
 
-# --- what follows from an exit status ---
+# --- the consequences of an exit status ---
 
 FREE = "RestartJobSetAndIgnoreMaxRestarts"
 STATUSES = range(256)
 ENDS = {0: "succeeded", 2: "FailJobSet", 42: FREE, 76: "replaced", 93: "FailJobSet", 143: FREE}
-"""What follows from each exit status, if not a restart that counts."""
+"""The consequence of each exit status that does not lead to a counted restart."""
 
 
 def follow_pod(job: Mapping[str, Any], status: int, *, disrupted: bool = False) -> tuple[str, str]:
-    """What a Job does after a pod's end by the rules of its documentation: `succeeded`, `replaced`, or why it fails."""
+    """What a Job does after a pod's end, as documented: `succeeded`, `replaced`, or fails with a reason and message."""
     if status == 0:
         return "succeeded", ""
     container = job["template"]["spec"]["containers"][0]["name"]
@@ -417,7 +417,7 @@ def follow(job_set: Mapping[str, Any], job: Mapping[str, Any], status: int, *, d
 
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_every_exit_status_leads_to_what_it_means(kind: Kind) -> None:
+def test_every_exit_status_has_its_consequence(kind: Kind) -> None:
     objects = export_case("restarted", kind).objects
     spec = objects["JobSet"]["spec"] if kind == "jobset" else objects["TrainingRuntime"]["spec"]["template"]["spec"]
     [job] = jobs_of(objects)
@@ -444,7 +444,7 @@ def test_a_job_replaces_preempted_pods_and_fails_with_the_first_failure() -> Non
     assert disrupted == {"replaced"}
 
 
-def test_servers_restart_the_cluster_workers_alone_and_the_evaluator_fails_nothing() -> None:
+def test_a_failed_server_restarts_the_cluster_and_a_failed_worker_or_evaluator_does_not() -> None:
     job_set = export_case("servers", "jobset").objects["JobSet"]["spec"]
     jobs = {job["name"]: job["template"]["spec"] for job in job_set["replicatedJobs"]}
     assert job_set["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
@@ -471,8 +471,8 @@ def test_an_evaluator_does_not_decide_whether_training_has_succeeded() -> None:
     assert "successPolicy" not in export_case("pods", "jobset").objects["JobSet"]["spec"]
 
 
-def test_tfjob_repeats_what_was_preempted_and_nothing_else() -> None:
-    """TFJob repeats statuses from 128 on, and no others."""
+def test_tfjob_restarts_preempted_pods_and_no_others() -> None:
+    """TFJob restarts only pods with an exit status of 128 or more."""
     told = {status: pod_statuses.for_tfjob(status) for status in STATUSES}
     assert {status for status in STATUSES if told[status] >= 128} == {42, 76, 143}
     assert {status for status in STATUSES if told[status] == 0} == {0}
@@ -493,7 +493,7 @@ def test_tfjob_restarts_nothing_where_the_spec_allows_none() -> None:
 
 
 @pytest.mark.parametrize("kind", ["jobset", "job", "tfjob", "trainjob"])
-def test_secrets_come_from_a_secret_that_the_file_says_how_to_make(kind: Kind) -> None:
+def test_secrets_come_from_a_secret_and_the_file_says_how_to_create_it(kind: Kind) -> None:
     exported = export_case("everything", kind)
     assert "hunter2" not in exported.text
     assert "Secret" not in exported.objects
@@ -511,7 +511,7 @@ def test_the_commands_of_the_file_name_the_context() -> None:
     assert "kubectl --context 'lab a' create secret generic" in text
 
 
-def test_comments_name_the_fields_that_parts_come_from() -> None:
+def test_comments_name_the_fields_of_the_spec() -> None:
     text = export_case("everything", "jobset").text
     for field, key in (
         ("nodes.queue", "kueue.x-k8s.io/queue-name: team-a"),
@@ -566,13 +566,13 @@ def test_a_small_folder_travels_in_the_config_map(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1 << 20, 40 << 20])
 def test_a_large_folder_is_refused(tmp_path: Path, size: int) -> None:
-    (tmp_path / "data.bin").write_bytes(Random(1).randbytes(size))  # noise, which no zip makes smaller
+    (tmp_path / "data.bin").write_bytes(Random(1).randbytes(size))  # noise, which does not compress
     with pytest.raises(UsageError, match=r"sync\.path.* too large for a ConfigMap") as raised:
         export(synced(tmp_path))
     assert "--image or --volume" in raised.value.hint
 
 
-# --- what cannot be said ---
+# --- specs that cannot be exported ---
 
 REFUSED = {
     "nodes[1].spare": "nodes: [{host: a}, {host: b, spare: true}]\n",
@@ -611,7 +611,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("field", REFUSED)
-def test_what_no_manifest_can_say_is_refused_with_its_field(field: str) -> None:
+def test_a_spec_that_no_manifest_can_express_is_refused_with_its_field(field: str) -> None:
     with pytest.raises(UsageError) as raised:
         make(REFUSED[field])
     assert {line.partition(": ")[0] for line in raised.value.evidence} == {field}
@@ -626,7 +626,7 @@ def test_what_no_manifest_can_say_is_refused_with_its_field(field: str) -> None:
         (f"{PODS}strategy: parameter_server\n", "job", "strategy"),
     ],
 )
-def test_what_one_kind_cannot_say_is_refused(text: str, kind: Kind, field: str) -> None:
+def test_a_spec_that_one_kind_cannot_express_is_refused(text: str, kind: Kind, field: str) -> None:
     with pytest.raises(UsageError) as raised:
         make(text, kind)
     assert any(line.startswith(f"{field}: ") for line in raised.value.evidence)

@@ -1,4 +1,4 @@
-"""Exports on a real Kubernetes cluster, however old: what it takes, and how its pods run and end."""
+"""Exports on a real Kubernetes cluster of any version: it accepts the objects, and pods run and end as intended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster() -> Iterator[KubernetesCluster]:
     cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=true")
 
 
-def test_an_api_server_takes_every_object_of_its_own_kinds(cluster: KubernetesCluster) -> None:
+def test_an_api_server_accepts_every_object_of_a_built_in_kind(cluster: KubernetesCluster) -> None:
     objects = {}
     for manifest in core_manifests():
         metadata = {name: value for name, value in manifest["metadata"].items() if name != "namespace"}
@@ -37,7 +37,7 @@ def test_an_api_server_takes_every_object_of_its_own_kinds(cluster: KubernetesCl
             manifest["spec"] = {name: value for name, value in manifest["spec"].items() if name != "priorityClassName"}
         objects[json.dumps(manifest)] = manifest["kind"]
     assert set(objects.values()) == {"ConfigMap", "Job", "NetworkPolicy", "Pod", "Service"}
-    # Without validation, kubectl leaves fields to the server, and a server leaves out those that are newer.
+    # Without validation, kubectl leaves the fields to the server, and an old server drops newer fields.
     words = ["create", "--dry-run=server", "--validate=false", "-n", NAMESPACE, "-o", "name", "-f", "-"]
     taken = cluster.kubectl(
         *words, stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": [*map(json.loads, objects)]})
@@ -89,14 +89,14 @@ def test_a_deleted_pod_was_preempted_although_its_program_ignores_the_request(
 
 
 def run_pod(cluster: KubernetesCluster, folder: Path, source: str, **nodes: str) -> Mapping[str, Any]:
-    """The end of the container of an export with one pod."""
+    """Runs an export with one pod; returns the end of its container."""
     with begun_pod(cluster, folder, source, **nodes) as pod:
         return await_end(cluster, *pod)
 
 
 @contextlib.contextmanager
 def begun_pod(cluster: KubernetesCluster, folder: Path, source: str, **more: str) -> Iterator[tuple[str, str, str]]:
-    """Starts the one pod of an export; yields the words that name it. It keeps its end until it is removed here."""
+    """Starts the one pod of an export; yields kubectl's arguments for it. The ended pod stays until this exits."""
     program = folder / "program"
     program.mkdir()
     (program / "train.py").write_text(source)
@@ -111,7 +111,7 @@ def begun_pod(cluster: KubernetesCluster, folder: Path, source: str, **more: str
     }
     exported = export(json.dumps(spec))
     [template] = pods_of(exported.objects)
-    # As a pod of its own: an old Job, which knows no rules, removes its pods when it fails.
+    # A bare pod, since an old Job, which ignores failure policies, removes its pods when it fails.
     metadata = {**template["metadata"], "name": "job", "namespace": NAMESPACE, "finalizers": ["distlaunch/test"]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
     objects = json.dumps({"apiVersion": "v1", "kind": "List", "items": [exported.objects["ConfigMap"], pod]})

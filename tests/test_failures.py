@@ -1,4 +1,4 @@
-"""What a user sees when a run does not go well: through the installed command, with real processes."""
+"""The output for failed runs, through the installed command and with real processes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ import pytest
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import make_mark, marked, wait_until
 
+pytestmark = pytest.mark.slow
+
 RAISE = str(PROGRAMS / "raise_in.py")
 TREE = str(PROGRAMS / "spawn_tree.py")
 
@@ -32,6 +34,7 @@ def write_spec(folder: Path, text: str) -> str:
 # --- a task fails ---
 
 
+@pytest.mark.quick
 def test_the_error_names_the_task_the_exception_and_the_users_line(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "3", RAISE, "worker:1")
     assert ran.status == 1
@@ -40,13 +43,14 @@ def test_the_error_names_the_task_the_exception_and_the_users_line(distlaunch: D
     assert "stopped by distlaunch: worker:0, worker:2" in ran.stderr
     assert "worker:1 │ about to fail" in ran.stderr  # the last lines of its log
     assert str(ran.directory / "attempt-1" / "worker-1.log") in ran.stderr
-    assert "worker_entry" not in ran.log("worker-1").decode()  # the user's traceback and none of our frames
+    assert "worker_entry" not in ran.log("worker-1").decode()  # only the user's frames
     verdict = ran.report["attempts"][0]["verdict"]
     assert (verdict["reference"], verdict["task"]) == ("task-failed", "worker:1")
     crash = ran.report["attempts"][0]["tasks"][1]["crash"]
     assert (crash["exception"], crash["line"]) == ("ValueError", 9)
 
 
+@pytest.mark.quick
 def test_a_failure_stops_the_others_and_their_trees_within_the_short_grace(distlaunch: Distlaunch) -> None:
     mark = make_mark()
     ran = distlaunch("local", "--workers", "3", TREE, "worker:1", "3", env=mark)
@@ -55,22 +59,22 @@ def test_a_failure_stops_the_others_and_their_trees_within_the_short_grace(distl
     attempt = ran.report["attempts"][0]
     died = attempt["tasks"][1]["ended"]
     assert attempt["tasks"][1]["exit_code"] == 3
-    # 2 s of grace for those that ignore TERM, and at most 1 s for everything else.
+    # 2 s of grace for tasks that ignore TERM, and at most 1 s for everything else.
     assert attempt["ended"] - died < 3.0
     assert [task["exit_signal"] for task in attempt["tasks"]] == [9, None, 9]
     assert attempt["processes_left"] == 0
     assert attempt["killed"] >= 8
 
 
-def test_tasks_that_heed_term_are_gone_within_a_second_of_the_failure(distlaunch: Distlaunch) -> None:
+def test_tasks_that_exit_on_term_are_gone_within_a_second_of_the_failure(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "3", RAISE, "worker:2")
     attempt = ran.report["attempts"][0]
     assert attempt["ended"] - attempt["tasks"][2]["ended"] < 1.0
     assert attempt["killed"] == 0
 
 
-def test_the_portable_fall_back_stops_the_others_as_well(distlaunch: Distlaunch) -> None:
-    """What a Mac would run: no subreaper, no pidfd, no /proc."""
+def test_the_portable_fallback_stops_the_others_too(distlaunch: Distlaunch) -> None:
+    """The code path on macOS: no subreaper, no pidfd, no /proc."""
     mark = make_mark()
     ran = distlaunch("local", "--workers", "3", RAISE, "worker:1", env={**mark, "DISTLAUNCH_PORTABLE": "1"})
     assert ran.status == 1
@@ -79,8 +83,10 @@ def test_the_portable_fall_back_stops_the_others_as_well(distlaunch: Distlaunch)
     assert marked(mark) == []
 
 
-def test_who_raised_and_was_then_stopped_is_told_by_its_exception(distlaunch: Distlaunch, tmp_path: Path) -> None:
-    """An interpreter takes its time to shut down; here until it is stopped."""
+def test_a_task_that_raised_and_was_then_stopped_is_reported_with_its_exception(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
+    """The interpreter shuts down slowly; here it lasts until distlaunch stops it."""
     (tmp_path / "train.py").write_text(
         "import atexit, os, time\n"
         "def wait_for(name):\n"
@@ -107,12 +113,12 @@ def test_who_raised_and_was_then_stopped_is_told_by_its_exception(distlaunch: Di
 def test_a_signal_is_named(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "kill -SEGV $$")
     assert ran.status == 1
-    assert "worker:0 on local was ended by SIGSEGV (signal 11" in ran.stderr
+    assert "worker:0 on local was killed by SIGSEGV (signal 11" in ran.stderr
     task = ran.report["attempts"][0]["tasks"][0]
     assert (task["exit_code"], task["exit_signal"]) == (None, 11)
 
 
-def test_what_a_task_leaves_running_is_ended_and_counted_though_the_run_succeeds(distlaunch: Distlaunch) -> None:
+def test_leftover_processes_of_a_task_are_stopped_and_counted_though_the_run_succeeds(distlaunch: Distlaunch) -> None:
     mark = make_mark()
     ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "setsid sleep 600 & exit 0", env=mark)
     assert ran.status == 0
@@ -135,7 +141,7 @@ def test_no_cluster_in_time_names_the_tasks_whose_port_is_not_open(distlaunch: D
 
 
 class Running:
-    """A `distlaunch local` of two hard-to-kill trees, standing."""
+    """A running `distlaunch up` with two process trees that are hard to kill."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.mark = make_mark()
@@ -194,6 +200,7 @@ def test_a_signal_stops_everything_and_the_report_is_written(running: Running) -
     assert "SIGINT: stopping all tasks, 1 s grace" in running.stderr
 
 
+@pytest.mark.quick
 def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> None:
     spec = write_spec(
         tmp_path, f"nodes: [{{host: local}}]\nprogram: {{script: {TREE}}}\ntimeouts: {{stop_grace_s: 600}}\n"
@@ -220,9 +227,10 @@ def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> 
     assert marked(mark) == []
 
 
-# --- we die ourselves ---
+# --- distlaunch itself dies ---
 
 
+@pytest.mark.quick
 def test_nothing_is_left_after_sigkill_of_the_controller(running: Running) -> None:
     running.process.kill()
     running.finish()
@@ -250,17 +258,18 @@ def test_nothing_is_left_after_sigkill_of_agent_and_guardian_together(running: R
 def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interrupted(running: Running) -> None:
     running.agent.suspend()
     running.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "Ctrl-C again kills them" in running.stderr, "the first signal is heeded")
+    wait_until(lambda: "Ctrl-C again kills them" in running.stderr, "distlaunch handles the first signal")
     running.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "killing all tasks" in running.stderr, "the second signal is heeded")
+    wait_until(lambda: "killing all tasks" in running.stderr, "distlaunch handles the second signal")
     running.agent.resume()
     assert running.finish() == 130
     assert marked(running.mark) == []
 
 
-# --- it cannot start ---
+# --- the run cannot start ---
 
 
+@pytest.mark.quick
 def test_a_missing_script_starts_nothing(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "missing.py")
     assert ran.status == 2
@@ -299,7 +308,7 @@ NOT_PYTHON = "if true; then\necho hi; fi\n"
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
 )
-def test_a_command_that_is_taken_for_a_script_is_told_how_to_run_it(
+def test_a_command_in_place_of_a_script_gets_a_hint_how_to_run_it(
     distlaunch: Distlaunch, tmp_path: Path, words: list[str], hints: list[str]
 ) -> None:
     (tmp_path / "plain.sh").write_text(NOT_PYTHON)
@@ -332,7 +341,7 @@ def test_a_missing_interpreter_starts_nothing(distlaunch: Distlaunch, tmp_path: 
     assert f"Error: no Python interpreter at {tmp_path / 'python'}" in ran.stderr
 
 
-def test_an_interpreter_that_is_none_is_told(distlaunch: Distlaunch) -> None:
+def test_a_program_that_is_not_an_interpreter_is_reported(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--python", "/bin/true", RAISE, "none")
     assert ran.status == 3
     assert "Error: node local cannot be used: " in ran.stderr
@@ -354,9 +363,7 @@ def test_the_demo_without_tensorflow_starts_nothing(distlaunch: Distlaunch, bare
     assert "python -m pip install 'distlaunch[tensorflow]'" in ran.stderr
 
 
-def test_a_script_without_its_tensorflow_is_told_the_cure(
-    distlaunch: Distlaunch, bare_python: str, tmp_path: Path
-) -> None:
+def test_a_script_without_its_tensorflow_gets_a_hint(distlaunch: Distlaunch, bare_python: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import tensorflow as tf\n")
     ran = distlaunch("local", "--python", bare_python, "train.py")
     assert ran.status == 1
@@ -384,14 +391,14 @@ def test_an_explicit_port_is_honoured(distlaunch: Distlaunch, tmp_path: Path) ->
     assert ran.report["attempts"][0]["tasks"][0]["address"] == f"127.0.0.1:{port}"
 
 
-def test_a_full_disk_is_told_and_nothing_is_left(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_nothing_is_left(distlaunch: Distlaunch, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True, check=False
     )
     if mounted.returncode != 0:
-        pytest.skip("a small file system can only be mounted by root")
+        pytest.skip("only root can mount a small file system")
     try:
         mark = make_mark()
         program = "import sys\nwhile True: sys.stdout.write('x' * 4096 + '\\n')\n"
@@ -412,7 +419,7 @@ def test_a_full_disk_is_told_and_nothing_is_left(distlaunch: Distlaunch, tmp_pat
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-# --- what every run keeps ---
+# --- every run ---
 
 
 def test_two_runs_at_once_never_share_a_port(tmp_path: Path) -> None:
@@ -441,6 +448,7 @@ def test_a_run_of_one_task_has_no_tf_config_even_if_the_shell_has_one(distlaunch
     assert ran.stdout == "worker:0 │ unset\n"
 
 
+@pytest.mark.quick
 def test_the_files_of_a_run_are_private(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "2", "--", "true")
     files = [ran.directory, *ran.directory.rglob("*")]
@@ -449,7 +457,8 @@ def test_the_files_of_a_run_are_private(distlaunch: Distlaunch) -> None:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_the_last_lines_say_the_outcome_the_ends_the_time_and_the_place(distlaunch: Distlaunch) -> None:
+@pytest.mark.quick
+def test_the_last_lines_show_the_exit_statuses_the_outcome_and_the_folder(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "2", "--", "true")
     *_, first, second, left, outcome, place = ran.stderr.splitlines()
     assert (first, second) == ("  worker:0  exit status 0", "  worker:1  exit status 0")
@@ -459,8 +468,8 @@ def test_the_last_lines_say_the_outcome_the_ends_the_time_and_the_place(distlaun
 
 
 @pytest.mark.tensorflow
-def test_two_workers_that_fail_inside_training_are_told_apart(distlaunch: Distlaunch, tmp_path: Path) -> None:
-    """One real cluster: worker:1 raises between two collectives, worker:0 sees only that its peer has gone."""
+def test_the_first_of_two_workers_that_fail_in_training_is_the_cause(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    """A real cluster: worker:1 raises between two collectives; worker:0 sees only that its peer is gone."""
     (tmp_path / "train.py").write_text(
         "import os\n"
         "import tensorflow as tf\n"

@@ -1,6 +1,6 @@
-"""Any process of a run dies, hangs or is asked to end, in any phase: the run ends in time, says why, leaves nothing.
+"""If a process of a run dies, hangs or is stopped, the run ends in time, says why and leaves nothing.
 
-These are a part of all cells of `fault_matrix`; `python -m tests.benchmarks faults` plays every one, several times.
+These are some cells of `fault_matrix`; `python -m tests.benchmarks faults` plays every cell several times.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CHOSEN: list[tuple[Where, Who, signal.Signals, Phase]] = [
 
 
 @pytest.mark.parametrize("cell", [Cell(*cell) for cell in CHOSEN], ids=str)
-def test_a_fault_ends_a_run_as_it_has_to_and_leaves_nothing(cell: Cell, tmp_path: Path) -> None:
+def test_a_fault_ends_a_run_as_expected_and_leaves_nothing(cell: Cell, tmp_path: Path) -> None:
     if cell.where == "ssh":
         skip_without_openssh()
     play(cell, tmp_path)
 
 
-def test_those_that_are_chosen_are_cells() -> None:
+def test_the_chosen_cells_exist() -> None:
     assert {Cell(*cell) for cell in CHOSEN} < {*all_cells()}

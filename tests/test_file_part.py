@@ -1,4 +1,4 @@
-"""A part of a file reaches a pipe whole, whatever the pipe takes at once and whatever the kernel can send."""
+"""A part of a file reaches a pipe completely, however little the pipe accepts or the kernel sends at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drain(reader: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_is_sent_whole_as_its_reader_reads(file: int, kind: str) -> None:
+def test_is_sent_completely_as_its_reader_reads(file: int, kind: str) -> None:
     if kind == "pipe":
         reader, writer = os.pipe()
     else:
@@ -49,7 +49,7 @@ def test_is_sent_whole_as_its_reader_reads(file: int, kind: str) -> None:
             sent = part.send(writer)
         except BlockingIOError:
             piece = drain(reader)
-            assert piece  # else it would never go on
+            assert piece  # otherwise the loop would never end
             received += piece
         else:
             assert sent > 0
@@ -61,8 +61,8 @@ def test_is_sent_whole_as_its_reader_reads(file: int, kind: str) -> None:
     assert received == CONTENT[5:-2]
 
 
-def test_has_its_length_when_the_file_is_cut(file: int, tmp_path: Path) -> None:
-    """The receiver was told the length before."""
+def test_keeps_its_length_when_the_file_is_truncated(file: int, tmp_path: Path) -> None:
+    """The receiver already knows the length."""
     reader, writer = os.pipe()
     part = FilePart(file, 0, COPIED // 2)
     os.ftruncate(file, 10)
@@ -74,8 +74,8 @@ def test_has_its_length_when_the_file_is_cut(file: int, tmp_path: Path) -> None:
     os.close(writer)
 
 
-def test_is_copied_where_the_kernel_does_not_send_it(file: int, tmp_path: Path) -> None:
-    target = os.open(tmp_path / "target", os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # to which it does not
+def test_is_copied_where_sendfile_fails(file: int, tmp_path: Path) -> None:
+    target = os.open(tmp_path / "target", os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # `sendfile` refuses O_APPEND
     with pytest.raises(OSError, match="Invalid argument"):
         os.sendfile(target, file, 0, 1)
     part = FilePart(file, 1, len(CONTENT) - 1)
@@ -87,7 +87,7 @@ def test_is_copied_where_the_kernel_does_not_send_it(file: int, tmp_path: Path) 
     assert (tmp_path / "target").read_bytes() == CONTENT[1:]
 
 
-def test_a_reader_that_has_gone_is_an_error(file: int) -> None:
+def test_a_closed_reader_is_an_error(file: int) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     part = FilePart(file, 0, 10)

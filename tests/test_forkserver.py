@@ -1,4 +1,4 @@
-"""Forked tasks are like those that were started by themselves, but for being early; and when they cannot be, are."""
+"""Forked tasks behave like tasks in plain Python; where a fork would differ, the task runs in plain Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KERAS = str(PROGRAMS / "train_keras.py")
 
 
 class Forker:
-    """A forkserver with a TensorFlow of the test's own, and the one who asks it for tasks."""
+    """A forkserver with the test's own TensorFlow, and the process that asks it for tasks."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Forker:
 
     @property
     def order_file(self) -> Path:
-        """There if the last program has started again as plain Python."""
+        """Exists if the last program has started again as plain Python."""
         return self.folder / "task.log.order"
 
     def _hear(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Forker:
         return heard
 
     def ask(self, cwd: Path, arguments: list[str], *, expected: bool = False, **env: str) -> tuple[dict[str, Any], str]:
-        """How a program ended, as the forker says, and what it has written; `expected`: its text was read before."""
+        """Runs a program; returns its end and its output. `expected` means that its source was read before."""
         is_module = arguments[0] == "-m"
         target, *rest = arguments[is_module:]
         log = self.folder / "task.log"
@@ -100,18 +100,18 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 class TestLikePlainPython:
     @pytest.mark.parametrize("name", PROGRAMS_TO_COMPARE)
-    def test_a_script_says_and_ends_alike(self, forker: Forker, tmp_path: Path, name: str) -> None:
+    def test_a_script_prints_and_ends_alike(self, forker: Forker, tmp_path: Path, name: str) -> None:
         write(tmp_path, PROGRAMS_TO_COMPARE[name])
         plain = run(tmp_path, ["program.py"], together=True, env=forker.env)
         assert forker.run(tmp_path, ["program.py"]) == plain
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_program_knows_of_itself_the_same(self, forker: Forker, tmp_path: Path, way: str) -> None:
+    def test_a_program_sees_the_same_identity(self, forker: Forker, tmp_path: Path, way: str) -> None:
         write(tmp_path, IDENTITY)
         arguments = [word.replace("{here}", str(tmp_path)) for word in WAYS[way]] + ["a", "b c", "-m", "--help", "é"]
         assert forker.run(tmp_path, arguments) == run(tmp_path, arguments, together=True, env=forker.env)
 
-    def test_a_process_has_what_is_its_own(self, forker: Forker, tmp_path: Path) -> None:
+    def test_a_process_has_its_own_session_descriptors_and_signals(self, forker: Forker, tmp_path: Path) -> None:
         source = """
             import os, signal, threading, gc
             print(os.getpid() == os.getsid(0) == os.getpgrp())
@@ -128,7 +128,7 @@ class TestLikePlainPython:
         assert ours.stdout.splitlines()[1:] == plain.stdout.splitlines()[1:]
         assert ours.stdout.splitlines()[0] == "True"
 
-    def test_random_numbers_are_not_those_of_the_one_before(self, forker: Forker, tmp_path: Path) -> None:
+    def test_random_numbers_differ_between_tasks(self, forker: Forker, tmp_path: Path) -> None:
         write(tmp_path, "import random, uuid; print(random.random(), uuid.uuid4())")
         assert len({forker.run(tmp_path, ["program.py"]).stdout for _ in range(5)}) == 5
 
@@ -158,21 +158,21 @@ class TestWhenNotTo:
             ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "threads"),
         ],
     )
-    def test_an_import_that_went_wrong_is_told(self, tmp_path: Path, tensorflow: str, why: str) -> None:
+    def test_an_import_that_fails_is_reported(self, tmp_path: Path, tensorflow: str, why: str) -> None:
         forker = Forker(tmp_path / "early", tensorflow)
         assert why in forker.problem
         (tmp_path / "program.py").write_text("")
         assert why in forker.ask(tmp_path, ["program.py"])[0]["problem"]
         forker.close()
 
-    def test_more_modules_are_imported_and_their_absence_is_told(self, tmp_path: Path) -> None:
+    def test_more_modules_are_imported_and_a_missing_one_is_reported(self, tmp_path: Path) -> None:
         good = Forker(tmp_path / "good", modules=("colorsys", "beside"))
         (tmp_path / "beside.py").write_text("print('imported once')\n")
         (tmp_path / "program.py").write_text(
             "import sys; print('beside' in sys.modules, end=' ')  # and no tensorflow\n"
             "import colorsys, beside; print(sys.path[1])"
         )
-        for _ in range(2):  # what the import says is in the log of the forkserver
+        for _ in range(2):  # the output of the import is in the log of the forkserver
             assert good.run(tmp_path, ["program.py"], expected=True).stdout == f"False {tmp_path}/good\n"
         assert (tmp_path / "good" / "forkserver.log").read_text().count("imported once") == 1
         good.close()
@@ -181,7 +181,7 @@ class TestWhenNotTo:
         assert said["problem"] == "ModuleNotFoundError: No module named 'no_such_module'"
         bad.close()
 
-    def test_an_agent_goes_on_while_modules_are_imported(self, tmp_path: Path) -> None:
+    def test_an_agent_keeps_working_while_modules_are_imported(self, tmp_path: Path) -> None:
         forker = Forker(tmp_path / "early", modules=("slow",))
         (tmp_path / "slow.py").write_text("import time; time.sleep(1)")
         (tmp_path / "program.py").write_text("import time, slow; print('done')  # tensorflow")
@@ -198,7 +198,7 @@ class TestWhenNotTo:
         assert said["status"] == 0
 
     def test_a_clone_of_distlaunch_hides_nothing(self, forker: Forker, tmp_path: Path) -> None:
-        """A task that is started by itself has the installed one, too."""
+        """A task in plain Python imports the installed distlaunch too."""
         (tmp_path / "program.py").write_text("import tensorflow, worker_entry; print(worker_entry.__file__)")
         (tmp_path / "worker_entry").mkdir()
         (tmp_path / "worker_entry" / "__init__.py").touch()
@@ -207,7 +207,7 @@ class TestWhenNotTo:
         assert forker.run(tmp_path, ["program.py"]) == by_itself == Ended(0, f"{worker_entry.__file__}\n", "")
 
     def test_a_task_that_cannot_have_its_folder(self, forker: Forker, tmp_path: Path) -> None:
-        """The agent then starts it by itself, which tells what is wrong."""
+        """The agent then starts the task in plain Python, and that reports the error."""
         said, _ = forker.ask(tmp_path / "gone", ["program.py"])
         assert said["problem"] == "the forkserver did not fork"
         (tmp_path / "program.py").write_text("")
@@ -216,7 +216,7 @@ class TestWhenNotTo:
     def test_a_module_beside_the_program_that_hides_one_that_is_imported(self, forker: Forker, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text("")
         (tmp_path / "tensorflow").mkdir()
-        assert forker.ask(tmp_path, ["program.py"])[0]["status"] == 0  # no module, just a folder
+        assert forker.ask(tmp_path, ["program.py"])[0]["status"] == 0  # a plain folder is not a module
         (tmp_path / "tensorflow" / "__init__.py").touch()
         said, _ = forker.ask(tmp_path, ["program.py"])
         assert said["problem"] == f"{tmp_path}/tensorflow shadows a module that is imported already"
@@ -229,7 +229,7 @@ class TestWhenNotTo:
             ({"program.py": "import model", "model.py": "from keras import layers"}, True),
             ({"program.py": "import model", "model.py": "import json"}, False),
             ({"program.py": "import a.b", "a/__init__.py": "", "a/b.py": "import tf_keras"}, True),
-            ({"other.py": ""}, True),  # it may come yet
+            ({"other.py": ""}, True),  # the file may still appear
         ],
     )
     def test_a_program_that_does_not_import_it(self, tmp_path: Path, files: dict[str, str], may: bool) -> None:
@@ -244,7 +244,7 @@ class TestWhenNotTo:
 @pytest.mark.tensorflow
 class TestRealClusters:
     def test_the_same_seeds_give_the_same_numbers(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        """Takes long, for two clusters train one after the other."""
+        """Slow: two clusters train one after the other."""
         program = tmp_path / "seeded.py"
         program.write_text(
             "import keras, sys, worker_entry.demo.train as demo\n"
@@ -261,9 +261,7 @@ class TestRealClusters:
         assert len(said[0]) > 6
         assert said[0] == said[1]
 
-    def test_workers_do_not_share_random_numbers_and_know_of_no_one_else(
-        self, distlaunch: Distlaunch, tmp_path: Path
-    ) -> None:
+    def test_workers_do_not_share_random_numbers_or_threads(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "draw.py").write_text(
             "early = 'forkserver' in open('/proc/self/cmdline').read()\n"
             "import random, threading, numpy as np, tensorflow as tf, keras\n"
@@ -277,7 +275,7 @@ class TestRealClusters:
         assert all(one != other for one, other in zip(*drawn, strict=True))
 
     def test_a_node_with_64_tasks(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        """Takes long: a quarter of a second of CPU for each of them."""
+        """Slow: each task takes a quarter of a second of CPU."""
         (tmp_path / "trivial.py").write_text("import tensorflow\nprint(tensorflow.__version__)\n")
         mark = make_mark()
         ran = distlaunch("local", "-n", "64", "--oversubscribe", "trivial.py", env=mark)
@@ -285,9 +283,7 @@ class TestRealClusters:
         assert ran.stderr.count("exit status 0") == 64
         assert marked(mark) == []
 
-    def test_a_nursery_serves_all_attempts_and_comes_back_if_it_dies(
-        self, distlaunch: Distlaunch, tmp_path: Path
-    ) -> None:
+    def test_a_forkserver_serves_all_attempts(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         mark = make_mark()
         faults = ("--chaos", "kill:worker:1@step=30", "--chaos", "kill:worker:0@step=50")
         ran = distlaunch("local", "-n", "2", *faults, KERAS, "nobody", "resume", "5", env=mark)
@@ -298,8 +294,8 @@ class TestRealClusters:
         starts = (ran.directory / "forkserver.log").read_text().count("oneDNN custom operations")
         assert starts in (0, 1, 2)  # lines of one import, not of three
 
-    def test_one_that_is_killed_comes_back_for_the_next_attempt(self, tmp_path: Path) -> None:
-        """Takes long, for TensorFlow is imported twice, and both attempts train meanwhile."""
+    def test_a_killed_forkserver_comes_back_for_the_next_attempt(self, tmp_path: Path) -> None:
+        """Slow: TensorFlow is imported twice, and both attempts train."""
         mark = make_mark()
         command = distlaunch_command(
             "local", "-n", "2", "--run-dir", "run", "--max-restarts", "1", KERAS, "nobody", "x"
@@ -328,13 +324,13 @@ class TestRealClusters:
 
 
 @pytest.mark.slow
-def test_a_forkserver_that_was_stopped_is_waited_for_once_and_not_by_every_task(tmp_path: Path) -> None:
+def test_a_suspended_forkserver_is_waited_for_only_once(tmp_path: Path) -> None:
     forker = Forker(tmp_path / "early")
     write(tmp_path, "print('here')")
     assert forker.forkserver is not None
     forker.forkserver.suspend()
     assert "does not answer" in forker.ask(tmp_path, ["program.py"])[0]["problem"]
-    assert not forker.forkserver.is_running()  # it is given up
+    assert not forker.forkserver.is_running()  # it was killed
     asked = time.monotonic()
     assert "does not answer" in forker.ask(tmp_path, ["program.py"])[0]["problem"]
     assert time.monotonic() - asked < 2.0

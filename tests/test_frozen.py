@@ -1,4 +1,4 @@
-"""Our frozen dataclasses behave like those of `dataclasses`."""
+"""Our frozen dataclasses behave like the standard ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Named:
 
 
 @pytest.mark.parametrize("cls", [Ours, Theirs])
-def test_values_are_made_compared_shown_and_refuse_changes(cls: Any) -> None:
+def test_values_are_created_compared_shown_and_refuse_changes(cls: Any) -> None:
     value = cls(1, ["a"], secret="s")
     assert value == cls(number=1, names=["a"], secret="s") != cls(1)
     assert (value.number, cls(2).names, cls.limit, cls.secret) == (1, [], 3, "")
@@ -73,7 +73,7 @@ def test_wrong_arguments_are_refused(cls: Any, args: tuple[Any, ...], named: dic
         cls(*args, **named)
 
 
-def test_the_fields_are_those_of_dataclasses() -> None:
+def test_the_fields_match_the_standard_dataclasses() -> None:
     def facts(cls: Any) -> list[Any]:
         return [(of.name, of.type, of.default, of.default_factory, of.repr) for of in dataclasses.fields(cls)]
 
@@ -91,7 +91,7 @@ def test_a_subclass_has_the_fields_of_its_parent_first() -> None:
     assert value != Ours(1, secret="known")
 
 
-def test_a_subclass_may_be_of_dataclasses() -> None:
+def test_a_subclass_may_be_a_standard_dataclass() -> None:
     @dataclasses.dataclass(frozen=True)
     class Later(Ours):
         more: int = 0
@@ -111,7 +111,7 @@ def test_a_class_without_fields_has_one_value() -> None:
     assert repr(Nothing()).endswith("Nothing()")
 
 
-def test_fields_can_be_named_only_and_are_checked() -> None:
+def test_fields_can_be_keyword_only_and_are_checked() -> None:
     assert Named(first=1) == Named(last=0, first=1)
     assert hash(Named(first=1)) == hash(Named(first=1))
     with pytest.raises(TypeError):

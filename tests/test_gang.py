@@ -1,4 +1,4 @@
-"""The rules of a gang: histories as data, and what must hold for every history."""
+"""The rules of a gang: histories as data, and properties of every history."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def preparing(policy: AttemptPolicy) -> list[Event]:
 
 
 def running(policy: AttemptPolicy) -> list[Event]:
-    """All that is heard until the cluster is up."""
+    """The events until the cluster is up."""
     return [*preparing(policy), *started(*sorted(policy.tasks)), *listening(*sorted(policy.forming)), ALL_HEARD]
 
 
 def play(policy: AttemptPolicy, *events: Event | float) -> tuple[AttemptState, list[Action]]:
-    """Tells a new gang the events, one after the other; a number sets the clock to it."""
+    """Plays the events to a new attempt, one after the other; a number sets the clock."""
     return play_on(new_attempt(policy, 0.0), *events)
 
 
@@ -114,8 +114,8 @@ def play_on(state: AttemptState, *events: Event | float) -> tuple[AttemptState, 
 OPTIONAL = (Phase.SYNCING, Phase.CHECKING)
 
 
-def test_no_gang_can_be_made_of_tasks_whose_end_decides_nothing() -> None:
-    """All of no tasks have ended well from the start."""
+def test_a_gang_needs_a_task_whose_end_decides() -> None:
+    """Otherwise, all deciding tasks, namely none, would have succeeded from the start."""
     with pytest.raises(ValueError, match="needs a task whose end decides"):
         make_policy({"a": [EVALUATOR]})
     with pytest.raises(ValueError, match="needs a task whose end decides"):
@@ -123,7 +123,7 @@ def test_no_gang_can_be_made_of_tasks_whose_end_decides_nothing() -> None:
 
 
 class TestSuccess:
-    def test_all_workers_ending_with_zero_is_success(self) -> None:
+    def test_an_attempt_succeeds_when_all_workers_exit_with_zero(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W1), exited(W0), NodeEmpty("a"), NodeEmpty("b"))
@@ -131,12 +131,12 @@ class TestSuccess:
         assert actions == [
             PrepareNodes(),
             StartTasks({W0: 20000, W1: 20001}),
-            FAILURE_STOP,  # what a task may have left behind
+            FAILURE_STOP,  # for processes that a task may have left behind
             Finish(),
         ]
         assert (state.phase, state.reason, state.stopped) == (Phase.FINISHED, Reason.SUCCEEDED, frozenset())
 
-    def test_phases_follow_each_other(self) -> None:
+    def test_phases_come_in_order(self) -> None:
         policy = make_policy(TWO_NODES)
         state = new_attempt(policy, 0.0)
         phases = [state.phase]
@@ -148,7 +148,7 @@ class TestSuccess:
 
         assert phases == [phase for phase in Phase if phase not in OPTIONAL]
 
-    def test_one_task_alone_opens_no_port_and_forms_no_cluster(self) -> None:
+    def test_a_single_task_opens_no_port_and_forms_no_cluster(self) -> None:
         policy = make_policy({"a": [W0]})
 
         state, actions = play(
@@ -178,7 +178,7 @@ class TestSuccess:
 
 
 class TestEvaluator:
-    def test_may_go_on_for_the_drain_time_and_is_stopped_then(self) -> None:
+    def test_may_continue_for_the_drain_time_and_is_then_stopped(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, actions = play(
@@ -188,14 +188,14 @@ class TestEvaluator:
         assert actions[2:] == [FAILURE_STOP]
         assert (state.reason, state.stopped) == (Reason.SUCCEEDED, frozenset({EVALUATOR}))
 
-    def test_that_ends_by_itself_ends_the_wait(self) -> None:
+    def test_ends_the_wait_when_it_exits_by_itself(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, _ = play(policy, *running(policy), exited(W0), exited(W1), exited(EVALUATOR))
 
         assert (state.reason, state.stopped) == (Reason.SUCCEEDED, frozenset())
 
-    def test_that_fails_fails_nothing(self) -> None:
+    def test_failure_is_ignored(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, actions = play(policy, *running(policy), exited(EVALUATOR, 1))
@@ -218,7 +218,7 @@ class TestEvaluator:
 
         assert state.phase is Phase.RUNNING
 
-    def test_drain_time_starts_when_the_last_worker_ends_however_late(self) -> None:
+    def test_drain_time_starts_at_the_end_of_the_last_worker_even_if_late(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, _ = play(policy, *running(policy), exited(W0), DRAIN_S, exited(W1))
@@ -227,7 +227,7 @@ class TestEvaluator:
 
 
 class TestFailure:
-    def test_of_the_first_worker_stops_the_others_after_a_short_grace(self) -> None:
+    def test_of_a_worker_stops_the_others_after_a_short_grace(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W1, 3))
@@ -235,14 +235,14 @@ class TestFailure:
         assert actions[2:] == [StopNodes(1.0)]
         assert (state.reason, state.stopped) == (Reason.TASK_FAILED, frozenset({W0}))
 
-    def test_by_sigkill_leaves_time_only_to_handlers_for_the_cause_is_known(self) -> None:
+    def test_by_sigkill_gives_grace_only_to_handlers_because_the_cause_is_known(self) -> None:
         policy = make_policy(TWO_NODES)
 
         _, actions = play(policy, *running(policy), exited(W1, signal=signal.SIGKILL))
 
         assert actions[2:] == [StopNodes(1.0, for_handlers=True)]
 
-    def test_ends_when_every_node_is_empty(self) -> None:
+    def test_is_final_when_every_node_is_empty(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W1, 3), NodeEmpty("b"))
@@ -251,14 +251,14 @@ class TestFailure:
         state, actions = play_on(state, exited(W0, signal=signal.SIGKILL), NodeEmpty("a"))
         assert (state.phase, state.reason, actions) == (Phase.FINISHED, Reason.TASK_FAILED, [Finish()])
 
-    def test_while_forming_counts_as_well(self) -> None:
+    def test_counts_while_the_cluster_forms(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1), exited(W0, signal=signal.SIGSEGV))
 
         assert state.reason is Reason.TASK_FAILED
 
-    def test_after_others_ended_well_is_a_failure(self) -> None:
+    def test_counts_after_others_have_succeeded(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *running(policy), exited(W0), exited(W1, 1))
@@ -274,14 +274,14 @@ class TestFailure:
 
 
 class TestDrain:
-    def test_a_clean_early_exit_stops_nobody(self) -> None:
+    def test_a_clean_early_exit_stops_no_other_task(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W0), DRAIN_S - 1, Tick())
 
         assert (state.phase, actions[2:]) == (Phase.RUNNING, [])
 
-    def test_others_that_never_end_are_stopped_and_named(self) -> None:
+    def test_tasks_that_never_end_are_stopped_and_named(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), 7.0, exited(W0), 7.0 + DRAIN_S, Tick(), StacksReceived({}))
@@ -289,7 +289,7 @@ class TestDrain:
         assert actions[2:] == [AskStacks(), FAILURE_STOP]
         assert (state.reason, state.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W1}))
 
-    def test_window_runs_from_the_first_exit_not_from_the_last(self) -> None:
+    def test_window_starts_at_the_first_exit_not_at_the_last(self) -> None:
         policy = make_policy({"a": [W0, W1, W2]})
 
         ends = (exited(W0), DRAIN_S - 1, exited(W1), DRAIN_S, Tick(), StacksReceived({}))
@@ -297,21 +297,21 @@ class TestDrain:
 
         assert (state.reason, state.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W2}))
 
-    def test_window_opens_also_when_the_first_exit_comes_before_all_ports_are_open(self) -> None:
+    def test_window_opens_even_if_the_first_exit_comes_before_all_ports_are_open(self) -> None:
         policy = make_policy({"a": [W0, W1, W2]})
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1, W2), 5.0, exited(W0), *listening(W1, W2))
 
         assert (state.phase, state.deadline) == (Phase.RUNNING, 5.0 + DRAIN_S)
 
-    def test_window_opens_also_when_the_first_exit_comes_before_another_node_has_started(self) -> None:
+    def test_window_opens_even_if_the_first_exit_comes_before_another_node_has_started(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *preparing(policy), *started(W0), exited(W0), 5.0, *started(W1))
 
         assert (state.phase, state.deadline) == (Phase.RUNNING, 5.0 + DRAIN_S)
 
-    def test_window_is_longer_for_who_is_at_work(self) -> None:
+    def test_window_is_extended_while_a_task_is_at_work(self) -> None:
         policy = make_policy(TWO_NODES)
         at_work = StacksReceived({}, {W1: Activity(idle_s=2.0)})
 
@@ -324,14 +324,14 @@ class TestDrain:
             [AskStacks(), AskStacks(), FAILURE_STOP],
         )
 
-    def test_who_ends_while_asked_has_ended(self) -> None:
+    def test_a_task_that_ends_while_stacks_are_awaited_counts_as_ended(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *running(policy), exited(W0), DRAIN_S, Tick(), exited(W1), StacksReceived({}))
 
         assert state.reason is Reason.SUCCEEDED
 
-    def test_window_of_zero_is_for_ever(self) -> None:
+    def test_window_of_zero_means_no_limit(self) -> None:
         policy = make_policy(TWO_NODES, drain_s=0.0)
 
         state, _ = play(policy, *running(policy), exited(W0), 1e9, Tick())
@@ -350,7 +350,7 @@ class TestStartTimeout:
         assert state.stacks == {W0: "at work"}
         assert (state.reason, state.missing) == (Reason.START_TIMEOUT, [W0, W2])
 
-    def test_still_names_them_when_all_were_stopped(self) -> None:
+    def test_still_names_those_tasks_when_all_were_stopped(self) -> None:
         policy = make_policy(ONE_NODE)
         state, _ = play(
             policy, *preparing(policy), *started(W0, W1), *listening(W1), START_S, Tick(), StacksReceived({})
@@ -360,7 +360,7 @@ class TestStartTimeout:
 
         assert (state.phase, state.missing) == (Phase.FINISHED, [W0])
 
-    def test_still_names_them_when_a_port_opens_too_late(self) -> None:
+    def test_still_names_a_task_whose_port_opens_too_late(self) -> None:
         policy = make_policy(ONE_NODE)
 
         due = (*preparing(policy), *started(W0, W1), *listening(W1), START_S, Tick())
@@ -368,7 +368,7 @@ class TestStartTimeout:
 
         assert state.missing == [W0]
 
-    def test_is_called_off_by_a_port_that_opens_before_all_have_said_what_they_do(self) -> None:
+    def test_is_cancelled_by_a_port_that_opens_before_the_stacks_arrive(self) -> None:
         policy = make_policy(ONE_NODE)
 
         due = (*preparing(policy), *started(W0, W1), *listening(W1), START_S, Tick())
@@ -377,7 +377,7 @@ class TestStartTimeout:
         assert (state.phase, state.suspicion, state.deadline) == (Phase.RUNNING, None, None)
         assert actions[2:] == [AskStacks()]
 
-    def test_waits_for_a_task_that_the_leader_has_not_heard_of(self) -> None:
+    def test_names_a_task_that_has_not_joined_the_leader(self) -> None:
         policy = make_policy(ONE_NODE)
         waits = (*preparing(policy), *started(W0, W1), LeaderWaits(frozenset({W1})), *listening(W0, W1))
 
@@ -387,34 +387,34 @@ class TestStartTimeout:
         state, _ = play(policy, *waits, LeaderWaits(frozenset()))
         assert (state.phase, state.missing) == (Phase.RUNNING, [])
 
-    def test_does_not_wait_for_ever_for_what_tasks_do(self) -> None:
+    def test_does_not_wait_forever_for_the_stacks(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1), START_S, Tick(), START_S + STACKS_S, Tick())
 
         assert (state.phase, state.reason) == (Phase.STOPPING, Reason.START_TIMEOUT)
 
-    def test_of_nodes_that_do_not_answer(self) -> None:
+    def test_applies_to_nodes_that_do_not_answer(self) -> None:
         state, actions = play(make_policy(TWO_NODES), NodeReady("a"), START_S, Tick())
 
         assert actions == [FAILURE_STOP]
         assert (state.reason, state.prepared) == (Reason.START_TIMEOUT, frozenset())
 
-    def test_does_not_come_before_its_time(self) -> None:
+    def test_does_not_expire_early(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1), START_S - 0.1, Tick())
 
         assert state.phase is Phase.FORMING
 
-    def test_does_not_come_once_the_cluster_is_up(self) -> None:
+    def test_does_not_apply_once_the_cluster_is_up(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, _ = play(policy, *running(policy), START_S, Tick())
 
         assert (state.phase, state.deadline) == (Phase.RUNNING, None)
 
-    def test_of_zero_is_for_ever(self) -> None:
+    def test_of_zero_means_no_limit(self) -> None:
         policy = make_policy(TWO_NODES, start_s=0.0)
 
         assert play(policy, 1e9, Tick())[0].phase is Phase.CONNECTING
@@ -437,7 +437,7 @@ class TestRefusalAndLoss:
 
         assert state.refusals == (REFUSED, other)
 
-    def test_refusals_without_end_are_not_kept_without_end(self) -> None:
+    def test_endless_refusals_are_kept_up_to_a_limit(self) -> None:
         for refusal in (NodeRefused("b", ()), NodeRefused("b", REFUSED.problems * 900)):
             state, _ = play(make_policy(TWO_NODES), NodeReady("a"), NodeReady("b"), *[refusal] * 3000)
 
@@ -451,7 +451,7 @@ class TestRefusalAndLoss:
 
         assert (state.reason, actions[2:]) == (Reason.REFUSED, [FAILURE_STOP])
 
-    def test_nodes_that_cannot_be_reached_are_all_told_before_the_rest_is_stopped(self) -> None:
+    def test_all_unreachable_nodes_are_known_before_the_rest_is_stopped(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, NodeLost("b", "connection refused"))
@@ -481,23 +481,23 @@ class TestRefusalAndLoss:
         for length in range(len(history) + 1):
             state, actions = play(policy, *history[:length], REFUSED, NodeEmpty("a"), NodeEmpty("b"))
 
-            # Where no agent has answered yet, there is nothing to stop.
+            # If no agent has answered yet, there is nothing to stop.
             assert actions[-2:] == ([FAILURE_STOP, Finish()] if length else [Finish()])
             assert state.reason is Reason.REFUSED
 
-    def test_the_only_node_lost_is_the_end(self) -> None:
+    def test_losing_the_only_node_ends_the_attempt(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, actions = play(policy, *running(policy), NodeLost("a", "the agent ended"))
 
         assert (state.phase, actions[2:]) == (Phase.FINISHED, [Finish()])
 
-    def test_the_first_reason_of_a_loss_is_kept(self) -> None:
+    def test_the_first_reason_for_a_loss_is_kept(self) -> None:
         lost = [NodeLost("b", "the agent ended"), NodeLost("b", "no data for 60 s")]
 
         assert play(make_policy(TWO_NODES), *lost)[0].lost == {"b": "the agent ended"}
 
-    def test_a_node_that_is_empty_may_hang_up(self) -> None:
+    def test_an_empty_node_may_close_its_connection(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *running(policy), exited(W0, 1), NodeEmpty("b"), NodeLost("b", "the agent ended"))
@@ -511,7 +511,7 @@ class TestRefusalAndLoss:
 
         assert (state.reason, actions[3:]) == (Reason.TASK_FAILED, [Finish()])
 
-    def test_a_node_that_never_says_that_it_is_empty_counts_as_lost(self) -> None:
+    def test_a_node_that_never_reports_that_it_is_empty_counts_as_lost(self) -> None:
         policy = make_policy(TWO_NODES)
         stopping = [*running(policy), exited(W0, 1), NodeEmpty("a")]
         due = FAILURE_GRACE_S + STOP_MARGIN_S
@@ -539,7 +539,7 @@ class TestInterruption:
         assert actions[2:] == [StopNodes(GRACE_S), StopNodes(0.0)]
         assert (state.phase, state.signal) == (Phase.STOPPING, signal.SIGINT)
 
-    def test_in_every_phase_ends_all_that_there_is(self) -> None:
+    def test_in_every_phase_stops_every_node_that_has_answered(self) -> None:
         policy = make_policy(TWO_NODES)
         history = running(policy)
 
@@ -549,7 +549,7 @@ class TestInterruption:
             assert actions[-2:] == ([StopNodes(GRACE_S), Finish()] if length else [Finish()])
             assert state.reason is Reason.INTERRUPTED
 
-    def test_by_ctrl_c_while_stopping_kills_and_the_failure_stays_the_reason(self) -> None:
+    def test_by_ctrl_c_while_stopping_kills_and_keeps_the_failure_as_the_reason(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W0, 1), CTRL_C)
@@ -557,7 +557,7 @@ class TestInterruption:
         assert actions[2:] == [FAILURE_STOP, StopNodes(0.0)]
         assert (state.reason, state.signal) == (Reason.TASK_FAILED, None)
 
-    def test_grace_outlasts_signals_that_nobody_sent_twice_on_purpose(self) -> None:
+    def test_grace_is_not_cut_short_by_signals_that_repeat_by_accident(self) -> None:
         policy = make_policy(TWO_NODES)
 
         # `timeout` sends TERM twice; Ctrl-C also ends the `tee` that reads our output.
@@ -567,7 +567,7 @@ class TestInterruption:
             assert actions[2:] == [StopNodes(GRACE_S)]
             assert state.signal == signal.SIGTERM
 
-    def test_again_and_again_does_not_put_off_the_end(self) -> None:
+    def test_many_times_does_not_delay_the_end(self) -> None:
         policy = make_policy(TWO_NODES)
         impatience: list[Event | float] = []
         for second in range(60):
@@ -579,7 +579,14 @@ class TestInterruption:
 
 
 class TestBrokenAgents:
-    def test_nothing_that_is_heard_after_the_end_changes_anything(self) -> None:
+    def test_a_node_that_the_plan_does_not_have_is_ignored(self) -> None:
+        policy = make_policy(ONE_NODE)
+        asked, _ = play(policy, *[NodeReady(node) for node in policy.nodes])
+
+        assert asked.phase is Phase.PREPARING
+        assert play_on(asked, NodePrepared("another", {})) == (asked, [])
+
+    def test_events_after_the_end_change_nothing(self) -> None:
         policy = make_policy(TWO_NODES)
         end, _ = play(policy, *running(policy), exited(W0, 1), NodeEmpty("a"), NodeEmpty("b"))
 
@@ -587,35 +594,35 @@ class TestBrokenAgents:
 
         assert play_on(end, *late) == (end, [])
 
-    def test_a_node_that_says_ready_twice_is_asked_to_prepare_once(self) -> None:
+    def test_a_node_that_reports_ready_twice_is_asked_to_prepare_once(self) -> None:
         policy = make_policy(TWO_NODES)
 
         _, actions = play(policy, NodeReady("a"), NodeReady("b"), NodeReady("b"), NodeReady("a"))
 
         assert actions == [PrepareNodes()]
 
-    def test_the_first_exit_of_a_task_counts(self) -> None:
+    def test_only_the_first_exit_of_a_task_counts(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *running(policy), exited(W0), exited(W0, 1))
 
         assert (state.phase, state.exits[W0].exit.code) == (Phase.RUNNING, 0)
 
-    def test_tasks_that_we_have_not_or_have_not_started_are_nothing_to_us(self) -> None:
+    def test_events_of_unknown_or_unstarted_tasks_are_ignored(self) -> None:
         policy = make_policy(TWO_NODES)
         unknown = TaskId("worker", 7)
 
         assert play(policy, NodeReady("a"), exited(W0, 1))[0].exits == {}
         assert play(policy, *running(policy), *started(unknown), exited(unknown, 1))[0].phase is Phase.RUNNING
 
-    def test_nothing_is_prepared_or_started_before_it_was_asked_for(self) -> None:
+    def test_answers_to_orders_that_were_not_given_are_ignored(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, NodePrepared("a", {W0: 1}), NodePrepared("b", {W1: 2}), *started(W0))
 
         assert (state, actions) == (new_attempt(policy, 0.0), [])
 
-    def test_ports_for_other_tasks_than_the_nodes_own_prepare_nothing(self) -> None:
+    def test_ports_for_tasks_of_another_node_prepare_nothing(self) -> None:
         policy = make_policy(TWO_NODES)
 
         _, actions = play(
@@ -624,7 +631,7 @@ class TestBrokenAgents:
 
         assert actions == [PrepareNodes()]
 
-    def test_a_node_that_says_it_is_empty_while_training_is_not_believed(self) -> None:
+    def test_a_node_that_claims_to_be_empty_during_training_is_not_believed(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), NodeEmpty("a"), exited(W1, 1), NodeEmpty("b"))
@@ -632,7 +639,7 @@ class TestBrokenAgents:
         assert (state.phase, actions[2:]) == (Phase.STOPPING, [FAILURE_STOP])
 
 
-# --- what holds for every history ---------------------------------------------------------------------------
+# --- properties of every history ---------------------------------------------------------------------------
 
 NAMES = ("a", "b", "unknown")
 TASKS = (W0, W1, EVALUATOR, TaskId("worker", 9))
@@ -680,7 +687,7 @@ anything: st.SearchStrategy[Event] = st.one_of(
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[AttemptPolicy, list[tuple[float, Event]]]:
-    """Rules, and what a gang of them hears: a plausible beginning of any length, then anything; each with its time."""
+    """A policy, and timed events: a plausible beginning of any length, then arbitrary events."""
     policy = draw(layouts)
     sensible = running(policy)
     events = [*sensible[: draw(st.integers(0, len(sensible)))], *draw(st.lists(anything, max_size=25))]
@@ -694,7 +701,7 @@ def histories(draw: st.DrawFn) -> tuple[AttemptPolicy, list[tuple[float, Event]]
 def replay(
     policy: AttemptPolicy, history: Iterable[tuple[float, Event]]
 ) -> list[tuple[AttemptState, Action | None, AttemptState]]:
-    """Every action, or None where there was none, with the gang before and after it was decided."""
+    """Every action, or None for an event without actions, with the states before and after the event."""
     state, steps = new_attempt(policy, 0.0), list[tuple[AttemptState, Action | None, AttemptState]]()
     for now, event in history:
         before = state
@@ -709,7 +716,7 @@ def actions_of(steps: Iterable[tuple[AttemptState, Action | None, AttemptState]]
 
 class TestEveryHistory:
     @given(histories())
-    def test_has_its_actions_in_the_one_possible_order(
+    def test_has_its_actions_in_the_only_valid_order(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         kinds = [type(action) for action in actions_of(replay(*told))]
@@ -719,7 +726,7 @@ class TestEveryHistory:
         assert all(kinds.count(kind) <= 1 for kind in order if kind not in (StopNodes, AskStacks))
 
     @given(histories())
-    def test_starts_tasks_only_when_every_node_holds_the_ports_of_its_own(
+    def test_starts_tasks_only_when_every_node_holds_the_ports_of_its_tasks(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         policy, _ = told
@@ -748,7 +755,7 @@ class TestEveryHistory:
                 assert not reachable
 
     @given(histories())
-    def test_keeps_its_reason_once_it_has_one(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
+    def test_keeps_its_first_reason(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
         reasons = [after.reason for _, _, after in replay(*told)]
 
         given_ones = [reason for reason in reasons if reason is not None]
@@ -756,7 +763,7 @@ class TestEveryHistory:
         assert reasons == [None] * (len(reasons) - len(given_ones)) + given_ones
 
     @given(histories())
-    def test_succeeds_only_if_every_worker_ended_with_zero(
+    def test_succeeds_only_if_every_worker_exited_with_zero(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         policy, history = told
@@ -766,7 +773,7 @@ class TestEveryHistory:
             assert all(steps[-1][2].exits[task].exit.ok for task in trainers)
 
     @given(histories())
-    def test_that_is_being_stopped_ends_when_time_goes_on(
+    def test_ends_after_an_interruption_as_time_passes(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         policy, history = told
@@ -778,7 +785,7 @@ class TestEveryHistory:
         assert isinstance(actions_of(steps)[-1], Finish)
 
     @given(histories())
-    def test_waits_for_ever_only_for_training_or_where_the_user_said_so(
+    def test_waits_forever_only_for_training_or_if_the_user_set_no_limit(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         policy, history = told
@@ -796,12 +803,12 @@ class TestEveryHistory:
 
 
 class TestOutOfStep:
-    """All are asked where they are, before those that go on are stopped."""
+    """All tasks are asked for their stacks before the remaining tasks are stopped."""
 
     CRASH = CrashRecord(1009.0, "InternalError", "Collective instance 151 expected type 0 but got type 2")
     APART = TaskExited(W1, TaskExit(1), 1010.0, CRASH)
 
-    def test_the_others_are_asked_before_they_are_stopped(self) -> None:
+    def test_the_other_tasks_are_asked_before_they_are_stopped(self) -> None:
         policy = make_policy({"a": [W0, W1, W2]})
 
         state, actions = play(policy, *running(policy), self.APART)
@@ -812,14 +819,14 @@ class TestOutOfStep:
         assert state.stacks == {W0: "here"}
         assert state.stopped == {W0}
 
-    def test_they_are_stopped_if_they_do_not_answer(self) -> None:
+    def test_tasks_are_stopped_if_they_do_not_answer(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, actions = play(policy, *running(policy), self.APART, STACKS_S, Tick())
 
         assert (actions[-2:], state.reason) == ([AskStacks(), FAILURE_STOP], Reason.TASK_FAILED)
 
-    def test_nobody_is_asked_if_all_have_ended(self) -> None:
+    def test_tasks_that_have_ended_are_not_waited_for(self) -> None:
         policy = make_policy(ONE_NODE)
 
         _, actions = play(policy, *running(policy), self.APART, exited(W0, 1))
@@ -829,7 +836,7 @@ class TestOutOfStep:
         assert actions[-1] == FAILURE_STOP
 
 
-def test_of_a_task_that_is_waited_for_its_strategy_is_told() -> None:
+def test_the_waiting_message_names_the_strategy_that_a_task_has_built() -> None:
     policy = make_policy(TWO_NODES)
     built = TaskReported(W1, "is building its model", 1002.0, strategy="MirroredStrategy")
     state, _ = play(policy, *preparing(policy), *started(W0, W1), *listening(W0), built)

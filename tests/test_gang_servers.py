@@ -52,7 +52,7 @@ def running(policy: AttemptPolicy) -> list[Event]:
     return [*preparing(policy), *started(*sorted(policy.tasks)), *listening(*sorted(policy.forming))]
 
 
-def test_it_is_up_when_all_ports_are_open_and_asks_no_leader() -> None:
+def test_the_cluster_is_up_when_all_ports_are_open_and_no_leader_is_asked() -> None:
     policy = make_policy()
     state, _ = play(policy, *running(policy)[:-1])
     assert state.phase is Phase.FORMING
@@ -60,7 +60,7 @@ def test_it_is_up_when_all_ports_are_open_and_asks_no_leader() -> None:
     assert state.phase is Phase.RUNNING
 
 
-def test_the_chiefs_success_is_that_of_all_and_stops_the_rest_at_once() -> None:
+def test_the_chiefs_success_ends_the_attempt_with_success_and_stops_the_rest_at_once() -> None:
     policy = make_policy()
     state, actions = play(policy, *running(policy), exited(CHIEF))
     assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
@@ -73,7 +73,7 @@ def test_the_chiefs_success_is_that_of_all_and_stops_the_rest_at_once() -> None:
 
 
 @pytest.mark.parametrize("how", [{"code": 1}, {"code": 0}, {"code": None, "signal": signal.SIGKILL}])
-def test_a_worker_that_ends_however_is_started_again_alone(how: dict[str, int]) -> None:
+def test_a_worker_is_restarted_individually_however_it_ends(how: dict[str, int]) -> None:
     policy = make_policy()
     state, actions = play(policy, *running(policy), exited(W1, how["code"], signal=how.get("signal")))
     assert actions[-1] == RestartTask(W1)
@@ -85,7 +85,7 @@ def test_a_worker_that_ends_however_is_started_again_alone(how: dict[str, int]) 
     assert state.reason is Reason.SUCCEEDED
 
 
-def test_a_worker_that_keeps_ending_is_the_cause_in_the_end() -> None:
+def test_a_worker_that_keeps_ending_is_the_cause_of_the_failure() -> None:
     policy = make_policy()
     again = [event for _ in range(MAX_INDIVIDUAL_RESTARTS) for event in (exited(W1, 3), *started(W1))]
     state, actions = play(policy, *running(policy), *again)
@@ -115,7 +115,7 @@ def test_a_parameter_server_that_ends_fails_the_attempt(how: int) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_it_stays_the_cause_however_the_chief_ends_that_is_stopped_for_it(code: int) -> None:
+def test_a_parameter_server_stays_the_cause_however_the_stopped_chief_ends(code: int) -> None:
     policy = make_policy()
     died = replace(exited(PS, 1), time=1005.0)
     state, _ = play(policy, *running(policy), died, exited(CHIEF, code), exited(W0, signal=15))
@@ -124,7 +124,7 @@ def test_it_stays_the_cause_however_the_chief_ends_that_is_stopped_for_it(code: 
     assert cause.exited.task == PS
 
 
-def test_a_chief_that_fails_is_the_cause_though_servers_are_stopped_for_it() -> None:
+def test_a_chief_that_fails_is_the_cause_although_servers_are_then_stopped() -> None:
     policy = make_policy()
     state, _ = play(policy, *running(policy), exited(CHIEF, 1), exited(PS, signal=15))
     cause = find_cause(state, {})
@@ -139,7 +139,7 @@ def test_a_lost_node_fails_the_attempt_whatever_ran_there() -> None:
     assert state.reason is Reason.NODE_LOST
 
 
-def test_an_evaluator_has_its_time_after_the_chiefs_success_and_servers_are_not_waited_for() -> None:
+def test_after_the_chiefs_success_an_evaluator_gets_the_drain_time_and_servers_are_not_waited_for() -> None:
     policy = make_policy({"a": [CHIEF, W0, PS, EVALUATOR]})
     state, _ = play(policy, *running(policy), exited(CHIEF))
     assert state.reason is None
@@ -150,14 +150,14 @@ def test_an_evaluator_has_its_time_after_the_chiefs_success_and_servers_are_not_
     assert EVALUATOR in later.stopped
 
 
-def test_a_server_that_ends_after_the_chiefs_success_is_no_matter() -> None:
+def test_a_server_that_ends_after_the_chiefs_success_is_ignored() -> None:
     policy = make_policy({"a": [CHIEF, W0, PS, EVALUATOR]})
     state, actions = play(policy, *running(policy), exited(CHIEF), exited(W0, 1), exited(PS, 1))
     assert state.reason is None
     assert RestartTask(W0) not in actions
 
 
-def test_nothing_is_started_again_while_it_is_being_stopped() -> None:
+def test_no_task_is_restarted_while_the_attempt_is_being_stopped() -> None:
     policy = make_policy()
     _, actions = play(policy, *running(policy), exited(CHIEF, 1), exited(W0, 1), NodeEmpty("a"))
     assert RestartTask(W0) not in actions
@@ -166,25 +166,25 @@ def test_nothing_is_started_again_while_it_is_being_stopped() -> None:
 
 class TestRoles:
     def problem(self, name: str, **counts: int) -> str | None:
-        found = find_role_problem(name, counts)  # type: ignore[arg-type]  # names as a spec has them
+        found = find_role_problem(name, counts)  # type: ignore[arg-type]  # names as in a spec
         return found[1] if found is not None else None
 
-    def test_good_ones(self) -> None:
+    def test_valid_roles_have_no_problem(self) -> None:
         assert self.problem("parameter_server", chief=1, worker=2, ps=1, evaluator=1) is None
         assert self.problem("multi_worker_mirrored", chief=1, worker=2, evaluator=1) is None
         for name in ("one_device", "mirrored", "central_storage", "tpu"):
             assert self.problem(name, worker=1) is None
 
-    def test_what_is_missing_is_named(self) -> None:
+    def test_a_missing_chief_is_named(self) -> None:
         assert self.problem("parameter_server", worker=2, ps=1) == (
             "parameter_server needs a chief; add `chief: 1` to the `tasks:` of a node"
         )
 
-    def test_several_processes_are_too_many_for_one(self) -> None:
+    def test_a_strategy_of_one_process_rejects_two_tasks(self) -> None:
         assert "runs one process on one node, but this spec has 2 tasks" in (self.problem("mirrored", worker=2) or "")
 
 
-def test_the_state_of_a_gang_without_servers_is_as_it_was() -> None:
+def test_without_servers_all_workers_are_trainers() -> None:
     policy = AttemptPolicy({"a": frozenset([W0, W1])}, frozenset([W0, W1]), start_s=1, drain_s=1, stop_grace_s=1)
     assert policy.trainers == {W0, W1}
     assert not policy.servers
@@ -210,7 +210,7 @@ class TestWhatRunsBesideTheTasks:
         assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
         assert state.stopped == {self.BOARD}
 
-    def test_stays_if_it_is_to_until_the_user_ends_it_and_that_is_no_interruption(self) -> None:
+    def test_stays_if_kept_until_the_user_stops_it_which_is_no_interruption(self) -> None:
         policy, events = self.up(keeps=True)
         state, _ = play(policy, *events, exited(W0), exited(W1))
         assert (state.reason, state.is_over) == (None, True)
@@ -219,19 +219,19 @@ class TestWhatRunsBesideTheTasks:
         ended, actions = decide(later, Interrupted(signal.SIGINT), 10 * DRAIN_S)
         assert (ended.reason, ended.signal, actions) == (Reason.SUCCEEDED, None, (FAILURE_STOP,))
 
-    def test_its_end_is_not_told_of_however_it_came(self) -> None:
+    def test_its_end_is_not_reported_however_it_ends(self) -> None:
         policy, events = self.up(keeps=False)
-        slow = replace(exited(self.BOARD, signal=signal.SIGKILL), finished=1009.0)  # TERM was heeded, but for too long
+        slow = replace(exited(self.BOARD, signal=signal.SIGKILL), finished=1009.0)  # it handled SIGTERM, but too slowly
         state, _ = play(policy, *events, exited(W0), exited(W1), slow, NodeEmpty("a"))
         verdict = judged(state)
         assert (verdict.reference, verdict.evidence) == ("succeeded", [])
 
-    def test_does_not_keep_a_failure_waiting(self) -> None:
+    def test_does_not_delay_a_failure(self) -> None:
         policy, events = self.up(keeps=True)
         state, _ = play(policy, *events, exited(W0, 1))
         assert state.reason is Reason.TASK_FAILED
 
-    def test_its_own_end_is_no_matter(self) -> None:
+    def test_its_early_end_is_ignored(self) -> None:
         policy, events = self.up(keeps=True)
         state, _ = play(policy, *events, exited(self.BOARD, 1))
         assert state.reason is None

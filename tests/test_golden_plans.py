@@ -1,4 +1,4 @@
-"""Every file in `cluster_specs/` has a golden plan, and TensorFlow reads the TF_CONFIGs in it as we mean them."""
+"""Every file in `cluster_specs/` has a golden plan, and TensorFlow reads the plan's TF_CONFIGs as intended."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(json.dumps(answers))
 
 
 def load_example(file: Path) -> ClusterSpec:
-    """The spec; nodes of a Slurm job as such a job would have them."""
+    """Loads the spec; if its nodes come from Slurm, it gets those of an example job."""
     spec = load_spec(file)
     if spec.source != SLURM:
         return spec
@@ -49,15 +49,15 @@ def load_example(file: Path) -> ClusterSpec:
 
 
 def plan_as_json(spec: ClusterSpec) -> dict[str, Any]:
-    """The plan on nodes that all have 8 cores and 4 GPUs."""
+    """The plan for nodes with 8 cores and 4 GPUs each."""
     facts = {node.host: NodeFacts(cores=8, gpus=("0", "1", "2", "3")) for node in spec.nodes}
     plan = make_plan(spec, directory="/home/me/project", environ={}, python="/usr/bin/python3", facts=facts)
     return render_json(plan)
 
 
 @pytest.mark.parametrize("file", SPECS, ids=lambda file: file.stem)
-def test_the_plan_of_an_example_spec_is_the_golden_one(file: Path) -> None:
-    """After a change that is meant: `UPDATE_GOLDEN=1 pytest tests/test_golden_plans.py`, then read the difference."""
+def test_the_plan_of_an_example_spec_matches_its_golden_plan(file: Path) -> None:
+    """After an intended change, run `UPDATE_GOLDEN=1 pytest tests/test_golden_plans.py` and review the difference."""
     golden = GOLDEN / f"{file.stem}.json"
     actual = plan_as_json(load_example(file))
     if os.environ.get("UPDATE_GOLDEN"):
@@ -66,18 +66,18 @@ def test_the_plan_of_an_example_spec_is_the_golden_one(file: Path) -> None:
     assert actual == json.loads(golden.read_text(encoding="utf-8"))
 
 
-def test_every_golden_plan_is_that_of_an_example_spec() -> None:
+def test_every_golden_plan_belongs_to_an_example_spec() -> None:
     assert {file.stem for file in GOLDEN.iterdir()} == {file.stem for file in SPECS}
     assert {"one_host", "two_nodes", "chief_and_workers", "with_evaluator"} <= {file.stem for file in SPECS}
 
 
 @pytest.mark.quick
 @pytest.mark.tensorflow
-def test_tensorflow_reads_every_golden_tf_config_as_it_is_meant() -> None:
+def test_tensorflow_reads_every_golden_tf_config_as_intended() -> None:
     configs, meant = [], []
     for file in SPECS:
         golden = json.loads((GOLDEN / f"{file.stem}.json").read_text(encoding="utf-8"))
-        # What is meant comes from the spec, not from the plan.
+        # The expected values come from the spec, not from the plan.
         spec = load_example(file)
         tasks = [task for _, task in spec.placements()]
         assert len(golden["tasks"]) == len(tasks)

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: each second is counted once, and as what it was."""
+"""Goodput: each second of a run is counted once, and as the right kind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from worker_entry.task.meter import REPORT_S
 
 W0, W1, CHIEF = TaskId("worker", 0), TaskId("worker", 1), TaskId("chief", 0)
 BEGAN = 1000.0
-"""When the runs of this module begin; their events count from there."""
+"""When the runs of this module begin; the times of their events are relative to it."""
 
 
 # --- histories ---
@@ -64,7 +64,7 @@ def to_state(at: float, state: StateName, attempt: int = 1) -> Happening:
 def steps(
     at: float, step: int, first: int = 1, began: float = 0.0, attempt: int = 1, task: TaskId = W0, **more: Any
 ) -> Happening:
-    """The task has done its `first` step at `began`, and just now this one."""
+    """The task did step `first` at `began`, and has just done `step`."""
     progress = Progress(step, first, step, BEGAN + began, BEGAN + at, **more)
     return Happening(at, TaskReported(task, "is training", BEGAN, progress), attempt)
 
@@ -72,7 +72,7 @@ def steps(
 def trained(
     first_at: float, last_at: float, first: int = 1, attempt: int = 1, epoch_steps: int = 0, **more: Any
 ) -> list[Happening]:
-    """A step a second, and how far the task is each second; with `epoch_steps`, in epochs of so many steps."""
+    """One step per second, each with a report; with `epoch_steps`, in epochs of that many steps."""
     first_epoch = more.pop("first_epoch", 1 if epoch_steps else None)
     told = []
     for number in range(int(last_at - first_at) + 1):
@@ -93,7 +93,7 @@ def trained(
 
 
 def start(at: float, attempt: int = 1, tasks: Sequence[TaskId] = (W0, W1)) -> list[Happening]:
-    """The tasks are started, and the cluster is up 3 s later, which is known after 4 s."""
+    """The tasks start, and the cluster is up 3 s later, which the controller learns after 4 s."""
     started = [Happening(at, TaskStarted(task, 7, BEGAN + at), attempt) for task in tasks]
     opened = [Happening(at + 3, TaskListening(task, BEGAN + at + 3 - n), attempt) for n, task in enumerate(tasks)]
     return [to_state(at, "forming", attempt), *started, *opened, to_state(at + 4, "running", attempt)]
@@ -119,7 +119,7 @@ def ends(at: float, reference: str, attempt: int = 1, last_progress: float | Non
 
 
 def begins_again(at: float, attempt: int = 2) -> list[Happening]:
-    """A restart, whose tasks are started 1 s later."""
+    """A restart, with its tasks started 1 s later."""
     return [
         to_state(at, "restarting", attempt - 1),
         to_state(at, "connecting", attempt),
@@ -134,11 +134,11 @@ def controller(at: float, generation: int) -> Happening:
 BEGINS = [controller(0, 0), to_state(0, "connecting"), *start(2)]
 KILLED = [exits(30.5, W1, -9), *ends(30.5, "task-killed"), *begins_again(33)]
 FAILS = [*BEGINS, *trained(10, 30, resumed=0), *KILLED]
-"""21 steps, the first after 10 s, and a failure; the tasks are started again after 34 s."""
+"""21 steps, the first after 10 s, and a failure; the tasks of the restart start after 34 s."""
 
 
 def done(at: float, attempt: int = 2) -> list[Happening]:
-    """All trainers end, and the attempt with them."""
+    """All trainers end, and the attempt succeeds."""
     return [exits(at, task, attempt=attempt) for task in (W0, W1)] + ends(at, "succeeded", attempt)
 
 
@@ -159,18 +159,18 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         10,
         {"connecting": 9, "ending": 1},
     ),
-    "an optimizer that is restored tells where an attempt goes on": (
+    "a restored optimizer shows where an attempt continues": (
         [*FAILS, *trained(40, 50, attempt=2, resumed=12), *done(50)],
         52,
         # Step 12 was done after 21 s.
         {"connecting": 2, "forming": 8 + 6, "training": 11 + 10, "lost": 9.5, "restarting": 3.5, "ending": 2},
     ),
-    "the program's own steps tell it": (
+    "the program's own step numbers show where an attempt continues": (
         [*BEGINS, *trained(10, 30), *KILLED, *trained(40, 50, first=13, attempt=2), *done(50)],
         52,
         {"connecting": 2, "forming": 8 + 6, "training": 11 + 10, "lost": 9.5, "restarting": 3.5, "ending": 2},
     ),
-    "the beginning of an epoch tells it, where steps count from the beginning of an attempt": (
+    "the epoch shows where an attempt continues if its steps count from 1": (
         [
             *BEGINS,
             *trained(10, 30, epoch_steps=10),
@@ -183,7 +183,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         # The second epoch began between the reports after 19 and 20 s.
         {"connecting": 2, "forming": 8 + 6, "training": 9.5 + 10, "lost": 11, "restarting": 3.5, "ending": 2},
     ),
-    "steps that begin again with each epoch are compared within the epoch": (
+    "steps that start over in each epoch are compared within the epoch": (
         [
             *BEGINS,
             *[steps(10 + n, n % 10, 0, 10, epoch=1 + n // 10, first_epoch=1) for n in range(21)],
@@ -196,7 +196,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         # Step 4 of the second epoch was done after 24 s.
         {"connecting": 2, "forming": 8 + 6, "training": 14 + 4, "lost": 6, "restarting": 4, "ending": 2},
     ),
-    "an optimizer that was not restored tells nothing of weights that were": (
+    "an optimizer that was not restored says nothing about restored weights": (
         [
             *BEGINS,
             *trained(10, 30, epoch_steps=10, resumed=0),
@@ -208,7 +208,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         52,
         {"connecting": 2, "forming": 8 + 6, "training": 19.5 + 10, "lost": 1, "restarting": 3.5, "ending": 2},
     ),
-    "a program that begins again has lost everything": (
+    "a program that starts from scratch has lost everything": (
         [*FAILS, *trained(40, 50, attempt=2, resumed=0), *done(50)],
         52,
         {"connecting": 2, "forming": 8 + 6, "training": 10, "lost": 20.5, "restarting": 3.5, "ending": 2},
@@ -218,7 +218,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         52,
         {"connecting": 2, "forming": 8 + 6, "training": 20.5 + 10, "restarting": 3.5, "ending": 2},
     ),
-    "an attempt that does no step is all forming, and loses nothing": (
+    "an attempt without a step is all forming and loses nothing": (
         [
             *FAILS,
             *ends(44, "task-failed", 2),
@@ -236,7 +236,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
             "ending": 2,
         },
     ),
-    "a restart that goes on from before an earlier one loses both": (
+    "a restart from before the checkpoint of an earlier restart loses steps of both attempts": (
         [
             *FAILS,
             *trained(40, 50, attempt=2, resumed=12),
@@ -256,7 +256,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
             "ending": 2,
         },
     ),
-    "a restart that goes on from within an earlier one loses only its end": (
+    "a restart from a checkpoint of the last attempt loses only the end of that attempt": (
         [
             *FAILS,
             *trained(40, 50, attempt=2, resumed=12),
@@ -276,7 +276,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
             "ending": 2,
         },
     ),
-    "a failure that nothing follows loses nothing": (
+    "a failure without a restart loses nothing": (
         [*BEGINS, *trained(10, 30), *ends(30.5, "task-killed")],
         36,
         {"connecting": 2, "forming": 8, "training": 20.5, "ending": 5.5},
@@ -286,7 +286,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         33.5,
         {"connecting": 2, "forming": 8, "training": 20.5, "restarting": 3},
     ),
-    "training ends with the exception, not when its interpreter has ended": (
+    "training ends with the exception, not with the interpreter": (
         [
             *BEGINS,
             *trained(10, 30),
@@ -297,7 +297,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         33,
         {"connecting": 2, "forming": 8, "training": 20.25, "ending": 2.75},
     ),
-    "an exception of another thread does not end training": (
+    "an exception in another thread does not end training": (
         [*BEGINS, *trained(10, 30), exits(31, W0, 1, crash=CrashRecord(BEGAN + 12, "E", "…", thread="T"))],
         33,
         {"connecting": 2, "forming": 8, "training": 21, "ending": 2},
@@ -307,12 +307,12 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         172,
         {"connecting": 2, "forming": 8 + 7, "training": 20 + 10, "stalled": 120, "restarting": 3, "ending": 2},
     ),
-    "without steps, it is the time since the last output": (
+    "without steps, a stall begins at the last output": (
         [*BEGINS, *ends(150, "stalled", last_progress=30)],
         152,
         {"connecting": 2, "forming": 3, "training": 25, "stalled": 120, "ending": 2},
     ),
-    "a lost node is waited for": (
+    "the run waits for a lost node": (
         [
             *BEGINS,
             *trained(10, 30),
@@ -335,22 +335,22 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         52,
         {"connecting": 2, "forming": 3 + 3, "training": 26 + 13, "restarting": 3, "ending": 2},
     ),
-    "a program that will report steps has not trained before": (
+    "an attempt without steps is forming if a later attempt reports steps": (
         [*BEGINS, *ends(31, "task-failed"), *begins_again(33), *trained(40, 50, attempt=2), *done(50)],
         52,
         {"connecting": 2, "forming": 29 + 6, "training": 10, "restarting": 3, "ending": 2},
     ),
-    "a task that has begun to train and has done no step has not trained": (
+    "a task that has begun to train but done no step is forming": (
         [*BEGINS, Happening(9, TaskReported(W0, "is training", 0, Progress(0, None, 0, 0.0, 0.0)))],
         12,
         {"connecting": 2, "forming": 10},
     ),
-    "what runs beside the program does not train": (
+    "time after the end of the program is not training": (
         [*BEGINS, *trained(10, 30), *[exits(31, task) for task in (W0, W1)]],
         90,
         {"connecting": 2, "forming": 8, "training": 21, "ending": 59},
     ),
-    "another controller takes the tasks over": (
+    "another controller takes over the tasks": (
         [
             *BEGINS,
             *trained(10, 30),
@@ -362,7 +362,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         72,
         {"connecting": 2, "forming": 8, "training": 60, "ending": 2},
     ),
-    "another controller starts the tasks again": (
+    "another controller restarts the tasks": (
         [*BEGINS, *trained(10, 30), controller(60, 1), *begins_again(64)[1:], *trained(70, 80, 11, 2), *done(80)],
         82,
         {"connecting": 2, "forming": 8 + 5, "training": 9 + 10, "lost": 11, "restarting": 35, "ending": 2},
@@ -381,7 +381,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         82,
         {"connecting": 2, "forming": 8 + 5, "training": 20 + 10, "restarting": 35, "ending": 2},
     ),
-    "a run that had ended is resumed": (
+    "an ended run is resumed": (
         [
             *BEGINS,
             *trained(10, 30),
@@ -407,7 +407,7 @@ def count(history: History, decides: Sequence[str] = ("chief", "worker")) -> Goo
 
 
 def seconds(goodput: Goodput) -> dict[str, Any]:
-    """What is not 0."""
+    """The seconds of each kind, without kinds of 0 s."""
     spent = {kind.removesuffix("_s"): getattr(goodput, kind) for kind in KINDS}
     return {kind: pytest.approx(value, abs=1e-6) for kind, value in spent.items() if abs(value) > 1e-6}
 
@@ -417,7 +417,7 @@ def total(goodput: Goodput) -> float:
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_each_second_is_what_it_was(name: str) -> None:
+def test_each_second_is_counted_as_the_right_kind(name: str) -> None:
     history, now, expected = HISTORIES[name]
     goodput = count(history).count(BEGAN + now)
     assert seconds(goodput) == expected
@@ -438,12 +438,12 @@ def test_under_parameter_server_only_the_chief_decides() -> None:
     assert seconds(goodput) == {"connecting": 2, "forming": 8, "training": 20}
 
 
-def test_a_task_beside_the_run_reports_no_steps_of_it() -> None:
+def test_steps_of_an_auxiliary_task_do_not_count() -> None:
     history = [*BEGINS, steps(7, 5, 1, 6, task=TENSORBOARD), *trained(10, 30)]
     assert seconds(count(history).count(BEGAN + 30)) == {"connecting": 2, "forming": 8, "training": 20}
 
 
-def test_samples_tell_of_an_earlier_attempt_what_the_journal_does_not() -> None:
+def test_samples_of_an_earlier_attempt_supply_progress_that_the_journal_lacks() -> None:
     first, *told = trained(10, 30, resumed=0)
     counted = count([*BEGINS, first])
     assert counted.guide == (1, W0)
@@ -513,7 +513,7 @@ EVENTS = st.one_of(
 def test_whatever_happens_each_second_is_counted_once(
     happenings: list[tuple[float, int, RunEvent]],
 ) -> None:
-    """No kind is negative, and what was lost, or spent with connecting, is never less later."""
+    """No kind is negative, and the lost time never decreases."""
     counted, at = GoodputCount(BEGAN, ("worker",)), 0.0
     before = counted.count(BEGAN)
     for after_s, attempt, event in happenings:
@@ -531,7 +531,7 @@ def test_whatever_happens_each_second_is_counted_once(
 # --- the line ---
 
 
-def test_a_line_stays_short_and_forgets_little() -> None:
+def test_a_training_line_stays_short_and_loses_little_precision() -> None:
     line = TrainingLine()
     line.go_on_from(Place(0, total=0))
     count = 20 * LIMIT
@@ -543,7 +543,7 @@ def test_a_line_stays_short_and_forgets_little() -> None:
     assert line.trained_s == pytest.approx(1234 / 2)
 
 
-def test_a_report_that_comes_late_does_not_turn_the_line_back() -> None:
+def test_a_late_report_does_not_move_the_training_line_back() -> None:
     line = TrainingLine()
     line.go_on_from(Place(0))
     for seconds, step in ((1.0, 10), (2.0, 20), (1.5, 15), (2.0, 20)):
@@ -558,7 +558,7 @@ RETURN = {"restart": {"max_restarts": 1, "return_s": 600}}
 
 
 def lose_later(agent: FakeAgent) -> bool:
-    """The node is gone after a while."""
+    """Loses the node after 40 s."""
     agent.world.timing.after(40.0, lambda: agent.lose("cable pulled", None))
     return True
 
@@ -580,7 +580,7 @@ WHOLE: dict[str, tuple[Script, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_another_controller_counts_the_same_from_what_is_written_down(tmp_path: Path, name: str) -> None:
+def test_another_controller_counts_the_same_from_the_recorded_files(tmp_path: Path, name: str) -> None:
     script, spec = WHOLE[name]
     run = FakeRun(tmp_path / "run", script, spec, recover=30 if name == "loses a node" else None)
     report = run.run()
@@ -591,7 +591,7 @@ def test_another_controller_counts_the_same_from_what_is_written_down(tmp_path: 
     assert seconds(again) == seconds(report.goodput)
 
 
-def test_waiting_for_a_node_is_a_state_of_its_own(tmp_path: Path) -> None:
+def test_waiting_for_a_node_is_a_separate_state(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose("cable pulled"))], RETURN, recover=30)
     report = run.run()
     records = map(parse_record, run.files.events.read_bytes().splitlines())
@@ -605,7 +605,7 @@ def test_waiting_for_a_node_is_a_state_of_its_own(tmp_path: Path) -> None:
 # --- text ---
 
 
-def test_the_text_names_what_took_most() -> None:
+def test_the_text_names_the_largest_kinds() -> None:
     spent = dict.fromkeys(KINDS, 0.0)
     short = make_goodput({**spent, "training_s": 41.2, "forming_s": 3.1, "restarting_s": 5.0, "ending_s": 0.3})
     assert render_goodput(short) == "Goodput 83 %: 41.2 s of 49.6 s trained; 5.0 s restarting, 3.1 s forming"
@@ -618,13 +618,13 @@ def test_the_text_names_what_took_most() -> None:
 
 
 def count_by_hand(ran: Ran, failed_task: str, failed_step: int, saved_step: int) -> dict[str, float]:
-    """What a run of two attempts was spent with, by the lines of its journal and by what its program has printed.
+    """The seconds of each kind in a run of two attempts, from its journal and its program's output.
 
     Args:
         ran: the run.
         failed_task: the file name of the task that fails in the first attempt.
-        failed_step: the last step that it did.
-        saved_step: the step from which the second attempt goes on.
+        failed_step: the last step of that task.
+        saved_step: the step from which the second attempt continues.
     """
 
     def printed(attempt: int, task: str) -> dict[str, float]:
@@ -652,7 +652,7 @@ def count_by_hand(ran: Ran, failed_task: str, failed_step: int, saved_step: int)
 
 
 def find_pause(ran: Ran, saved_step: int) -> float:
-    """How much longer than the others the step after the saved one was, in which the program saves."""
+    """How much longer the step after `saved_step` was than the median step, because the program saves in it."""
     lines = (ran.directory / "attempt-1" / "worker-0.log").read_text().splitlines()
     times = [float(line.split()[-1]) for line in lines if line.startswith("step ")]
     steps = [after - before for before, after in itertools.pairwise(times)]
@@ -660,9 +660,9 @@ def find_pause(ran: Ran, saved_step: int) -> float:
 
 
 def check_by_hand(ran: Ran, expected: dict[str, float], pause_s: float = 0.0) -> None:
-    """Compares the program's count with this one.
+    """Compares the goodput of the run's report with the count by hand.
 
-    Between two reports, the count takes all steps for equally long: it places a pause of `pause_s` no better.
+    Goodput assumes that all steps between two reports take equally long, so it may misplace a pause of `pause_s`.
     """
     duration = ran.report["ended"] - ran.report["started"]
     counted = {kind: ran.report["goodput"][kind] for kind in KINDS}
@@ -671,7 +671,8 @@ def check_by_hand(ran: Ran, expected: dict[str, float], pause_s: float = 0.0) ->
     assert ran.report["goodput"]["share"] == pytest.approx(counted["training_s"] / duration)
 
 
-def test_it_is_what_a_count_by_hand_gives(distlaunch: Distlaunch) -> None:
+@pytest.mark.slow
+def test_goodput_agrees_with_a_count_by_hand(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "-n", "1", "--max-restarts", "1", str(PROGRAMS / "timed_steps.py"))
     assert ran.status == 0, ran.stderr
     check_by_hand(ran, count_by_hand(ran, "worker-0", 37, 30))
@@ -680,7 +681,7 @@ def test_it_is_what_a_count_by_hand_gives(distlaunch: Distlaunch) -> None:
 
 
 @pytest.mark.tensorflow
-def test_it_is_what_a_count_by_hand_gives_when_a_worker_is_killed(distlaunch: Distlaunch) -> None:
+def test_goodput_agrees_with_a_count_by_hand_when_a_worker_is_killed(distlaunch: Distlaunch) -> None:
     """The backup is written after each epoch of 20 steps."""
     program = (str(PROGRAMS / "timed_keras.py"), "4")
     ran = distlaunch("local", "--workers", "2", "--chaos", "kill:worker:1@step=55", *program)

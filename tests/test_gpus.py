@@ -1,4 +1,4 @@
-"""GPUs are read by NVML or nvidia-smi in a process of its own, which may hang or crash; both are stand-ins here."""
+"""A separate process, which may hang or crash, reads GPUs with NVML or nvidia-smi; both are stand-ins here."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SAMPLE = GpuSample("0", 0.37, 20 << 30, 80 << 30, 251.5, 64.0)
 def compile_library(folder: Path, *options: str) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("there is no C compiler for a stand-in for NVML")
+        pytest.skip("no C compiler to build a stand-in for NVML")
     library = folder / LIBRARY
     subprocess.run(
         [compiler, "-shared", "-fPIC", *options, "-o", str(library), str(PROGRAMS / "nvml.c")], check=True, timeout=60
@@ -67,7 +67,7 @@ def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without GPUs: neither library nor program is found. The folder is the first of PATH."""
+    """A machine without GPUs: neither the library nor the program is found. Returns the first folder of PATH."""
     for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVML_GPUS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(gpu_watch, "DEVICES", ())
@@ -89,28 +89,28 @@ def install_smi(folder: Path, script: str = SMI, listing: str = LISTING) -> None
 
 @pytest.mark.usefixtures("clean")
 class TestNvml:
-    def test_each_gpu_tells_all_of_it(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_all_values_of_each_gpu_are_read(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NVML_GPUS", "aa")
         assert Nvml(str(library)).read() == [
             WHOLE,
             GpuReading(1, "GPU-01-uuid", 0.37, 20 << 30, 80 << 30, 251.5, 64.0),
         ]
 
-    def test_what_a_gpu_does_not_support_is_not_known(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_values_a_gpu_does_not_support_are_unknown(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NVML_GPUS", "p")
         assert Nvml(str(library)).read() == [GpuReading(0, "GPU-00-uuid", 0.37, 20 << 30, 80 << 30)]
 
-    def test_a_gpu_that_has_fallen_off_is_left_out(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_gpu_that_has_fallen_off_the_bus_is_omitted(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NVML_GPUS", "ala")
         assert [gpu.index for gpu in Nvml(str(library)).read()] == [0, 2]
 
-    def test_functions_that_a_driver_does_not_have_are_not_called(
+    def test_functions_that_a_driver_lacks_are_not_called(
         self, old_library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("NVML_GPUS", "a")
         assert Nvml(str(old_library)).read() == [GpuReading(0, "", 0.37, 20 << 30, 80 << 30)]
 
-    def test_if_even_the_number_is_not_known_there_are_none(
+    def test_if_the_driver_cannot_count_the_gpus_there_are_none(
         self, library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("NVML_GPUS", "?")
@@ -121,7 +121,7 @@ class TestNvml:
         with pytest.raises(OSError, match="nvmlInit_v2 returned 9"):
             Nvml(str(library))
 
-    def test_a_library_that_is_missing_is_an_error(self, tmp_path: Path) -> None:
+    def test_a_missing_library_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(OSError, match=LIBRARY):
             Nvml(str(tmp_path / LIBRARY))
 
@@ -130,7 +130,7 @@ class TestNvml:
 
 
 class TestNvidiaSmi:
-    def test_a_gpu_without_all_of_it_is_shown_and_one_that_is_lost_is_not(self, clean: Path) -> None:
+    def test_a_gpu_with_missing_values_is_shown_and_a_lost_gpu_is_not(self, clean: Path) -> None:
         install_smi(clean)
         assert nvidia_smi.read_gpus() == [
             WHOLE,
@@ -139,21 +139,21 @@ class TestNvidiaSmi:
         assert (clean / "calls").read_text().split()[0] == f"--query-gpu={','.join(nvidia_smi.FIELDS)}"
 
     @pytest.mark.parametrize("listing", ["", "\0\n\n", "No devices were found\n", "0\n", "-1, a, 1, 1, 1, 1, 1\n"])
-    def test_a_listing_without_gpus_has_none(self, clean: Path, listing: str) -> None:
+    def test_a_listing_without_gpus_yields_none(self, clean: Path, listing: str) -> None:
         install_smi(clean, listing=listing)
         assert nvidia_smi.read_gpus() == []
 
-    def test_without_the_program_there_are_none(self, clean: Path) -> None:
+    def test_without_nvidia_smi_there_are_no_gpus(self, clean: Path) -> None:
         assert not (clean / "nvidia-smi").exists()
         assert nvidia_smi.read_gpus() == []
 
-    def test_a_program_that_hangs_is_given_up(self, clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_hanging_nvidia_smi_yields_no_gpus(self, clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         install_smi(clean, "#!/bin/sh\nexec sleep 600\n")
         monkeypatch.setattr(nvidia_smi, "TIMEOUT_S", 0.1)
         assert nvidia_smi.read_gpus() == []
 
 
-# --- which of them are ours ---
+# --- visible GPUs ---
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ class TestNvidiaSmi:
     ],
     ids=["all", "by index", "by uuid", "absent", "none", "parts"],
 )
-def test_only_gpus_that_are_visible_are_shown_under_their_names(visible: list[str] | None, names: list[str]) -> None:
+def test_only_visible_gpus_are_shown_under_their_names(visible: list[str] | None, names: list[str]) -> None:
     readings = [GpuReading(index, f"GPU-0{index}-uuid") for index in range(3)]
     assert [sample.gpu for sample in choose_visible(readings, visible)] == names
 
@@ -181,7 +181,7 @@ Watch = Callable[[], GpuWatch]
 
 @pytest.fixture
 def watch(clean: Path) -> Iterator[Watch]:
-    """Makes a watch, as the agent has it."""
+    """A function that makes a watch like the agent's."""
     selector, made = selectors.DefaultSelector(), list[GpuWatch]()
 
     def make() -> GpuWatch:
@@ -197,7 +197,7 @@ def watch(clean: Path) -> Iterator[Watch]:
 
 
 def turn(watch: GpuWatch, now: float | None = None) -> list[GpuSample]:
-    """One turn of the agent's loop."""
+    """Runs one turn of the agent's loop; returns the GPUs."""
     for key, _ in watch._selector.select(0.05):
         key.data()
     return watch.poll(time.monotonic() if now is None else now, 0.1)
@@ -211,7 +211,7 @@ class TestWatch:
 
         eventually(check, 30)
 
-    def test_nvml_is_read_again_and_again(self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nvml_is_read_repeatedly(self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
         monkeypatch.setenv("NVML_GPUS", "al")
         mine = watch()
@@ -224,7 +224,7 @@ class TestWatch:
 
         eventually(again, 30)
 
-    def test_where_nvml_cannot_be_loaded_nvidia_smi_is_asked(self, watch: Watch, clean: Path) -> None:
+    def test_nvidia_smi_is_used_if_nvml_cannot_be_loaded(self, watch: Watch, clean: Path) -> None:
         install_smi(clean)
         self.expect(watch(), [SAMPLE, GpuSample("1", None, 20 << 30, 80 << 30, None, 64.0)])
 
@@ -247,7 +247,7 @@ class TestWatch:
         assert turn(mine) == []
         assert mine.pids == set()
 
-    def test_a_driver_that_hangs_costs_the_readings_only(
+    def test_a_hanging_driver_costs_only_the_readings(
         self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
@@ -267,7 +267,7 @@ class TestWatch:
     def is_in_library(pid: int) -> None:
         assert LIBRARY in Path(f"/proc/{pid}/maps").read_text()
 
-    def test_a_driver_that_crashes_is_asked_again_later(
+    def test_a_driver_that_crashes_is_read_again_later(
         self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
@@ -276,7 +276,7 @@ class TestWatch:
         turn(mine)
         [pid] = mine.pids
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
-        mine.pids.clear()  # as the agent does when it has reaped it
+        mine.pids.clear()  # as the agent does after it has reaped the reader
 
         def closed() -> None:
             turn(mine, 0.0)
@@ -321,7 +321,7 @@ class TestWatch:
             b"\xff\0",
         ],
     )
-    def test_lines_that_are_no_readings_are_ignored(self, watch: Watch, line: bytes) -> None:
+    def test_lines_other_than_readings_are_ignored(self, watch: Watch, line: bytes) -> None:
         mine = watch()
         mine._take(b'{"gpus": [{"gpu": "0", "use": 0.5}], "next_s": 9}')
         mine._take(line)
@@ -331,6 +331,7 @@ class TestWatch:
 # --- a run ---
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("kind", ["a", "h"], ids=["works", "hangs"])

@@ -1,4 +1,4 @@
-"""The guardian watches its agent, also one that hangs; and an agent closes what it owns at its end."""
+"""The guardian watches its agent and kills it if it hangs; an agent closes its resources when it ends."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def client(tmp_path: Path) -> Iterator[Client]:
         started.close()
 
 
-# --- how hang_timer is counted ---
+# --- the hang timer ---
 
 
 class TestHangTimer:
-    def test_an_agent_that_takes_no_turn_hangs_for_as_long_as_the_guardian_looks(self) -> None:
+    def test_the_timer_counts_while_the_agent_takes_no_turn(self) -> None:
         hang_timer = HangTimer(1.0, 100.0)
         for second in range(1, 8):
             hang_timer.update(1.0, 100.0 + second * TICK_S)
@@ -56,7 +56,7 @@ class TestHangTimer:
         assert hang_timer.seconds == 0.0
 
     @pytest.mark.parametrize("slept_s", [60.0, 86_400.0])
-    def test_after_a_sleep_of_both_the_agent_has_several_ticks_for_its_turn(self, slept_s: float) -> None:
+    def test_after_a_sleep_of_the_machine_the_agent_has_several_ticks_to_take_a_turn(self, slept_s: float) -> None:
         hang_timer, now = HangTimer(1.0, 100.0), 100.0 + slept_s
         hang_timer.update(1.0, now)
         for _ in range(2):
@@ -89,7 +89,7 @@ def test_a_hanging_agent_is_killed_after_its_lease_with_everything_below_it(clie
 
 
 @linux
-def test_a_guardian_that_is_asked_to_end_does_not_wait_for_the_lease_of_an_agent_that_hangs(client: Client) -> None:
+def test_a_guardian_that_is_asked_to_end_does_not_wait_for_the_lease_of_a_hanging_agent(client: Client) -> None:
     ready = client.greet(lease_s=600.0)
     client.start_family("--ignore-term", "child", "daemon")
     os.kill(ready.pid, signal.SIGSTOP)
@@ -100,8 +100,8 @@ def test_a_guardian_that_is_asked_to_end_does_not_wait_for_the_lease_of_an_agent
 
 @pytest.mark.slow
 @linux
-def test_an_agent_that_was_frozen_together_with_its_guardian_gets_its_turn_first(client: Client) -> None:
-    """As of a laptop that was closed, or of a container that was paused; the clock goes on here."""
+def test_an_agent_that_was_frozen_together_with_its_guardian_gets_time_for_a_turn(client: Client) -> None:
+    """As when a laptop is closed or a container is paused; here, the clock keeps running."""
     lease_s = SHORTEST_LIMIT_S
     agent = psutil.Process(client.greet(lease_s=lease_s).pid)
     client.start(command("worker:0", "sleep", "600"))
@@ -116,7 +116,7 @@ def test_an_agent_that_was_frozen_together_with_its_guardian_gets_its_turn_first
 
     eventually(has_been_frozen_for_longer_than_the_lease)
     guardian.resume()
-    wait_until(lambda: guardian.status() == psutil.STATUS_SLEEPING, "the guardian has looked, alone")
+    wait_until(lambda: guardian.status() == psutil.STATUS_SLEEPING, "the guardian alone has checked")
     agent.resume()
     client.expect(Beat)
     client.send(Goodbye())
@@ -125,7 +125,7 @@ def test_an_agent_that_was_frozen_together_with_its_guardian_gets_its_turn_first
 
 
 @linux
-def test_a_guardian_that_was_stopped_sees_the_end_of_its_agent_all_the_same(client: Client) -> None:
+def test_a_guardian_that_was_stopped_still_notices_the_end_of_its_agent(client: Client) -> None:
     client.greet()
     client.start_family("child", "daemon")
     client.process.send_signal(signal.SIGSTOP)
@@ -134,20 +134,22 @@ def test_a_guardian_that_was_stopped_sees_the_end_of_its_agent_all_the_same(clie
     client.expect_nothing_left()
 
 
+@pytest.mark.slow
 @linux
 def test_a_guardian_is_small_and_wakes_up_once_a_second(client: Client) -> None:
     client.greet()
     guardian = psutil.Process(client.process.pid)
     before, started = guardian.num_ctx_switches().voluntary, time.monotonic()
-    wait_until(lambda: guardian.num_ctx_switches().voluntary >= before + 4, "it has looked four times")
+    wait_until(lambda: guardian.num_ctx_switches().voluntary >= before + 4, "the guardian has checked four times")
     assert time.monotonic() - started > 2.5 * TICK_S
     assert guardian.memory_full_info().uss < 16 << 20
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("guardian_too", [False, True])
-def test_clean_ends_a_run_here_whose_agent_hangs(tmp_path: Path, guardian_too: bool) -> None:
-    """Its distlaunch was killed; the lease is of no use to who does not want to wait."""
+def test_clean_stops_a_run_on_this_machine_whose_agent_hangs(tmp_path: Path, guardian_too: bool) -> None:
+    """The controller was killed, and the user does not want to wait for the end of the lease."""
     mark = make_mark()
     directory = tmp_path / "run"
     (tmp_path / "spec.yaml").write_text(
@@ -185,8 +187,8 @@ def test_clean_ends_a_run_here_whose_agent_hangs(tmp_path: Path, guardian_too: b
 
 
 @linux
-def test_an_agent_whose_forkserver_lives_ends_in_order(client: Client, tmp_path: Path) -> None:
-    """It closes what it owns in reverse order: the forkserver's socket before the selector that has it."""
+def test_an_agent_with_a_running_forkserver_ends_in_order(client: Client, tmp_path: Path) -> None:
+    """The agent closes its resources in reverse order: the forkserver's socket before the selector that watches it."""
     (tmp_path / "tensorflow.py").touch()
     (tmp_path / "train.py").write_text("import tensorflow\n")
     client.greet()
@@ -201,7 +203,7 @@ def test_an_agent_whose_forkserver_lives_ends_in_order(client: Client, tmp_path:
 
 
 @apart_on_linux
-def test_what_an_agent_owns_is_closed_also_when_its_loop_raises() -> None:
+def test_an_agent_closes_its_resources_even_if_its_loop_raises() -> None:
     from worker_entry.agent.connection import Opening
     from worker_entry.agent.loop import Agent
 
@@ -216,7 +218,7 @@ def test_what_an_agent_owns_is_closed_also_when_its_loop_raises() -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    agent._step = fail  # type: ignore[method-assign]  # a bug, wherever it is
+    agent._step = fail  # type: ignore[method-assign]  # a bug anywhere in a turn
     with contextlib.suppress(ZeroDivisionError):
         agent.run()
     assert not forkserver.is_running()

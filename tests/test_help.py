@@ -1,4 +1,4 @@
-"""The help of the command line: complete, in sections, and true."""
+"""The help of the command line is complete, divided into sections, and correct."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def help_of(*words: str, width: int = 80) -> list[str]:
 
 
 def command_of(first: str, *inner: str) -> click.Command:
-    """The command, or that of a group."""
+    """The command, or a command of a group."""
     command = cli.commands[first]
     for name in inner:
         assert isinstance(command, click.Group)
@@ -31,7 +31,7 @@ def command_of(first: str, *inner: str) -> click.Command:
     return command
 
 
-def test_commands_are_listed_by_what_they_are_for() -> None:
+def test_commands_are_listed_by_their_purpose() -> None:
     lines = help_of()
     listed: dict[str, list[str]] = {}
     for line in lines[lines.index("Run:") :]:
@@ -48,7 +48,7 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 
 
-def test_what_a_command_does_fits_on_one_line() -> None:
+def test_the_summary_of_a_command_fits_on_one_line() -> None:
     lines = help_of()
     for name, command in cli.commands.items():
         [line] = [line for line in lines if line.startswith(f"  {name} ")]
@@ -78,7 +78,7 @@ def test_no_section_has_more_than_ten_options(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "up"])
-def test_defaults_in_the_help_are_those_of_a_spec(name: str) -> None:
+def test_defaults_in_the_help_match_those_of_a_spec(name: str) -> None:
     shown = {
         option.name: option.default_text
         for option in cli.commands[name].params
@@ -86,10 +86,10 @@ def test_defaults_in_the_help_are_those_of_a_spec(name: str) -> None:
     }
     assert shown["max_restarts"] == str(RestartSpec().max_restarts)
     for field, value in TimeoutsSpec():
-        if field != "stall_s":  # it follows from the cluster's steps
+        if field != "stall_s":  # its default depends on the cluster's step time
             assert shown[field] == f"{value:g}"
 
 
-def test_the_version_is_the_installed_one() -> None:
+def test_the_version_is_that_of_the_installed_package() -> None:
     ran = CliRunner().invoke(cli, ["--version"], prog_name="distlaunch", obj={})
     assert (ran.exit_code, ran.output) == (0, f"distlaunch {metadata.version('distlaunch')}\n")

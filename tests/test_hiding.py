@@ -1,4 +1,4 @@
-"""Secrets are known by their names and by their form, and harmless words are left alone."""
+"""Secrets are recognised by their names or their form, and harmless words are shown unchanged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_passwords_of_urls_are_hidden(url: str, shown: str) -> None:
     assert hide_text(url) == shown
 
 
-def test_variables_are_hidden_as_a_whole() -> None:
+def test_the_whole_value_of_a_secret_variable_is_hidden() -> None:
     env = {"DATABASE": f"postgres://u:{S}@h/", "HF_TOKEN": S, "MAX_TOKENS": "512", "LEVEL": "3"}
     assert hide_env(env) == {"DATABASE": HIDDEN, "HF_TOKEN": HIDDEN, "MAX_TOKENS": "512", "LEVEL": "3"}
 

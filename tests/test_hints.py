@@ -1,4 +1,4 @@
-"""What messages tell users to type exists: options of the command line, and fields of a spec."""
+"""Every option and every field of a spec that a message or document names exists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES = [
     ROOT / ".github" / "CONTRIBUTING.md",
     *(ROOT / folder / "README.md" for folder in (".", "cluster_specs", "launcher", "worker_entry", "docker", "tests")),
 ]
-"""The documents, but for what is history or not ours."""
+"""The documents to check; the changelog may name options that no longer exist."""
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_]+)(?![\w.(])")
@@ -52,9 +52,9 @@ FOREIGN: Mapping[str, set[str]] = {
     "tensorboard": {"--logdir", "--host", "--port", "--reload_interval"},
     "the demo": {"--epochs", "--batch-per-replica", "--global-batch", "--shard-by", "--model-dir", "--checkpoints"}
     | {"--log-dir"},
-    "nobody, an example": {"--name", "--api-key", "--password"},
+    "examples": {"--name", "--api-key", "--password"},
 }
-"""The options of other programs, which our sources and documents name as well."""
+"""Options of other programs that the sources and documents name."""
 
 
 def options_of(command: click.Command) -> set[str]:
@@ -64,7 +64,7 @@ def options_of(command: click.Command) -> set[str]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Every text in the sources, and every document, with its place."""
+    """Every string in the sources and every document, with its place."""
     for package in ("launcher", "worker_entry"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_bytes())):
@@ -98,6 +98,6 @@ def test_every_field_that_is_named_exists() -> None:
 
 
 @pytest.mark.parametrize("command", ["local", "up"])
-def test_every_duration_of_a_spec_can_be_said_on_the_command_line(command: str) -> None:
+def test_every_duration_of_a_spec_can_be_set_on_the_command_line(command: str) -> None:
     names = {parameter.name for parameter in cli.commands[command].params}
     assert TimeoutsSpec.model_fields.keys() <= names

@@ -1,4 +1,4 @@
-"""Whatever a node sends, the run goes on or ends with its report; for longer in `tests.benchmarks.hostile`."""
+"""Whatever a node sends, the run continues or ends with its report; `tests.benchmarks.hostile` tests for longer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ EXITS = b"".join(encode(Exited(f"worker:{index}", TaskExit(0), 1.0)) for index i
         ),
     ],
 )
-def test_a_lie_of_a_node_ends_its_link_and_nothing_else(tmp_path: Path, lie: bytes, said: str) -> None:
+def test_a_lie_of_a_node_ends_its_link_and_has_no_other_effect(tmp_path: Path, lie: bytes, said: str) -> None:
     tally = Tally()
     report = run_once(tmp_path / "run", 1, 1, tally, lie=lie)
     verdict = report.attempts[0].verdict

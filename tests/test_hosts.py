@@ -1,4 +1,4 @@
-"""Hosts as `-H`, host files and commands name them: what each form means, and what is refused."""
+"""Hosts as named by `-H`, host files and commands: the meaning of each form, and the forms that are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from launcher.spec.nodes import NodeSpec
         ("gpu-a,gpu-b,gpu-a:2", [Host("gpu-a", 3), Host("gpu-b")]),
     ],
 )
-def test_a_host_is_read_as_it_is_written(text: str, hosts: list[Host]) -> None:
+def test_every_form_of_a_host_is_read(text: str, hosts: list[Host]) -> None:
     assert parse_hosts([text]) == hosts
 
 
@@ -53,10 +53,10 @@ def test_the_option_may_be_given_several_times() -> None:
         ("gpu-a:-1", "got 'gpu-a:-1'"),
         ("http://gpu-a", "got 'http://gpu-a'"),
         ("gpu-a:0", "gpu-a has no slots; give it at least one, or remove it"),
-        ("gpu-a:2222", "2222 slots on gpu-a are more than 1024; the port of sshd is written ssh://gpu-a:2222"),
+        ("gpu-a:2222", "2222 slots on gpu-a are more than 1024; write the port of sshd as ssh://gpu-a:2222"),
     ],
 )
-def test_what_is_no_host_is_refused_with_what_to_write(text: str, message: str) -> None:
+def test_an_invalid_host_is_refused_with_the_correction(text: str, message: str) -> None:
     with pytest.raises(HostError) as caught:
         parse_hosts([text])
     assert str(caught.value).endswith(message)
@@ -79,29 +79,29 @@ PBS = "gpu-a\ngpu-a\ngpu-b\n"
     ],
     ids=["open-mpi", "deepspeed", "mpich", "pbs", "windows"],
 )
-def test_a_host_file_of_every_kind_is_read(text: str, hosts: list[Host]) -> None:
+def test_every_kind_of_host_file_is_read(text: str, hosts: list[Host]) -> None:
     assert parse_lines(text) == (hosts, [])
 
 
-def test_every_line_of_a_host_file_that_is_none_is_named() -> None:
+def test_every_invalid_line_of_a_host_file_is_named() -> None:
     hosts, mistakes = parse_lines("gpu-a slots=x\ngpu-b\n\ngpu-c:2 slots=3\ngpu-d gpu-e\ngpu-f slots=0\n")
     assert hosts == [Host("gpu-b")]
     assert mistakes == [
         "line 1: expected a host, `HOST:SLOTS` or `HOST slots=N`, got 'gpu-a slots=x'",
-        "line 4: gpu-c:2 has its slots twice; keep one",
+        "line 4: gpu-c:2 gives its slots twice; keep one",
         "line 5: expected a host, `HOST:SLOTS` or `HOST slots=N`, got 'gpu-d gpu-e'",
         "line 6: gpu-f has no slots; give it at least one, or remove it",
     ]
 
 
 @given(st.text())
-def test_any_text_is_hosts_or_mistakes(text: str) -> None:
+def test_any_text_yields_hosts_or_mistakes(text: str) -> None:
     hosts, mistakes = parse_lines(text)
     assert all(host.slots > 0 for host in hosts)
     assert len(mistakes) <= len(text.splitlines())
 
 
-def test_slots_are_workers_and_a_port_is_that_of_sshd() -> None:
+def test_slots_become_workers_and_a_port_becomes_that_of_ssh() -> None:
     [node] = make_host_spec("-H", parse_hosts(["ssh://alice@gpu-a:2222:4"]), None).nodes
     assert node == NodeSpec.model_validate({"host": "alice@gpu-a", "tasks": {"worker": 4}, "ssh": {"port": 2222}})
 
@@ -118,12 +118,12 @@ class TestFiles:
         assert "Is a directory" in self.refused(tmp_path)
 
     @pytest.mark.parametrize("text", ["", "\n \n", "# gpu-a\n"])
-    def test_so_is_one_without_a_host(self, tmp_path: Path, text: str) -> None:
+    def test_a_file_without_a_host_is_named(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "hosts"
         path.write_text(text)
         assert self.refused(path).startswith(f"the host file {path} names no host; ")
 
-    def test_so_is_one_that_is_no_host_file(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_no_host_file_is_named(self, tmp_path: Path) -> None:
         path = tmp_path / "hosts"
         path.write_bytes(b"\xff\xfe")
         assert self.refused(path).startswith(f"the host file {path} is not UTF-8")
@@ -133,10 +133,10 @@ class TestFiles:
         path.write_bytes(b"a" * (2 << 20))
         assert self.refused(path) == f"the host file {path} is larger than 1 MiB"
 
-    def test_hosts_and_a_file_are_not_mixed(self, tmp_path: Path) -> None:
-        assert self.refused(tmp_path, "gpu-a").startswith("-H and --hostfile both name the hosts")
+    def test_hosts_and_a_host_file_cannot_be_combined(self, tmp_path: Path) -> None:
+        assert self.refused(tmp_path, "gpu-a").startswith("-H and --hostfile cannot be combined")
 
-    def test_a_host_that_no_spec_may_have_is_named_with_the_option(self) -> None:
+    def test_a_host_that_is_invalid_in_a_spec_is_named_with_the_option(self) -> None:
         with pytest.raises(UsageError) as caught:
             make_host_spec("-H", parse_hosts(["gpu a"]), None)
         assert caught.value.message.startswith("-H: nodes[0].host: 'gpu a' is not a host name")

@@ -1,4 +1,4 @@
-"""What may import what: the folders of both packages, and what a command costs before it does anything."""
+"""Which folders of the two packages may import which, and what a command imports before it does anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAUNCHER = [
     "python",
     "cli",
 ]
-"""Folders in the order of a run. Each may import those before it, and the modules beside them."""
+"""Folders in the order of a run. Each may import the folders before it, and BASICS."""
 WORKER_ENTRY: dict[str, set[str]] = {
     "protocol": set(),
     "system": {"protocol"},
@@ -45,11 +45,11 @@ WORKER_ENTRY: dict[str, set[str]] = {
     "pod": {"protocol", "program", "agent"},
     "__main__": {"agent", "pod", "task"},
 }
-"""Folders and modules, each with what it may import."""
+"""Folders and modules, each with the folders and modules that it may import."""
 BASICS = {"described", "errors", "tasks", "failures", "printable", "program_calls", "result", "wording"}
 """Modules of `launcher` that all folders may import."""
 PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
-"""They know of the node's side what messages are made of, and nothing else."""
+"""Folders that import nothing from the node's side except the protocol."""
 
 ONLY_IN = {
     "click": {"launcher.cli", "launcher.console.writer", "launcher.console.labels"},
@@ -150,7 +150,7 @@ def test_the_import_reader_sees_every_kind_of_import(tmp_path: Path) -> None:
     assert found == {(name, False) for name in early} | {("g", True), ("k", True)}
 
 
-def test_folders_of_the_controller_import_only_those_before_them() -> None:
+def test_folders_of_the_controller_import_only_earlier_folders() -> None:
     order = [*LAUNCHER, "__main__"]
     wrong = [
         found
@@ -160,12 +160,12 @@ def test_folders_of_the_controller_import_only_those_before_them() -> None:
     assert wrong == []
 
 
-def test_folders_of_the_node_import_only_what_they_may() -> None:
+def test_folders_of_the_node_import_only_allowed_folders() -> None:
     assert [found for found, here, there in imports_between("worker_entry") if there not in WORKER_ENTRY[here]] == []
 
 
 def test_no_modules_import_each_other() -> None:
-    """At their tops: within a function, one may wait for the other."""
+    """Only imports at module level count: within functions, modules may import each other."""
     needs: dict[str, set[str]] = {name: set() for name in MODULES}
     for found in all_imports():
         if not found.late and found.module in MODULES and MODULES[found.module].name != "__init__.py":
@@ -175,7 +175,7 @@ def test_no_modules_import_each_other() -> None:
     assert needs == {}
 
 
-def test_pure_folders_know_of_the_node_only_the_protocol() -> None:
+def test_pure_folders_import_only_the_protocol_from_the_node() -> None:
     for found in all_imports():
         package, _, rest = found.importer.partition(".")
         if package == "launcher" and rest.partition(".")[0] in PURE and found.module.startswith("worker_entry"):
@@ -211,7 +211,7 @@ def test_the_command_line_imports_nothing_heavy_before_a_command_runs() -> None:
     }
 
 
-def test_the_package_imports_no_part_of_itself_before_it_is_used() -> None:
+def test_the_package_imports_its_modules_only_when_they_are_used() -> None:
     assert imported_by("import launcher") - sys.stdlib_module_names == {"launcher"}
     code = "import sys, launcher; print(*(name for name in sys.modules if name.startswith('launcher')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -224,30 +224,30 @@ def test_a_controller_needs_no_tensorflow() -> None:
     assert not imported_by("from launcher import *") & heavy
 
 
-def test_a_run_imports_what_it_may_need_later_when_it_needs_it() -> None:
+def test_a_run_imports_rarely_needed_packages_only_on_demand() -> None:
     late = {"cryptography", "pathspec", "plotly", "prometheus_client", "psutil", "rich", "yaml"}
     assert not imported_by("import launcher.run.launch, launcher.run.supervisor, launcher.spec.command_line") & late
 
 
-def test_listing_runs_needs_no_models() -> None:
+def test_listing_runs_imports_nothing_heavy() -> None:
     heavy = {"pydantic", "rich", "yaml", "paramiko"}
     assert not imported_by("import launcher.commands.listing, launcher.commands.waiting, launcher.cli.main") & heavy
 
 
-def test_the_agent_is_imported_without_anything_installed() -> None:
+def test_the_agent_needs_no_installed_package() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import worker_entry.agent.guardian, worker_entry.task.runner"
     )
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
-def test_what_runs_on_a_node_is_python_39() -> None:
+def test_code_for_the_node_is_python_39() -> None:
     for name, path in MODULES.items():
         if name.startswith("worker_entry"):
             ast.parse(path.read_bytes(), name, feature_version=(3, 9))
 
 
-def test_every_folder_says_what_it_is() -> None:
+def test_every_package_has_a_docstring() -> None:
     for name, path in MODULES.items():
         if path.name == "__init__.py":
             assert ast.get_docstring(ast.parse(path.read_bytes())), name

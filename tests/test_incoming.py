@@ -1,4 +1,4 @@
-"""What a node may say, and how much of it waits: for its own tasks alone, in attempts that have begun."""
+"""A node may report only its own tasks, in attempts that have begun; the amount of its unread messages is limited."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ READY = Ready(VERSION, 1, "x", "3.11.0", "/usr/bin/python3", 0.0, 2, [], None)
 
 @dataclass
 class FarNode:
-    """A link whose far end is the test."""
+    """A link with the test at its far end."""
 
     sent: list[Message] = field(default_factory=list)
     confirmed: int = 0
@@ -58,12 +58,12 @@ class FarNode:
         self.confirmed = frame
 
     def drop_if_silent(self, limit_s: float) -> None:
-        """The test says what it does."""
+        """Does nothing: the test decides when the link breaks."""
 
     kept = None
 
     def abandon(self) -> None:
-        """There is nothing behind it."""
+        """Does nothing: no agent is behind the link."""
 
     def close(self) -> int:
         return 0
@@ -71,7 +71,7 @@ class FarNode:
 
 @dataclass
 class FarTransport:
-    """Remembers what came to it, so that a test speaks for the node."""
+    """Keeps the arguments of `connect`, so that a test can play the node."""
 
     shares_files = False
     deliver: Deliver = field(init=False)
@@ -111,7 +111,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def of_task(task: str) -> list[Message]:
-    """One of each message that speaks of a task."""
+    """Messages of every type that names a task."""
     problem = Problem("start-failed", "no", task=task)
     return [
         Started(task, 1, 1.0),
@@ -128,26 +128,26 @@ def of_task(task: str) -> list[Message]:
 
 
 @pytest.mark.parametrize("message", of_task(str(W0)), ids=lambda message: type(message).__name__)
-def test_a_node_does_not_speak_for_a_task_of_another(run: Run, message: Message) -> None:
+def test_a_node_cannot_report_a_task_of_another_node(run: Run, message: Message) -> None:
     with pytest.raises(ProtocolError, match=f"{type(message).__name__} for worker:0, which is not one of its tasks"):
         run.say("hostile", message)
     assert run.links.next(0.0) is None
 
 
 @pytest.mark.parametrize("message", of_task(str(W1)), ids=lambda message: type(message).__name__)
-def test_a_node_speaks_for_its_own_tasks(run: Run, message: Message) -> None:
+def test_a_node_can_report_its_own_tasks(run: Run, message: Message) -> None:
     run.say("hostile", message)
     assert run.links.next(0.0) == ("hostile", message)
 
 
-def test_a_node_does_not_write_the_log_of_another(run: Run) -> None:
+def test_a_node_cannot_write_the_log_of_another_node(run: Run) -> None:
     run.log("honest", 1, "worker:0", b"training")
     with pytest.raises(ProtocolError, match="Log for worker:0, which is not one of its tasks"):
         run.log("hostile", 1, "worker:0", b"forged!!")
     assert (run.root / "attempt-1" / "worker-0.log").read_bytes() == b"training"
 
 
-def test_an_attempt_that_has_not_begun_is_refused_and_leaves_no_folder(run: Run) -> None:
+def test_messages_for_an_attempt_that_has_not_begun_are_refused_and_leave_no_folder(run: Run) -> None:
     for attempt in (2, 20_000):
         with pytest.raises(ProtocolError, match=f"Log for attempt {attempt}, which has not begun"):
             run.log("hostile", attempt, "worker:1", b"x")
@@ -157,7 +157,7 @@ def test_an_attempt_that_has_not_begun_is_refused_and_leaves_no_folder(run: Run)
     assert [*run.root.iterdir()] == []
 
 
-def test_what_is_late_of_an_attempt_changes_nothing_in_the_next_where_the_task_is_elsewhere(run: Run) -> None:
+def test_late_messages_of_an_attempt_change_nothing_after_their_task_has_moved(run: Run) -> None:
     run.say("hostile", Exited("worker:1", TaskExit(0), 1.0))
     run.say("hostile", Noted("no task is in it"))
     run.links.begin(2, {"honest": [W1], "hostile": [W0]})
@@ -169,7 +169,7 @@ def test_what_is_late_of_an_attempt_changes_nothing_in_the_next_where_the_task_i
         run.say("hostile", Exited("worker:1", TaskExit(0), 1.0))
 
 
-def test_a_node_is_what_its_link_says_and_an_older_link_says_nothing(run: Run) -> None:
+def test_messages_from_an_older_link_of_a_node_are_ignored(run: Run) -> None:
     old = run.targets["hostile"].deliver
     run.say("hostile", READY)
     run.links.forget(["hostile"])
@@ -183,7 +183,7 @@ def test_a_node_is_what_its_link_says_and_an_older_link_says_nothing(run: Run) -
     assert run.links.ready == {"hostile": READY}
 
 
-def test_thousands_of_late_messages_are_passed_over_at_once(run: Run) -> None:
+def test_thousands_of_late_messages_are_skipped_at_once(run: Run) -> None:
     for _ in range(UNREAD_MESSAGES):
         run.say("hostile", Listening("worker:1", 1.0))
         run.say("honest", Listening("worker:0", 1.0))
@@ -192,10 +192,10 @@ def test_thousands_of_late_messages_are_passed_over_at_once(run: Run) -> None:
     assert run.links.next(0.0) == Interrupted(2)
 
 
-# --- what is confirmed ---
+# --- confirmations ---
 
 
-def test_a_frame_is_confirmed_when_the_next_one_is_asked_for(run: Run) -> None:
+def test_a_frame_is_confirmed_when_the_next_one_is_requested(run: Run) -> None:
     node, deliver = run.targets["hostile"].node, run.targets["hostile"].deliver
     deliver("hostile", READY, 1)
     deliver("hostile", Listening("worker:1", 1.0), 2)
@@ -211,7 +211,7 @@ def test_a_frame_is_confirmed_when_the_next_one_is_asked_for(run: Run) -> None:
     assert (run.links.frame, node.confirmed) == (0, 2)
 
 
-def test_what_nobody_handles_is_confirmed_too_but_not_before_what_came_earlier(run: Run) -> None:
+def test_dropped_messages_are_confirmed_but_not_before_earlier_messages(run: Run) -> None:
     node, deliver = run.targets["hostile"].node, run.targets["hostile"].deliver
     for frame in range(1, 3 * NOTES + 1):
         deliver("hostile", Noted("look at me"), frame)
@@ -227,13 +227,13 @@ def test_what_nobody_handles_is_confirmed_too_but_not_before_what_came_earlier(r
     run.links.begin(2, {})
     deliver("hostile", Empty(1, 0, 0), 3 * NOTES + 3)
     assert run.links.next(0.0) == ("hostile", Empty(1, 0, 0))
-    assert node.confirmed == 3 * NOTES + 2  # it was late
+    assert node.confirmed == 3 * NOTES + 2  # the Listening was late
     run.links.close()
     deliver("hostile", Noted("the last one"), 3 * NOTES + 4)
     assert node.confirmed == 3 * NOTES + 4
 
 
-def test_an_agent_that_is_taken_over_is_connected_and_gets_no_hello(run: Run) -> None:
+def test_an_agent_that_is_taken_over_is_connected_without_a_hello(run: Run) -> None:
     held = Resumption(
         reattach_folder="/tmp/x", run_id="run", generation=1, handled=1, attempt=1, offsets={}, ready=READY
     )
@@ -247,7 +247,7 @@ def test_an_agent_that_is_taken_over_is_connected_and_gets_no_hello(run: Run) ->
     assert run.targets["hostile"].node.sent == [Stop(1.0)]
 
 
-def test_a_takeover_that_cannot_be_is_told_as_a_closed_link(tmp_path: Path) -> None:
+def test_an_impossible_takeover_is_reported_as_a_closed_link(tmp_path: Path) -> None:
     links = NodeLinks({"here": LocalTransport(tmp_path / "errors")}, "run", RunDir(tmp_path), 60.0)
     links.begin(1, {"here": [W0]})
     links.resume(
@@ -258,11 +258,11 @@ def test_a_takeover_that_cannot_be_is_told_as_a_closed_link(tmp_path: Path) -> N
     assert links.close() == {}
 
 
-# --- how much waits ---
+# --- limits of unread messages ---
 
 
 class Flood:
-    """A node that sends as fast as it can, from a thread as a link has one."""
+    """A node that sends as fast as it can, from a thread like that of a link."""
 
     def __init__(self, tmp_path: Path, message: Message) -> None:
         self.arrived: list[Arrived] = []
@@ -285,41 +285,39 @@ class Flood:
 
 
 @pytest.mark.parametrize("size", [1, 8000, 1 << 20])
-def test_a_flood_waits_at_a_bound_of_messages_and_of_bytes_and_goes_on_as_they_are_read(
-    tmp_path: Path, size: int
-) -> None:
+def test_a_flood_waits_at_the_limits_and_continues_when_messages_are_read(tmp_path: Path, size: int) -> None:
     message = Stacks("worker:1", "x" * size, Activity())
     most = min(UNREAD_MESSAGES, UNREAD_BYTES // weigh(message))
     flood = Flood(tmp_path, message)
     try:
-        wait_until(lambda: len(flood.arrived) == most, "it waits")
+        wait_until(lambda: len(flood.arrived) == most, "the flood waits")
         for arrived in flood.arrived[:most]:
             flood.inbox.release(arrived)
-        wait_until(lambda: len(flood.arrived) == 2 * most, "it goes on")
+        wait_until(lambda: len(flood.arrived) == 2 * most, "the flood continues")
         assert sum(arrived.weight for arrived in flood.arrived[most:]) <= UNREAD_BYTES
     finally:
         flood.end()
 
 
-def test_one_message_above_the_bound_arrives_alone(tmp_path: Path) -> None:
+def test_one_message_above_the_limit_arrives_alone(tmp_path: Path) -> None:
     flood = Flood(tmp_path, replace(READY, gpus=["x" * 256] * 30_000))
     try:
-        wait_until(lambda: len(flood.arrived) == 1, "it arrives")
+        wait_until(lambda: len(flood.arrived) == 1, "the message arrives")
     finally:
         flood.end()
 
 
-def test_the_end_of_a_link_is_told_whatever_is_unread(tmp_path: Path) -> None:
+def test_the_end_of_a_link_is_reported_however_much_is_unread(tmp_path: Path) -> None:
     flood = Flood(tmp_path, Listening("worker:1", 1.0))
     try:
-        wait_until(lambda: len(flood.arrived) == UNREAD_MESSAGES, "it waits")
+        wait_until(lambda: len(flood.arrived) == UNREAD_MESSAGES, "the flood waits")
         flood.inbox.deliver("hostile", LinkClosed("gone"))
         assert len(flood.arrived) == UNREAD_MESSAGES + 1
     finally:
         flood.end()
 
 
-def test_what_a_node_tells_the_user_is_bounded_in_each_attempt(run: Run) -> None:
+def test_lines_from_a_node_to_the_user_are_limited_in_each_attempt(run: Run) -> None:
     for _ in range(3 * NOTES):
         run.say("hostile", Noted("look at me"))
         run.say("honest", Noted("a hole"))

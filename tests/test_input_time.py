@@ -1,4 +1,4 @@
-"""The time in which a program waits for its input is measured, in Python and in graphs, and breaks nothing."""
+"""The time that a program waits for its input is measured, in Python and in graphs, without breaking the program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAM = str(PROGRAMS / "input_ways.py")
 
 @pytest.fixture(scope="module")
 def times(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[float] | None]:
-    """For each of a program's ways to get input, the seconds that it has waited, and all seconds that passed."""
+    """For each way in which the program gets input, the seconds that it waited and the seconds that passed."""
     pytest.importorskip("tf_keras")
     folder = tmp_path_factory.mktemp("input")
     done = subprocess.run([sys.executable, PROGRAM], cwd=folder, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A signal never loses a run its report, and never does what signals do by default, from the run's first moment on."""
+"""From the first moment of a run, no signal costs the run its report or takes the signal's default action."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.witness import make_mark, marked, wait_until
 
+pytestmark = pytest.mark.slow
+
 STORM = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
@@ -28,7 +30,7 @@ def report_of(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def started(folder: Path, *command: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A command whose run is in `run` and can be seen, from its very first moment."""
+    """Starts a command whose run is in `run`; yields its process as soon as the run is visible to other commands."""
     with (folder / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
             command, cwd=folder, env={**os.environ, **(env or {})}, stdout=subprocess.DEVNULL, stderr=stderr
@@ -45,7 +47,7 @@ def started(folder: Path, *command: str, env: dict[str, str] | None = None) -> I
 class TestWhileTheFolderIsHashed:
     @pytest.fixture
     def spec(self, tmp_path: Path) -> str:
-        """To hash its folder takes for ever: a file of 1 TB, though it takes no space."""
+        """A spec whose folder takes forever to hash: it has a file of 1 TiB that takes no space on the disk."""
         (tmp_path / "project").mkdir()
         with (tmp_path / "project" / "data").open("wb") as file:
             file.truncate(1 << 40)
@@ -68,10 +70,10 @@ class TestWhileTheFolderIsHashed:
         assert report["verdict"]["reference"] == "interrupted"
         assert "nothing was started [interrupted]" in (tmp_path / "stderr").read_text()
 
-    def test_a_run_that_can_be_seen_can_be_asked_for_its_stacks(self, spec: str, tmp_path: Path) -> None:
+    def test_a_run_can_be_asked_for_its_stacks_as_soon_as_it_is_visible(self, spec: str, tmp_path: Path) -> None:
         with started(tmp_path, *distlaunch_command("up", "--run-dir", "run", spec)) as process:
             process.send_signal(signal.SIGUSR1)
-            wait_until(lambda: "Starting 1 task" in (tmp_path / "stderr").read_text(), "it goes on")
+            wait_until(lambda: "Starting 1 task" in (tmp_path / "stderr").read_text(), "the run continues")
             process.send_signal(signal.SIGUSR1)
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 143
@@ -92,7 +94,7 @@ def test_a_check_that_is_interrupted_leaves_no_folder(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     with process:
-        wait_until(lambda: any((tmp_path / "tmp").iterdir()), "it has its folder")
+        wait_until(lambda: any((tmp_path / "tmp").iterdir()), "the check has its folder")
         process.terminate()
         assert process.wait(30) == 143
     assert [*(tmp_path / "tmp").iterdir()] == []
@@ -101,13 +103,13 @@ def test_a_check_that_is_interrupted_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("moment", "seconds"), [("run.json", "600"), ("attempt-1/worker-0.log", "600"), ("report.json", "0")]
 )
-def test_a_storm_of_signals_loses_neither_the_report_nor_the_exit_status(
+def test_a_storm_of_signals_costs_neither_the_report_nor_the_exit_status(
     tmp_path: Path, moment: str, seconds: str
 ) -> None:
     mark = make_mark()
     command = distlaunch_command("local", "-n", "2", "--run-dir", "run", "--", "sleep", seconds)
     with started(tmp_path, *command, env=mark) as process:
-        wait_until((tmp_path / "run" / moment).exists, f"there is {moment}")
+        wait_until((tmp_path / "run" / moment).exists, f"{moment} exists")
         storm = itertools.cycle(STORM)
 
         def ended() -> None:
@@ -121,7 +123,8 @@ def test_a_storm_of_signals_loses_neither_the_report_nor_the_exit_status(
     assert marked(mark) == []
 
 
-def test_nohup_keeps_a_run_from_the_end_of_its_terminal(tmp_path: Path) -> None:
+@pytest.mark.quick
+def test_nohup_protects_a_run_from_the_end_of_its_terminal(tmp_path: Path) -> None:
     command = distlaunch_command(
         "local", "-n", "1", "--run-dir", "run", "--", "sh", "-c", "while :; do sleep 0.1; done"
     )

@@ -1,4 +1,4 @@
-"""Tasks in a network of their own: nobody outside reaches a port, and nothing of the network is left."""
+"""Tasks in a private network: no port can be reached from outside, and nothing of the network is left afterwards."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def reaches(port: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolated", [False, True], ids=["", "isolated"])
-def test_a_user_of_the_machine_reaches_a_port_only_without_isolation(
+def test_a_user_of_the_machine_can_reach_a_port_only_without_isolation(
     distlaunch: Distlaunch, tmp_path: Path, isolated: bool
 ) -> None:
     (tmp_path / "serve.py").write_text(SERVE)
@@ -81,7 +82,7 @@ def test_a_user_of_the_machine_reaches_a_port_only_without_isolation(
 
     looking = threading.Thread(target=look)
     looking.start()
-    ports = loopback.ports()  # which no other run has outside
+    ports = loopback.ports()  # no other run uses them outside
     options = ["--set", f"ports={ports[0]}-{ports[-1]}", *(["--isolate"] if isolated else [])]
     ran = distlaunch("local", "--workers", "2", *options, "serve.py", str(tmp_path))
     looking.join()
@@ -93,7 +94,7 @@ def test_a_user_of_the_machine_reaches_a_port_only_without_isolation(
 
 
 @apart_on_linux
-def test_an_ordinary_user_gets_a_network_of_its_own_in_which_it_is_itself() -> None:
+def test_an_ordinary_user_gets_a_private_network_and_keeps_its_user_id() -> None:
     user = 65534 if os.geteuid() == 0 else os.geteuid()
     if os.geteuid() == 0:
         os.setgid(65534)
@@ -115,14 +116,14 @@ def test_an_ordinary_user_gets_a_network_of_its_own_in_which_it_is_itself() -> N
             os.write(writing, repr(found).encode())
             signal.pause()
         assert eventually(lambda: os.read(reading, 100)) == b"[True, True, True, True]"
-        assert Path(f"/proc/{child}/environ").read_bytes() == Path("/proc/self/environ").read_bytes()  # it is ours
+        assert Path(f"/proc/{child}/environ").read_bytes() == Path("/proc/self/environ").read_bytes()  # same user
         os.kill(child, 9)
         os.waitpid(child, 0)
 
 
 def test_a_system_without_namespaces_starts_nothing_and_says_why(tmp_path: Path) -> None:
     limit = Path("/proc/sys/user/max_net_namespaces")
-    # In a user namespace of the test's own, the limit is that namespace's.
+    # In the test's own user namespace, the limit applies only to that namespace.
     script = (
         f"echo 0 >{limit}; exec {sys.executable} -m launcher local --isolate --run-dir {tmp_path}/run "
         f"-- touch {tmp_path}/started"
@@ -136,7 +137,7 @@ def test_a_system_without_namespaces_starts_nothing_and_says_why(tmp_path: Path)
 
 
 @apart_on_linux
-def test_the_port_of_tensorboard_is_one_that_nobody_has_outside() -> None:
+def test_the_port_of_tensorboard_is_also_free_outside() -> None:
     first, *_ = loopback.ports()
     with socket.create_server(("127.0.0.1", first)):
         network = OuterNetwork()
@@ -157,7 +158,7 @@ def test_the_port_of_tensorboard_is_one_that_nobody_has_outside() -> None:
 
 
 @apart_on_linux
-def test_a_relay_brings_a_port_out_whole_and_in_both_directions() -> None:
+def test_a_relay_carries_all_data_in_both_directions() -> None:
     selector = selectors.DefaultSelector()
     relay = Relay(selector)
     outer, inner = os.pipe()

@@ -1,4 +1,4 @@
-"""events.jsonl: complete after every line, read back as it was written, and enough to rebuild an attempt's state."""
+"""events.jsonl is complete after every line, and every event is read back as it was written."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EVENTS: list[gang.Event] = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_is_read_back_as_it_was(event: gang.Event) -> None:
+def test_an_event_is_read_back_as_it_was_written(event: gang.Event) -> None:
     record = Record(12.25, 3, event, "gpu-a", 41)
     line = render_record(record)
     assert parse_record(line) == record
@@ -50,14 +50,14 @@ def test_an_event_is_read_back_as_it_was(event: gang.Event) -> None:
 
 
 @given(st.text(), st.floats(0, 2e9), st.integers(0, 99))
-def test_a_message_is_one_line_whatever_is_in_it(text: str, time: float, attempt: int) -> None:
+def test_a_message_is_one_line_whatever_it_contains(text: str, time: float, attempt: int) -> None:
     record = Record(round(time, 6), attempt, Said("note", text))
     line = render_record(record)
     assert line.count(b"\n") == 1
     assert parse_record(line) == record
 
 
-def test_a_kind_of_a_later_version_is_ignored_and_a_torn_line_is_refused() -> None:
+def test_an_event_of_a_later_version_is_ignored_and_a_torn_line_is_refused() -> None:
     assert parse_record(b'{"time":1.0,"attempt":1,"event":"later"}\n') is None
     for torn in (
         b"",
@@ -76,7 +76,7 @@ def records(path: Path) -> list[Record]:
     return [record for record in found if record is not None]
 
 
-def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:
+def test_a_line_after_a_torn_line_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"time":1.0,"att')
     journal = Journal(path, lambda: 2.0)
@@ -85,8 +85,8 @@ def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:
     assert parse_record(path.read_bytes().splitlines()[-1]) == Record(2.0, 0, Said("note", "again"))
 
 
-def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
-    """The limit of a file's size is that of a disk here: the kernel writes a part of a line, then nothing."""
+def test_a_full_disk_costs_only_lines(tmp_path: Path) -> None:
+    """A limit on the file's size stands in for a full disk: the kernel writes a part of a line, then nothing."""
     script = (
         "import resource, signal, sys\nfrom pathlib import Path\nfrom launcher.run.journal import Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -107,7 +107,7 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
         parse_record(torn)
 
 
-def test_a_run_that_restarts_is_told_in_order(distlaunch: Distlaunch) -> None:
+def test_a_run_that_restarts_is_recorded_in_order(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", "exit 3")
     told = records(ran.directory / "events.jsonl")
     states = [record.event.state for record in told if isinstance(record.event, State)]
@@ -124,12 +124,12 @@ def test_a_run_that_restarts_is_told_in_order(distlaunch: Distlaunch) -> None:
     assert os.stat(ran.directory / "events.jsonl").st_mode & 0o777 == 0o600
 
 
-def test_a_controller_that_is_killed_leaves_what_has_happened(tmp_path: Path) -> None:
+def test_a_controller_that_is_killed_leaves_the_events_so_far(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = distlaunch_command("local", "-n", "1", "--run-dir", str(folder), "--", "sleep", "60")
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         journal = folder / "events.jsonl"
-        wait_until(lambda: journal.exists() and b"task-started" in journal.read_bytes(), "it has started")
+        wait_until(lambda: journal.exists() and b"task-started" in journal.read_bytes(), "the task has started")
         process.send_signal(signal.SIGKILL)
     assert [type(record.event).__name__ for record in records(journal)][-1] in ("TaskStarted", "State", "Said")
     assert not json.loads((folder / "run.json").read_text())["ended"]

@@ -1,7 +1,7 @@
-"""`model.fit` of Keras 3 under ParameterServerStrategy: as tf_keras does it, and as one process does where that is so.
+"""`model.fit` of Keras 3 under ParameterServerStrategy trains like tf_keras and, in most cases, like one process.
 
-With one worker, steps are done one after the other, so all numbers are compared. Two workers take turns as it happens;
-then what is compared does not depend on their order.
+With one worker, steps are done one after the other, so all numbers are compared. The order of the steps of two workers
+varies, so only results that do not depend on it are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRAIN_S = 400.0
 
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.timeout(900),  # the first test that asks for a cluster waits for about 20 cases of a second or two each
+    pytest.mark.timeout(900),  # the first test of a configuration waits for about 20 cases of a second or two each
 ]
 
 AS_TF_KERAS = [
@@ -45,7 +45,7 @@ TWO_WORKERS = [
 
 
 class Runs:
-    """Runs the program when a test first asks for a configuration, and once only."""
+    """Runs the program once per configuration, when a test first asks for it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -94,7 +94,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def numbers_of(result: Any) -> Any:
-    """A result without what is no number, and with the learning rate named as in Keras 3."""
+    """The numbers of a result, with the learning rate named as in Keras 3."""
     if isinstance(result, dict):
         kept = {{"lr": "learning_rate"}.get(name, name): numbers_of(value) for name, value in result.items()}
         return {name: value for name, value in kept.items() if value is not None}
@@ -114,25 +114,25 @@ def seen_names(result: Results) -> list[str]:
         *(("older Keras", case) for case in ON_OLDER_KERAS),
     ],
 )
-def test_one_worker_trains_as_with_tf_keras(runs: Runs, keras: str, case: str) -> None:
+def test_one_worker_trains_like_tf_keras(runs: Runs, keras: str, case: str) -> None:
     expected, result = runs.case("tf_keras", case), runs.case(keras, case)
     assert_agree(numbers_of(expected), numbers_of(result), tolerance=CLOSE)
     assert seen_names(result) == seen_names(expected)
 
 
 @pytest.mark.parametrize("case", AS_ONE_PROCESS)
-def test_one_worker_trains_as_one_process_does(runs: Runs, case: str) -> None:
+def test_one_worker_trains_like_one_process(runs: Runs, case: str) -> None:
     expected, result = runs.case("one process", case), runs.case("one worker", case)
     assert_agree(numbers_of(expected), numbers_of(result), tolerance=CLOSE)
     assert result.get("calls") == expected.get("calls")
     assert result.get("seen") == expected.get("seen")
 
 
-def test_variables_of_the_model_and_of_the_optimizer_are_on_the_parameter_servers(runs: Runs) -> None:
+def test_variables_of_the_model_and_the_optimizer_are_on_the_parameter_servers(runs: Runs) -> None:
     assert runs.case("one worker", "fit_on_dataset")["places"] == ["/job:ps"]
 
 
-def test_callbacks_of_epochs_get_python_numbers(runs: Runs) -> None:
+def test_epoch_callbacks_get_python_numbers(runs: Runs) -> None:
     assert runs.case("one worker", "callbacks")["types"] == ["float"]
 
 
@@ -140,15 +140,13 @@ def test_callbacks_of_epochs_get_python_numbers(runs: Runs) -> None:
     ("case", "seen", "steps"),
     [("fit_on_dataset", 40, 15), ("fit_on_arrays", 40, 15), ("steps_per_execution", 80, 30), ("converges", 480, 180)],
 )
-def test_two_workers_lose_no_step_of_the_metrics_or_of_the_optimizer(
-    runs: Runs, case: str, seen: int, steps: int
-) -> None:
+def test_with_two_workers_metrics_and_optimizer_count_every_step(runs: Runs, case: str, seen: int, steps: int) -> None:
     result = runs.case("two workers", case)
     assert result["history"]["samples"] == [seen] * 3
     assert result["iterations"] == steps
 
 
-def test_two_workers_converge_to_what_one_learns(runs: Runs) -> None:
+def test_two_workers_converge_to_the_same_weights_as_one(runs: Runs) -> None:
     one, two = (runs.case(name, "converges") for name in ("one worker", "two workers"))
     for result in (one, two):
         assert result["history"]["loss"][-1] < 1e-4
@@ -163,16 +161,16 @@ def test_each_batch_of_an_evaluation_counts_once(runs: Runs, workers: str) -> No
     assert result["predicted"] == pytest.approx(result["expected_predictions"], rel=CLOSE, abs=CLOSE)
 
 
-def test_arrays_need_no_steps_per_epoch_and_other_data_are_refused_with_its_name(runs: Runs) -> None:
+def test_arrays_need_no_steps_per_epoch_and_errors_for_other_data_name_that_argument(runs: Runs) -> None:
     assert runs.case("one worker", "without_steps")["samples"] == [20, 20]
-    # Three batches of 8, 8 and 4 samples; two workers begin at different ones.
+    # Three batches of 8, 8 and 4 samples; the two workers begin with different batches.
     assert all(16 <= seen <= 24 for seen in runs.case("two workers", "without_steps")["samples"])
     for refusal in (refusals := runs.case("two workers", "without_steps")["refusals"]):
         assert refusal.startswith("steps_per_epoch must be given under ParameterServerStrategy")
     assert len(refusals) == 2
 
 
-def test_what_cannot_be_had_is_refused(runs: Runs) -> None:
+def test_unsupported_features_are_refused(runs: Runs) -> None:
     refusals = runs.case("two workers", "refused")["refusals"]
     assert [refusal.partition(",")[0][:60] for refusal in refusals] == [
         "run_eagerly cannot be used under ParameterServerStrategy: wo",
@@ -190,7 +188,7 @@ def test_a_step_that_fails_ends_fit_with_its_error_and_the_next_fit_works(runs: 
         result = runs.case(workers, "failures")
         assert "a batch that is wrong" in result["message"]
         assert result["again"] == [40, 40, 40]
-    assert runs.case("one worker", "failures")["ended"] == [40]  # its five batches, and then a warning
+    assert runs.case("one worker", "failures")["ended"] == [40]  # the five batches, and then a warning
     assert "Your input ran out of data" in runs.get("one worker")["log"]
 
 
@@ -201,7 +199,7 @@ def test_the_log_says_once_that_fit_has_been_patched(runs: Runs, configuration: 
     assert "fit under ParameterServerStrategy" in runs.get(configuration)["log"]
 
 
-def test_tf_keras_is_left_alone(runs: Runs) -> None:
+def test_tf_keras_is_not_patched(runs: Runs) -> None:
     assert "distlaunch: patched" not in runs.get("tf_keras")["log"]
 
 
@@ -217,8 +215,8 @@ def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) ->
     )
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_fit_comes_back_and_every_batch_counts_once(tmp_path: Path) -> None:
-    """Longer than other tests: a chief, a worker's death, and its second start, each with TensorFlow."""
+def test_a_worker_that_is_killed_during_fit_is_restarted_and_every_batch_counts_once(tmp_path: Path) -> None:
+    """Takes longer than other tests: the chief, the worker and the restarted worker each import TensorFlow."""
     out, log = tmp_path / "out", tmp_path / "run" / "attempt-1" / "worker-1.log"
     done = start(
         tmp_path,
@@ -232,7 +230,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_fit_comes_back_and_every_batch
     epochs = len(result["epochs"])
     assert result["history"]["samples"] == [160] * epochs
     assert result["history"]["val_samples"] == [37] * epochs
-    # A step that the dead worker had done, but not answered, is done again.
+    # A step that the dead worker had done but not reported is done again.
     assert 20 * epochs <= result["iterations"] <= 20 * epochs + 1
     [attempt] = json.loads((tmp_path / "run" / "report.json").read_text())["attempts"]
     [progress] = [task["progress"] for task in attempt["tasks"] if task["task"] == "chief:0"]

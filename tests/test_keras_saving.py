@@ -1,7 +1,7 @@
-"""What workers save to one path: by callbacks within `fit`, and by themselves.
+"""Several workers save to one path: by callbacks within `fit`, and by direct calls.
 
-tests/programs/save_together.py, an ordinary user's script, runs once on two workers and once in one process; what they
-have saved is compared.
+tests/programs/save_together.py, an ordinary user's script, runs once on two workers and once in one process; the tests
+compare the saved files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_a_file_is_seen_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     file = tmp_path / "model.keras"
     file.write_text("before")
     with written_whole(file, make_folders=False) as path:
@@ -45,7 +45,7 @@ def test_a_file_is_seen_when_it_is_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["model.keras"]
 
 
-def test_a_file_that_fails_half_way_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_save_that_fails_keeps_the_previous_file(tmp_path: Path) -> None:
     file = tmp_path / "model.keras"
     file.write_text("before")
 
@@ -60,7 +60,7 @@ def test_a_file_that_fails_half_way_leaves_the_one_before(tmp_path: Path) -> Non
     assert names(tmp_path) == ["model.keras"]
 
 
-def test_what_a_killed_worker_has_left_goes_with_its_next_save(tmp_path: Path) -> None:
+def test_a_workers_next_save_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> None:
     source = f"""
 import os, signal
 from worker_entry.keras_patches.saving import written_whole
@@ -76,7 +76,7 @@ with written_whole({str(tmp_path / "model.keras")!r}, make_folders=False) as pat
 
 
 @pytest.mark.parametrize("config", [None, "no JSON", "[]", "{}", '{"task": 1}'])
-def test_in_a_process_without_a_cluster_keras_writes_by_itself(
+def test_without_a_cluster_keras_writes_to_the_path_directly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str | None
 ) -> None:
     monkeypatch.delenv("TF_CONFIG") if config is None else monkeypatch.setenv("TF_CONFIG", config)
@@ -84,12 +84,12 @@ def test_in_a_process_without_a_cluster_keras_writes_by_itself(
         assert path == tmp_path / "model.keras"
 
 
-def test_without_messages_of_keras_none_is_changed() -> None:
+def test_messages_are_left_alone_if_keras_is_not_imported() -> None:
     with _shown_as("part", "whole") as nothing:
         assert nothing is None
 
 
-def test_a_folder_is_filled_into_one_that_is_there(tmp_path: Path) -> None:
+def test_a_folder_is_merged_into_an_existing_one(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "exported"
     for content in ("first", "second"):
         with written_whole(folder, make_folders=True) as path:
@@ -105,7 +105,7 @@ def test_a_folder_is_filled_into_one_that_is_there(tmp_path: Path) -> None:
     assert (folder / "variables" / "data").read_text() == "second"
 
 
-def test_a_link_stays_one(tmp_path: Path) -> None:
+def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     link = tmp_path / "link.keras"
     link.symlink_to(tmp_path / "real" / "model.keras")
@@ -115,7 +115,7 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     assert names(tmp_path / "real") == ["model.keras"]
 
 
-def test_what_cannot_be_renamed_is_written_as_it_is(tmp_path: Path) -> None:
+def test_a_path_that_nothing_can_be_renamed_to_is_written_directly(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     for path in ("gs://bucket/model.keras", str(fifo), str(tmp_path / "nowhere" / "model.keras")):
@@ -132,14 +132,14 @@ START_AND_TRAIN_S = 300.0
 
 @dataclass(frozen=True)
 class Saved:
-    """What one way to run the program has left."""
+    """The files, results and logs of one run of the program."""
 
     folder: Path
     results: list[dict[str, Any]]
     log: list[str]
 
     def files(self) -> Counter[str]:
-        """How many of each name; TensorBoard's have the process and the time in theirs."""
+        """The number of files per name, with TensorBoard's counted as one name: they differ by process and time."""
         found = (path for path in self.folder.rglob("*") if path.is_file())
         return Counter(re.sub(r"tfevents.*", "tfevents", str(path.relative_to(self.folder))) for path in found)
 
@@ -177,23 +177,23 @@ def numbers(value: Any) -> list[float]:
 
 
 cluster = [pytest.mark.tensorflow, pytest.mark.timeout(2 * START_AND_TRAIN_S)]
-"""For a test that may be the first to ask for the program's runs."""
+"""Marks of tests that use the program's runs: the first such test waits for them."""
 
 
 class TestTogether:
     pytestmark = cluster
 
-    def test_two_workers_leave_the_files_of_one_process(self, alone: Saved, together: Saved) -> None:
-        """And nothing half done, no second event file of TensorBoard's, no file for a moment's use."""
+    def test_two_workers_leave_the_same_files_as_one_process(self, alone: Saved, together: Saved) -> None:
+        """No incomplete file, no second event file of TensorBoard, and no temporary file is left."""
         of_the_second = Counter(["own/1.keras", "own/folder-1/here.keras", "alone-in-fit.keras"])
         assert together.files() == alone.files() + of_the_second
         assert [name for name in names(together.folder) if Path(name).name.startswith(".")] == []
 
     @pytest.mark.parametrize("what", ["after fit", "own", "tracking", "here", "final", "served"])
-    def test_each_worker_reads_at_once_what_one_process_has_saved(
+    def test_each_worker_reads_the_numbers_of_one_process_at_once(
         self, alone: Saved, together: Saved, what: str
     ) -> None:
-        """The files have what a single process has trained, and it was there when the workers' calls returned."""
+        """The files hold what a single process has trained, and are complete when the workers' calls return."""
         expected = alone.results[0][what]
         for result in together.results:
             if isinstance(expected, dict):
@@ -201,18 +201,18 @@ class TestTogether:
             assert numbers(result[what]) == pytest.approx(numbers(expected), rel=CLOSE, abs=CLOSE)
 
     def test_files_of_one_workers_export_fit_those_of_the_other(self, together: Saved) -> None:
-        """Each file is renamed by itself, so those of two workers may stay: variables need the same numbers in both."""
+        """Each file is renamed separately, so files of both workers may stay: both must number the variables alike."""
         for name in ("variables.index", "variables.data-00000-of-00001"):
             of_both = [together.folder.parent / f"exported-{task}" / "variables" / name for task in (0, 1)]
             assert of_both[0].read_bytes() == of_both[1].read_bytes()
 
-    def test_the_best_model_is_not_the_last_one(self, together: Saved) -> None:
+    def test_the_best_model_is_kept_even_if_it_is_not_the_last(self, together: Saved) -> None:
         first, _, last = [name for name in together.results[0]["after fit"] if name.startswith("epochs/")]
         for result in together.results:
             assert result["after fit"]["best.keras"] == result["after fit"][first]
             assert result["after fit"][last] == result["weights"]
 
-    def test_only_the_chief_writes_to_an_object_store_what_all_would(self, together: Saved) -> None:
+    def test_only_the_chief_writes_a_common_path_in_an_object_store(self, together: Saved) -> None:
         assert [result["stored"] for result in together.results] == [["0.keras", "remote.keras"], ["1.keras"]]
 
     def test_epochs_are_logged_once(self, alone: Saved, together: Saved) -> None:
@@ -221,25 +221,25 @@ class TestTogether:
         values = [[float(value) for row in rows for value in row.values()] for rows in for_both]
         assert values[1] == pytest.approx(values[0], rel=CLOSE)
 
-    def test_only_the_worker_that_writes_says_that_it_does(self, together: Saved) -> None:
+    def test_only_the_worker_that_writes_logs_it(self, together: Saved) -> None:
         lines = [[line for line in log.splitlines() if "finished saving" in line] for log in together.log]
         assert [len(of_worker) for of_worker in lines] == [4, 0]
         assert lines[0][0].endswith(f"saving model to {together.folder}/epochs/01-{lines[0][0][-10:]}")
 
-    def test_callbacks_have_their_paths_back(self, together: Saved) -> None:
+    def test_paths_of_callbacks_are_restored(self, together: Saved) -> None:
         assert {result["log_dir"] for result in together.results} == {str(together.folder / "board")}
 
-    def test_what_keras_says_names_the_path_that_was_asked_for(self, together: Saved) -> None:
+    def test_messages_of_keras_name_the_requested_path(self, together: Saved) -> None:
         for log in together.log:
             assert f"Saved artifact at '{together.folder}/exported'." in log
             assert PART not in log
 
-    def test_the_log_names_what_is_treated_so(self, together: Saved) -> None:
+    def test_the_log_names_the_patched_classes_and_methods(self, together: Saved) -> None:
         for log in together.log:
             line = next(line for line in log.splitlines() if "patched Keras" in line)
             assert {"ModelCheckpoint", "TensorBoard", "CSVLogger", "Model.save", "Model.export"} <= {
                 *re.split(r"[, ]+", line)
             }
 
-    def test_tensorflow_finds_nothing_slow_in_it(self, together: Saved) -> None:
+    def test_tensorflow_warns_of_no_overhead(self, together: Saved) -> None:
         assert [line for log in together.log for line in log.splitlines() if "significant overhead" in line] == []

@@ -1,4 +1,4 @@
-"""Keras 3's `model.fit` under MultiWorkerMirroredStrategy: what the patch finds, and what training then comes to.
+"""Keras 3's `model.fit` under MultiWorkerMirroredStrategy: the faults that the patch finds, and training with it.
 
 The first half needs no TensorFlow: it patches small packages that are written like Keras. The second half runs
 tests/programs/keras_cases.py, an ordinary user's script of many cases, once per configuration, and compares the
@@ -166,14 +166,14 @@ FAULTY_OPTIMIZER = OPTIMIZER.format(
     apply="self._backend_update_step(self._clip_gradients(grads))",
     update="self._all_reduce_sum_gradients(grads)",
 )
-"""It clips before it reduces."""
+"""An optimizer that clips before it reduces."""
 
 FAULTY_CONDITION = OPTIMIZER.format(
     build="tf.init_scope(self.build(trainable_variables))",
     apply="self._all_reduce_sum_gradients(ops.cond(should_overwrite_model_vars, self.overwrite))",
     update="pass",
 )
-"""It reduces first, and updates within a condition."""
+"""An optimizer that reduces first, and updates within a condition."""
 
 FIXED_OPTIMIZER = OPTIMIZER.format(
     build="tf.init_scope(self.build(trainable_variables))",
@@ -231,7 +231,7 @@ WriteKeras = Callable[..., None]
 
 @pytest.fixture
 def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteKeras]:
-    """Writes a package `keras` that can be imported, with the modules that the patch looks at."""
+    """Writes a package `keras` that can be imported, with the modules that the patch inspects."""
 
     def forget_keras() -> None:
         for name in [name for name in sys.modules if name.split(".")[0] == "keras"]:
@@ -270,14 +270,14 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
 
 
 def import_patched() -> tuple[ModuleType, list[str]]:
-    """Imports the written Keras with the patch installed; gives its trainer and what was logged."""
+    """Imports the written Keras with the patch installed; returns its trainer and the log lines."""
     lines: list[str] = []
     patching.install(lines.append)
     importlib.import_module("keras")
     return sys.modules[keras_trainer.TRAINER], lines
 
 
-def test_what_was_done_is_told_if_anything_was(write_keras: WriteKeras) -> None:
+def test_the_version_and_the_number_of_patches_are_reported(write_keras: WriteKeras) -> None:
     write_keras()
     told: list[KerasPatch] = []
     patching.install(lambda _: None, told.append)
@@ -285,7 +285,7 @@ def test_what_was_done_is_told_if_anything_was(write_keras: WriteKeras) -> None:
     assert told == [KerasPatch("3.99.0", len(EVERYTHING))]
 
 
-def test_nothing_is_told_where_nothing_was_done(write_keras: WriteKeras) -> None:
+def test_nothing_is_reported_if_nothing_was_patched(write_keras: WriteKeras) -> None:
     write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_SCALER, FIXED_OPTIMIZER, OTHER_VARIABLE)
     told: list[KerasPatch] = []
     patching.install(lambda _: None, told.append)
@@ -329,9 +329,9 @@ def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras)
         ({"optimizer": FAULTY_CONDITION}, [*EVERYTHING[:7], *EVERYTHING[8:]]),
         ({"variable": OTHER_VARIABLE}, EVERYTHING[:9]),
     ],
-    ids=["trainer", "layer", "loss scaling", "optimizer", "optimizer but for a condition", "variable"],
+    ids=["trainer", "layer", "loss scaling", "optimizer", "optimizer except a condition", "variable"],
 )
-def test_what_is_still_faulty_is_mended_where_the_rest_is_fixed(
+def test_only_the_remaining_faults_are_patched(
     write_keras: WriteKeras, sources: dict[str, str], patched: list[str]
 ) -> None:
     write_keras(**sources)
@@ -340,7 +340,7 @@ def test_what_is_still_faulty_is_mended_where_the_rest_is_fixed(
 
 
 def test_weights_that_aggregate_by_default_are_left_untouched(write_keras: WriteKeras) -> None:
-    """As they once did: a layer's weights were averaged unless they said otherwise."""
+    """In older versions of Keras, a layer's weights are averaged by default."""
     write_keras(layer=LAYER.format(default="mean", aggregation="", call="self._moments(inputs)"))
     _, (line,) = import_patched()
     assert "BatchNormalization._moments" in line
@@ -350,19 +350,19 @@ def test_weights_that_aggregate_by_default_are_left_untouched(write_keras: Write
 @pytest.mark.parametrize(
     "sources",
     [{"loss": ""}, {"metric": METRIC.replace(', synchronization="on_read"', "")}],
-    ids=["gradients are added up", "metrics are not of the whole batch"],
+    ids=["gradients are summed", "metrics do not cover the whole batch"],
 )
-def test_keras_that_would_train_wrongly_even_mended_is_left_untouched(
+def test_keras_that_would_train_wrongly_even_with_patches_is_left_untouched(
     write_keras: WriteKeras, sources: dict[str, str]
 ) -> None:
-    """Keras before 3.8, and before 3.10: a loud failure is better than a wrong model."""
+    """Keras before 3.8, and Keras before 3.10: an error is better than a wrong model."""
     write_keras(**sources)
     trainer, (line,) = import_patched()
     assert line.startswith("Keras 3.99.0 is not patched: even with patches it would train wrongly")
     assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
 
 
-def test_hook_is_lazy(write_keras: WriteKeras) -> None:
+def test_the_hook_waits_for_the_import_of_keras(write_keras: WriteKeras) -> None:
     write_keras()
     lines: list[str] = []
     patching.install(lines.append)
@@ -372,13 +372,13 @@ def test_hook_is_lazy(write_keras: WriteKeras) -> None:
     assert lines == []
 
 
-def test_hook_is_gone_after_the_import(write_keras: WriteKeras) -> None:
+def test_the_hook_is_gone_after_the_import(write_keras: WriteKeras) -> None:
     write_keras()
     import_patched()
     assert finders() == []
 
 
-def test_hook_outlives_a_look_whether_keras_is_there(write_keras: WriteKeras) -> None:
+def test_the_hook_survives_a_search_for_keras(write_keras: WriteKeras) -> None:
     write_keras()
     lines: list[str] = []
     patching.install(lines.append)
@@ -388,7 +388,7 @@ def test_hook_outlives_a_look_whether_keras_is_there(write_keras: WriteKeras) ->
     assert finders() == []
 
 
-def test_keras_that_was_imported_before_is_mended_at_once(write_keras: WriteKeras) -> None:
+def test_keras_that_is_already_imported_is_patched_at_once(write_keras: WriteKeras) -> None:
     write_keras()
     importlib.import_module("keras")
     lines: list[str] = []
@@ -397,14 +397,14 @@ def test_keras_that_was_imported_before_is_mended_at_once(write_keras: WriteKera
     assert finders() == []
 
 
-def test_error_in_detection_breaks_neither_the_import_nor_the_other_mends(write_keras: WriteKeras) -> None:
+def test_an_error_in_an_inspection_breaks_neither_the_import_nor_the_other_patches(write_keras: WriteKeras) -> None:
     write_keras(layer="BatchNormalization = None")
     _, (problem, patched) = import_patched()
     assert problem.startswith(f"could not inspect {layers.BATCH_NORMALIZATION} of Keras 3.99.0, which runs unpatched (")
     assert patched.endswith(f": {', '.join(EVERYTHING[:3] + EVERYTHING[5:])} (--no-keras-patch turns this off)")
 
 
-def test_keras_that_looks_unlike_any_other_is_imported_as_it_is(write_keras: WriteKeras) -> None:
+def test_keras_that_cannot_be_inspected_is_imported_unpatched(write_keras: WriteKeras) -> None:
     write_keras(metric="Metric = None")
     trainer, (line,) = import_patched()
     assert line.startswith("could not inspect Keras 3.99.0, which runs unpatched (")
@@ -412,7 +412,7 @@ def test_keras_that_looks_unlike_any_other_is_imported_as_it_is(write_keras: Wri
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_process_of_its_own_is_patched_when_it_makes_a_strategy_of_several_replicas(
+def test_a_single_process_is_patched_when_it_makes_a_strategy_of_several_replicas(
     write_keras: WriteKeras, monkeypatch: pytest.MonkeyPatch, replicas: int
 ) -> None:
     class Strategy:
@@ -462,7 +462,7 @@ def test_several_workers_build_a_model_from_the_first_local_part_of_a_batch(writ
     assert model.built_with == "first local"
 
 
-def test_one_worker_builds_a_model_by_the_original_code(write_keras: WriteKeras) -> None:
+def test_one_worker_builds_a_model_with_the_original_code(write_keras: WriteKeras) -> None:
     write_keras()
     trainer, _ = import_patched()
     model = trainer.TensorFlowTrainer()
@@ -479,7 +479,7 @@ def test_log_values_of_several_workers_are_averaged_over_replicas_only(write_ker
     assert trainer.reduce_per_replica(1.5, FakeStrategy(2), reduction) == ("MEAN", 1.5, None)
 
 
-def test_one_worker_and_other_reductions_run_the_original_code(write_keras: WriteKeras) -> None:
+def test_one_worker_and_other_reductions_use_the_original_code(write_keras: WriteKeras) -> None:
     write_keras()
     trainer, _ = import_patched()
     assert trainer.reduce_per_replica(1.5, FakeStrategy(1), "auto") == ("MEAN", 1.5, 0)
@@ -491,7 +491,7 @@ def test_one_worker_and_other_reductions_run_the_original_code(write_keras: Writ
     [(2, 4, False), (2, 1, True), (1, 4, True)],
     ids=["two workers, several steps", "two workers, one step", "one worker"],
 )
-def test_step_is_traced_in_the_loop_only_where_it_has_to_be(
+def test_the_step_is_traced_in_the_loop_only_if_necessary(
     write_keras: WriteKeras, workers: int, steps: int, step_has_own_function: bool
 ) -> None:
     write_keras()
@@ -519,14 +519,14 @@ def test_only_the_moving_statistics_get_an_aggregation(write_keras: WriteKeras) 
     assert layer.moving_mean == ("moving_mean", "mean")
 
 
-# --- With TensorFlow: what training comes to -------------------------------------------------------------
+# --- With TensorFlow: the results of training ------------------------------------------------------------
 
 PROGRAM = PROGRAMS / "keras_cases.py"
 OLDER_KERAS = "3.11.3"
 NEWEST, OLDER, ONE_BY_ONE = "newest Keras", f"Keras {OLDER_KERAS}", "newest Keras, started one by one"
 KERAS = [NEWEST, OLDER]
 START_AND_TRAIN_S = 900.0
-"""Enough for a machine that has much else to do; a quiet one needs about a minute."""
+"""Enough for a busy machine; an idle one needs about a minute."""
 
 
 def case_names() -> list[str]:
@@ -545,7 +545,7 @@ ONE_PROCESS_ONLY = {
     "batch_normalization_by_halves",
     "batch_normalization_with_idle_worker_by_halves",
 }
-"""Cases that say in one process' terms what another case amounts to on two workers."""
+"""Cases that compute in one process what another case computes on two workers."""
 
 CASES = [name for name in case_names() if name not in ONE_PROCESS_ONLY]
 
@@ -555,17 +555,17 @@ NOT_AS_ONE_PROCESS = {
     "batch_normalization": "a worker normalizes by its own part of the batch",
     "batch_normalization_with_idle_worker": "the same",
 }
-"""Cases that mathematics does not let agree with one process; each has a test of what does hold."""
+"""Cases that cannot agree with one process, and why; each has a test of what holds instead."""
 
 NOT_COMPARED_WITH_ONE_PROCESS = {
-    "custom_train_step": {"logs.own_loss"},  # the step's own loss is scaled; has its own test
+    "custom_train_step": {"logs.own_loss"},  # the step's own loss is scaled, which has its own test
 }
 NOT_COMPARED_WITH_TF_KERAS = {
-    # tf_keras sums over the replicas what a train_step returns, Keras 3 averages it.
+    # tf_keras sums the values that a train_step returns over the replicas; Keras 3 averages them.
     "custom_train_step": {"logs"},
-    # A worker of tf_keras evaluates with moving statistics of its own; what it saves is their mean.
+    # A worker of tf_keras evaluates with its own moving statistics, and saves the mean of all workers'.
     "batch_normalization": {"evaluated", "predictions"},
-    # There, an idle worker keeps its own moving statistics, here the common ones.
+    # An idle worker of tf_keras keeps its own moving statistics; one of Keras 3 has the common ones.
     "batch_normalization_with_idle_worker": {
         "evaluated",
         "predictions",
@@ -602,7 +602,7 @@ ON_DEVICES = [
     "metrics_of_all_kinds",
     "adversaries",
 ]
-"""Cases that run on two devices of one process, too: those in which replicas have to meet."""
+"""Cases that also run on two devices of one process: those in which replicas exchange values."""
 
 OF_PATCHES = [
     "plain_fit",
@@ -625,19 +625,19 @@ OF_PATCHES = [
     "model_checkpoint",
     "backup_and_restore",
 ]
-"""Cases that run through all that is patched: enough where the patch is the same, and what is around it differs."""
+"""Cases that cover all patched code: enough if the patch is the same, and only the code around it differs."""
 
 CASES_OF = {
     "one process": case_names(),
     NEWEST: CASES,
     OLDER: OF_PATCHES,
-    # The forkserver's tasks and these run the same code once it is patched.
+    # Once Keras is patched, these tasks run the same code as the forkserver's.
     ONE_BY_ONE: ["plain_fit", "batch_normalization_with_idle_worker", "clipnorm_with_accumulation"],
-    # One process is the measure of all cases; a second one is needed where that cannot be, and to doubt it.
+    # One process is the reference for all cases; tf_keras replaces it where it cannot be, and verifies it.
     "tf_keras": [*NOT_AS_ONE_PROCESS, "plain_fit", "predict", "custom_train_step", "metrics_of_all_kinds"],
-    "unmended": ["plain_fit"],
+    "unpatched": ["plain_fit"],
     "mirrored": ON_DEVICES,
-    # As mirrored variables, but for where variables live and how gradients meet them.
+    # Like mirrored, except for the place of the variables and the way in which gradients reach them.
     "central storage": [
         "plain_fit",
         "batch_normalization_with_idle_worker",
@@ -649,14 +649,14 @@ CASES_OF = {
         "loop_of_its_own",
         "moving_average_with_overwrite",
     ],
-    "mirrored unmended": ["clipnorm"],
+    "mirrored unpatched": ["clipnorm"],
 }
 """The cases of each configuration of `Runs`."""
 
 EXACT = 0.0
 CLOSE = 1e-5
 TOLERANCES = {"mixed_precision": 2e-3, "clipnorm_with_mixed_precision": 2e-3}
-"""float16 keeps 11 bits (5e-4), and halves of a batch are rounded apart from each other."""
+"""float16 keeps 11 bits (5e-4), and the halves of a batch are rounded separately."""
 
 Results = dict[str, Any]
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -665,7 +665,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 def start(
     run_dir: Path, *arguments: str, flags: Sequence[str], env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program on this machine by the launcher's command."""
+    """Runs the program on this machine with the launcher's command."""
     command = distlaunch_command("local", "--run-dir", str(run_dir), *flags, str(PROGRAM), *arguments)
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=START_AND_TRAIN_S, check=False)
 
@@ -683,7 +683,7 @@ class Run:
         return result
 
     def patch_line(self) -> str:
-        """What the patch said about Keras, which is the same in every worker's log, once."""
+        """The patch's line about Keras; asserts that every worker's log has exactly one."""
         lines = [[line for line in log.splitlines() if line.startswith("distlaunch: ")] for log in self.logs]
         about_keras = [[line for line in of_worker if "Keras" in line] for of_worker in lines]
         assert [len(of_worker) for of_worker in about_keras] == [1] * len(self.logs)
@@ -691,7 +691,7 @@ class Run:
 
 
 class Runs:
-    """Runs the program when a test first asks for a configuration, and once only."""
+    """Runs the program once for each configuration, when a test first asks for it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -700,8 +700,8 @@ class Runs:
     def _get(self, configuration: str, *some: str) -> Run:
         """
         Args:
-            configuration: one of CASES_OF; "mirrored" and "central storage" train on two devices of one process.
-            some: the cases that are enough, instead of all of the configuration.
+            configuration: a key of CASES_OF; "mirrored" and "central storage" train on two devices of one process.
+            some: the cases to run; by default, all of the configuration.
         """
         cases = some or CASES_OF[configuration]
         folder = self._folder / "-".join([configuration, *some]).replace(" ", "-")
@@ -723,13 +723,13 @@ class Runs:
                 check=False,
             )
             return Run([read_results(out, 0, done)], [done.stderr])
-        if configuration in ("mirrored", "mirrored unmended", "central storage"):
-            strategy = configuration.removesuffix(" unmended").replace(" ", "_")
-            patch = ["--no-keras-patch"] if configuration.endswith("unmended") else []
+        if configuration in ("mirrored", "mirrored unpatched", "central storage"):
+            strategy = configuration.removesuffix(" unpatched").replace(" ", "_")
+            patch = ["--no-keras-patch"] if configuration.endswith("unpatched") else []
             done = start(run_dir, str(out), *cases, flags=["--strategy", strategy, "--devices", "2", *patch], env=env)
             log = run_dir / "attempt-1" / "worker-0.log"
             return Run([read_results(out, 0, done)], [log.read_text(errors="replace")])
-        flags = {"unmended": ["--no-keras-patch"], ONE_BY_ONE: ["--no-preload"]}.get(configuration, [])
+        flags = {"unpatched": ["--no-keras-patch"], ONE_BY_ONE: ["--no-preload"]}.get(configuration, [])
         done = start(run_dir, str(out), *cases, flags=["--workers", "2", *flags], env=env)
         logs = [run_dir / "attempt-1" / f"worker-{worker}.log" for worker in (0, 1)]
         return Run(
@@ -740,13 +740,13 @@ class Runs:
 
 def read_results(out: Path, worker: int, done: subprocess.CompletedProcess[str]) -> Results:
     file = out / f"results-{worker}.json"
-    assert file.exists(), f"no results; the command said:\n{done.stdout}\n{done.stderr}"
+    assert file.exists(), f"no results; the command printed:\n{done.stdout}\n{done.stderr}"
     results: Results = json.loads(file.read_text())
     return results
 
 
 def install_keras(version: str, target: Path) -> Path:
-    """Installs that Keras beside the installed one; skips the test if pip cannot."""
+    """Installs this version of Keras beside the installed one; skips the test if pip fails."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
     done = subprocess.run([*pip, f"keras=={version}"], capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
@@ -760,7 +760,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers of a result, with their places in it."""
+    """All numbers of a result, with their paths in it."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if items is None:
         yield path, float(value)
@@ -770,7 +770,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def assert_agree(one: Results, other: Results, *, tolerance: float, apart_from: set[str] | None = None) -> None:
-    """Asserts that two results have the same numbers; relative above 1, absolute below."""
+    """Asserts that two results have the same numbers; the tolerance is relative above 1, and absolute below."""
     compared = [
         {path: number for path, number in leaves(result) if not is_below(path, apart_from or set())}
         for result in (one, other)
@@ -790,18 +790,18 @@ def is_below(path: str, parents: set[str]) -> bool:
 
 
 def tensorflow(test: Test) -> Test:
-    """Marks a test that may be the first to ask for a cluster or two."""
+    """Marks a test that may be the first to need one or two runs of the program, and so takes long."""
     marked: Test = pytest.mark.tensorflow(pytest.mark.timeout(1900)(test))
     return marked
 
 
 def every_keras(case: str) -> Callable[[Test], Test]:
-    """Runs a test with each Keras that trains this case."""
+    """Runs a test with each version of Keras that trains this case."""
     return pytest.mark.parametrize("keras", [keras for keras in KERAS if case in CASES_OF[keras]])
 
 
 def on_every_keras(cases: Iterable[str]) -> Callable[[Test], Test]:
-    """Runs a test with each of the cases, and with each Keras that trains it."""
+    """Runs a test with each of the cases, and with each version of Keras that trains it."""
     return pytest.mark.parametrize(
         ("keras", "case"), [(keras, case) for case in cases for keras in KERAS if case in CASES_OF[keras]]
     )
@@ -817,39 +817,39 @@ def on_devices(cases: Iterable[str]) -> Callable[[Test], Test]:
 
 @tensorflow
 @pytest.mark.quick
-def test_plain_fit_on_two_workers_is_that_of_one_process(runs: Runs) -> None:
-    """What is compared below for every case, which takes minutes."""
+def test_plain_fit_on_two_workers_trains_as_one_process_does(runs: Runs) -> None:
+    """The quick version of the comparisons below, which cover every case and take minutes."""
     alone, cluster = runs.get("one process", "plain_fit"), runs.get(NEWEST, "plain_fit")
     for worker in (0, 1):
         assert_agree(alone.case("plain_fit"), cluster.case("plain_fit", worker), tolerance=CLOSE)
 
 
 @tensorflow
-def test_plain_fit_fails_without_the_mend(runs: Runs) -> None:
+def test_plain_fit_fails_without_the_patch(runs: Runs) -> None:
     if "needs no patch" in runs.get(NEWEST).patch_line():
         pytest.skip("this Keras needs no patch")
-    for result in runs.get("unmended").workers:
+    for result in runs.get("unpatched").workers:
         assert "error" in result["plain_fit"]
 
 
 @tensorflow
-def test_newest_keras_is_mended_or_needs_no_mend(runs: Runs) -> None:
+def test_the_newest_keras_is_patched_or_needs_no_patch(runs: Runs) -> None:
     line = runs.get(NEWEST).patch_line()
     if "patched Keras" in line and "reduce_per_replica" in line:
         return
-    errors = [result["plain_fit"].get("error") for result in runs.get("unmended").workers]
+    errors = [result["plain_fit"].get("error") for result in runs.get("unpatched").workers]
     if any(errors):
         pytest.fail(
             "Keras has changed: the patch no longer finds the faulty code in its trainer, and model.fit on two "
-            "workers still fails. worker_entry/keras_patches/trainer.py has to learn it.\n"
-            f"Its log line: {line}\n{errors[0]}",
+            "workers still fails; update worker_entry/keras_patches/trainer.py.\n"
+            f"The patch's log line: {line}\n{errors[0]}",
             pytrace=False,
         )
 
 
 @tensorflow
 @every_keras("plain_fit")
-def test_mend_says_once_in_every_log_what_it_did(runs: Runs, keras: str) -> None:
+def test_every_log_says_once_what_was_patched(runs: Runs, keras: str) -> None:
     run = runs.get(keras)
     version = run.workers[0]["version"]
     assert run.patch_line().startswith(("distlaunch: patched Keras " + version, f"distlaunch: Keras {version} needs"))
@@ -869,7 +869,7 @@ def test_tasks_that_are_started_one_by_one_train_alike(runs: Runs, case: str) ->
 
 
 @tensorflow
-def test_tf_keras_is_not_mended(runs: Runs) -> None:
+def test_tf_keras_is_not_patched(runs: Runs) -> None:
     run = runs.get("tf_keras")
     assert [results["library"] for results in run.workers] == ["tf_keras", "tf_keras"]
     assert not [log for log in run.logs if "patched" in log]
@@ -925,8 +925,8 @@ def test_two_devices_train_as_two_workers_do(runs: Runs, strategy: str, case: st
 
 
 @tensorflow
-def test_devices_of_one_process_clip_each_their_own_gradients_without_the_patch(runs: Runs) -> None:
-    run = runs.get("mirrored unmended")
+def test_without_the_patch_each_device_of_a_process_clips_its_own_gradients(runs: Runs) -> None:
+    run = runs.get("mirrored unpatched")
     assert "distlaunch: " not in run.logs[0]
     with pytest.raises(AssertionError, match="weights"):
         assert_agree(runs.get("one process").case("clipnorm"), run.case("clipnorm"), tolerance=0.1)
@@ -934,7 +934,7 @@ def test_devices_of_one_process_clip_each_their_own_gradients_without_the_patch(
 
 @tensorflow
 @pytest.mark.parametrize("strategy", ["mirrored", "central storage"])
-def test_patch_says_once_what_it_did_in_a_process_of_several_devices(runs: Runs, strategy: str) -> None:
+def test_the_log_of_a_process_of_several_devices_says_once_what_was_patched(runs: Runs, strategy: str) -> None:
     assert runs.get(strategy).patch_line().startswith("distlaunch: patched Keras ")
 
 
@@ -954,30 +954,30 @@ def test_uneven_last_batches_train_by_the_mean_of_the_workers_means(runs: Runs, 
 
 @tensorflow
 @on_every_keras(["batch_normalization", "batch_normalization_with_idle_worker"])
-def test_batch_normalization_normalizes_each_workers_part_by_itself(runs: Runs, keras: str, case: str) -> None:
-    """And its moving statistics follow the mean of the parts' statistics; a worker without samples is no part."""
+def test_batch_normalization_normalizes_each_workers_part_separately(runs: Runs, keras: str, case: str) -> None:
+    """The moving statistics follow the mean of the parts'; a part without samples counts with the moving statistics."""
     alone, cluster = runs.get("one process").case(f"{case}_by_halves"), runs.get(keras).case(case)
-    # The weights that stand for a worker without samples weigh the reported loss, too.
+    # The sample weights that stand for a worker without samples also change the reported loss.
     assert_agree(alone, cluster, tolerance=CLOSE, apart_from={"history"})
 
 
 @tensorflow
 @on_every_keras(["batch_normalization", "batch_normalization_with_idle_worker", "synchronized_batch_normalization"])
-def test_batch_normalization_predicts_with_the_statistics_that_it_saves(runs: Runs, keras: str, case: str) -> None:
+def test_batch_normalization_predicts_with_its_saved_statistics(runs: Runs, keras: str, case: str) -> None:
     result = runs.get(keras).case(case)
     assert result["predictions"] == pytest.approx(result["expected"], abs=CLOSE)
 
 
 @tensorflow
 @every_keras("batch_normalization_with_idle_worker")
-def test_worker_without_samples_leaves_the_moving_statistics_finite(runs: Runs, keras: str) -> None:
+def test_a_worker_without_samples_keeps_the_moving_statistics_finite(runs: Runs, keras: str) -> None:
     result = runs.get(keras).case("batch_normalization_with_idle_worker")
     assert [path for path, number in leaves(result) if not math.isfinite(number)] == []
 
 
 @tensorflow
 @every_keras("predict")
-def test_predict_gives_every_sample_in_its_order(runs: Runs, keras: str) -> None:
+def test_predict_returns_all_samples_in_order(runs: Runs, keras: str) -> None:
     for count, result in runs.get(keras).case("predict").items():
         assert len(result["predictions"]) == int(count)
         assert result["predictions"] == pytest.approx(result["expected"], abs=CLOSE)
@@ -1001,7 +1001,7 @@ def test_early_stopping_stops_both_workers_at_the_same_early_epoch(runs: Runs, k
 
 @tensorflow
 @every_keras("model_checkpoint")
-def test_checkpoints_hold_what_was_trained(runs: Runs, keras: str) -> None:
+def test_checkpoints_hold_the_trained_weights(runs: Runs, keras: str) -> None:
     for worker in (0, 1):
         result = runs.get(keras).case("model_checkpoint", worker)
         losses = result["history"]["loss"]
@@ -1024,7 +1024,7 @@ def test_interrupted_fit_resumes_and_ends_as_if_nothing_had_happened(runs: Runs,
 @tensorflow
 @every_keras("custom_train_step")
 def test_values_of_a_custom_train_step_are_averaged_over_the_workers(runs: Runs, keras: str) -> None:
-    """compute_loss divides by the number of replicas, so that the mean of what it gives is half of the loss."""
+    """compute_loss divides by the number of replicas, so the mean of its values is half of the loss."""
     alone = runs.get("one process").case("custom_train_step")["logs"]["own_loss"]
     cluster = runs.get(keras).case("custom_train_step")["logs"]["own_loss"]
     assert_agree({"loss": [[2 * value for value in values] for values in cluster]}, {"loss": alone}, tolerance=CLOSE)
@@ -1032,8 +1032,8 @@ def test_values_of_a_custom_train_step_are_averaged_over_the_workers(runs: Runs,
 
 @tensorflow
 @every_keras("custom_train_step")
-def test_tf_keras_sums_what_a_custom_train_step_returns(runs: Runs, keras: str) -> None:
-    """The one thing that a script sees differently on Keras 3: it averages."""
+def test_tf_keras_sums_the_values_of_a_custom_train_step(runs: Runs, keras: str) -> None:
+    """The only difference that a script sees: Keras 3 averages these values."""
     cluster = runs.get(keras).case("custom_train_step")["logs"]["own_error"]
     legacy = runs.get("tf_keras").case("custom_train_step")["logs"]["own_error"]
     assert_agree({"error": [[2 * value for value in values] for values in cluster]}, {"error": legacy}, tolerance=CLOSE)

@@ -156,7 +156,7 @@ def test_a_signal_reaches_the_process() -> None:
 
 
 @apart
-def test_a_process_that_is_gone_is_told() -> None:
+def test_a_signal_to_a_process_that_is_gone_is_not_sent() -> None:
     with child() as process:
         found = find(process)
         process.kill()

@@ -98,7 +98,7 @@ class Run:
             assert self.report["attempts"][-1]["processes_left"] == 0
 
     def assert_resumed(self) -> None:
-        """Checks that the second attempt went on from what the first had saved, and that the run succeeded."""
+        """Checks that the second attempt resumed from the first one's saved state, and that the run succeeded."""
         assert self.report["outcome"] == "succeeded", self.said
         assert len(self.report["attempts"]) == 2
         for worker in (0, 1):
@@ -227,7 +227,7 @@ def test_an_evicted_pod_is_replaced(cluster: KubernetesCluster, tmp_path: Path) 
     assert run.verdict["reference"] == "preempted", run.said
 
 
-def test_a_pod_that_makes_room_for_a_more_urgent_one_is_told_as_that(
+def test_a_pod_that_makes_room_for_a_more_urgent_one_is_reported_as_such(
     cluster: KubernetesCluster, tmp_path: Path
 ) -> None:
     [node] = cluster.show("nodes")
@@ -270,7 +270,7 @@ def test_a_pod_without_grace_is_gone_at_once(cluster: KubernetesCluster, tmp_pat
     assert pod in run.verdict["message"]
 
 
-def test_a_pod_that_exceeds_its_memory_is_told_as_that(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_a_pod_that_exceeds_its_memory_is_reported_as_such(cluster: KubernetesCluster, tmp_path: Path) -> None:
     text = (
         "import os, time\n"
         "eaten = [b'x' * (1 << 20) for _ in range(900 * (os.environ['DISTLAUNCH_TASK'] == 'worker:1'))]\n"
@@ -300,7 +300,7 @@ def test_a_node_that_does_not_answer_is_lost_and_comes_back(cluster: KubernetesC
     assert "not ready" in json.dumps(run.verdict) or "NodeNotReady" in json.dumps(run.verdict)
 
 
-def test_a_run_goes_on_while_the_api_server_restarts(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_a_run_continues_while_the_api_server_restarts(cluster: KubernetesCluster, tmp_path: Path) -> None:
     run = begin(cluster, tmp_path, saving(250))
     run.await_steps()
     cluster.restart("kube-apiserver")
@@ -382,7 +382,7 @@ def test_pods_without_room_are_waited_for_and_named(cluster: KubernetesCluster, 
     assert "0 of 2 pods run within 8 s" in run.said
 
 
-def test_a_quota_is_told_as_the_reason(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_an_exceeded_quota_is_reported_as_the_reason(cluster: KubernetesCluster, tmp_path: Path) -> None:
     cluster.kubectl("create", "namespace", "small")
     try:
         cluster.kubectl("create", "quota", "one", "--hard=pods=1", "--namespace=small")
@@ -402,7 +402,7 @@ def test_a_signal_ends_the_wait_for_pods(cluster: KubernetesCluster, tmp_path: P
     run.await_end(status=130)
 
 
-def test_what_the_user_may_not_do_is_told(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_missing_permissions_are_reported(cluster: KubernetesCluster, tmp_path: Path) -> None:
     run = begin(cluster, tmp_path, saving(1), env={"KUBECONFIG": str(_restricted(cluster, tmp_path))})
     run.await_end(status=3)
     assert "forbidden" in run.said.lower(), run.said

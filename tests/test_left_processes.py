@@ -33,7 +33,7 @@ def test_a_process_that_the_agent_has_not_counted_is_reported() -> None:
         console = Console(PlainSink(io.BytesIO(), errors))
         assert confirm_left({LOCAL: 0, "gpu-a": None}, run_id, console) == {LOCAL: 1, "gpu-a": None}
         console.close()
-    said = f"Warning: the agent of this machine counts 0 processes left, psutil 1: {left.pid}\n"
+    said = f"Warning: the agent on this machine counts 0 processes left, but psutil counts 1: {left.pid}\n"
     assert errors.getvalue() == said
     assert find_left_processes(run_id) == []
 

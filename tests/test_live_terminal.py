@@ -113,6 +113,7 @@ def check_complete(run: LiveRun, terminal: Terminal) -> None:
     assert termios.tcgetattr(terminal.slave) == terminal.modes
 
 
+@pytest.mark.slow
 def test_the_scrollback_is_complete_and_the_picture_gone_at_the_end(run: LiveRun) -> None:
     terminal = run.open(run.command(step_s=0.005), columns=WIDE)
     terminal.until(lambda: is_training(terminal))
@@ -122,6 +123,7 @@ def test_the_scrollback_is_complete_and_the_picture_gone_at_the_end(run: LiveRun
     check_complete(run, terminal)
 
 
+@pytest.mark.slow
 def test_the_picture_follows_the_size_of_the_terminal(run: LiveRun) -> None:
     terminal = run.open(columns=80, rows=24)
     terminal.until(lambda: is_training(terminal))
@@ -149,12 +151,13 @@ def test_pictures_are_four_a_second_at_most_and_nothing_is_written_without_news(
     assert 4 < frames <= 4 * (time.monotonic() - began) + 1
 
 
+@pytest.mark.slow
 class TestKeys:
     def test_help_one_log_and_all_logs(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
         terminal.type(b"?")
-        terminal.shows("the Python stacks of all tasks", "leave; the run goes on")
+        terminal.shows("the Python stacks of all tasks", "detach; the run continues")
         terminal.type(b"x2")
         terminal.shows(" · only worker:1 ")
         count = len([line for line in terminal.scrolled if line.startswith("worker:0 │ ")])
@@ -183,6 +186,7 @@ class TestKeys:
         terminal.shows("SIGINT: stopping all tasks", "0 processes left", "Interrupted after")
         assert termios.tcgetattr(terminal.slave) == terminal.modes
 
+    @pytest.mark.quick
     def test_ctrl_c_stops_at_once(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
@@ -273,7 +277,7 @@ class TestProcesses:
 
 
 @pytest.mark.slow
-def test_a_stopped_terminal_stops_nothing_and_shows_all_when_it_goes_on(run: LiveRun) -> None:
+def test_a_stopped_terminal_stops_nothing_and_shows_all_when_it_continues(run: LiveRun) -> None:
     terminal = run.open(run.command(step_s=0.01), columns=WIDE)
     terminal.until(lambda: is_training(terminal))
     terminal.type(b"\x13")  # Ctrl-S
@@ -379,7 +383,7 @@ class TestAttach:
             terminal.shows(" · only worker:0 ")
             terminal.type(key)
             assert terminal.end() == 0
-            terminal.shows("Stopped looking; the run goes on")
+            terminal.shows("Detached; the run continues")
             assert headers(terminal) == []
             assert termios.tcgetattr(terminal.slave) == terminal.modes
         own.read()
@@ -399,7 +403,7 @@ class TestAttach:
         shell.until(lambda: is_training(shell))
         shell.type(b"q")
         shell.until(lambda: at_prompt(shell))
-        shell.shows("Stopped looking; the run goes on")
+        shell.shows("Detached; the run continues")
 
     def test_says_that_the_controller_does_not_answer(self, run: LiveRun) -> None:
         own = run.open()

@@ -360,7 +360,7 @@ class TestKeys:
         keys.press(b"n?")
         shown = "\n".join(region.lines(Size(80, 24), ()))
         assert "stacks of all tasks" in shown
-        assert "leave; the run goes on" in shown
+        assert "detach; the run continues" in shown
         assert "worker:0" not in shown
         keys.press(b"x2")
         assert " · only worker:1 " in region.lines(Size(80, 24), ())[0]

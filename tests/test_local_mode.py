@@ -15,6 +15,7 @@ from launcher.cli import cluster
 from launcher.errors import UsageError
 from launcher.spec.command_line import make_tasks
 from launcher.spec.strategies import STRATEGIES
+from tests.cases import first_quick
 from tests.conftest import Distlaunch
 from worker_entry.protocol.strategy_names import StrategyName
 
@@ -44,27 +45,36 @@ class TestProgram:
 
     @pytest.mark.parametrize(
         ("words", "argv"),
-        [
-            pytest.param(["train.py"], ["train.py"], id="script"),
-            pytest.param(["train.py", "--epochs", "3"], ["train.py", "--epochs", "3"], id="script-with-options"),
-            pytest.param(
-                ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
-                ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
-                id="options-behind-the-script-are-its-own",
-            ),
-            pytest.param(
-                ["train.py", "--", "x"], ["train.py", "--", "x"], id="a-dash-dash-behind-the-script-is-its-own"
-            ),
-            pytest.param(["train.py", "a", "--", "--", "b"], ["train.py", "a", "--", "--", "b"], id="so-are-two"),
-            pytest.param(["train.py", "", "a b", "$x"], ["train.py", "", "a b", "$x"], id="odd-words"),
-            pytest.param(["-m", "my.train", "--epochs", "3"], ["-m", "my.train", "--epochs", "3"], id="module"),
-            pytest.param(["-m", "my.train", "-m", "--", "x"], ["-m", "my.train", "-m", "--", "x"], id="module-dashes"),
-            pytest.param(["--module", "my.train"], ["-m", "my.train"], id="module-in-full"),
-            pytest.param(["--no-keras-patch", "train.py"], ["--no-keras-patch", "train.py"], id="our-option-before-it"),
-            pytest.param(["--", "./train", "--epochs", "3"], ["--", "./train", "--epochs", "3"], id="command"),
-            pytest.param(["--", "ls", "--", "-l"], ["--", "ls", "--", "-l"], id="command-with-dashes"),
-            pytest.param(["--", "python", "-m", "x"], ["--", "python", "-m", "x"], id="command-with-an-option-of-ours"),
-        ],
+        first_quick(
+            [
+                pytest.param(["train.py"], ["train.py"], id="script"),
+                pytest.param(["train.py", "--epochs", "3"], ["train.py", "--epochs", "3"], id="script-with-options"),
+                pytest.param(
+                    ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
+                    ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
+                    id="options-behind-the-script-are-its-own",
+                ),
+                pytest.param(
+                    ["train.py", "--", "x"], ["train.py", "--", "x"], id="a-dash-dash-behind-the-script-is-its-own"
+                ),
+                pytest.param(["train.py", "a", "--", "--", "b"], ["train.py", "a", "--", "--", "b"], id="so-are-two"),
+                pytest.param(["train.py", "", "a b", "$x"], ["train.py", "", "a b", "$x"], id="odd-words"),
+                pytest.param(["-m", "my.train", "--epochs", "3"], ["-m", "my.train", "--epochs", "3"], id="module"),
+                pytest.param(
+                    ["-m", "my.train", "-m", "--", "x"], ["-m", "my.train", "-m", "--", "x"], id="module-dashes"
+                ),
+                pytest.param(["--module", "my.train"], ["-m", "my.train"], id="module-in-full"),
+                pytest.param(
+                    ["--no-keras-patch", "train.py"], ["--no-keras-patch", "train.py"], id="our-option-before-it"
+                ),
+                pytest.param(["--", "./train", "--epochs", "3"], ["--", "./train", "--epochs", "3"], id="command"),
+                pytest.param(["--", "ls", "--", "-l"], ["--", "ls", "--", "-l"], id="command-with-dashes"),
+                pytest.param(
+                    ["--", "python", "-m", "x"], ["--", "python", "-m", "x"], id="command-with-an-option-of-ours"
+                ),
+            ],
+            4,
+        ),
     )
     def test_is_what_the_words_say(self, distlaunch: Distlaunch, words: list[str], argv: list[str]) -> None:
         assert by_hand(distlaunch, "--workers", "1", *words) == [argv]
@@ -122,7 +132,7 @@ class TestWorkers:
         yield
         os.sched_setaffinity(0, all_of_them)
 
-    def test_are_two_unless_told_otherwise(self, distlaunch: Distlaunch) -> None:
+    def test_are_two_by_default(self, distlaunch: Distlaunch) -> None:
         assert len(by_hand(distlaunch, "train.py")) == 2
 
     @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])
@@ -183,7 +193,7 @@ class TestStrategies:
             ("one_device", None, None, True, "runs one process on one node, but this spec has 2 tasks"),
         ],
     )
-    def test_what_cannot_go_together_is_refused(
+    def test_contradictory_options_are_refused(
         self, strategy: StrategyName, workers: int | None, ps: int | None, evaluator: bool, why: str
     ) -> None:
         with pytest.raises(UsageError, match=why):

@@ -44,7 +44,7 @@ def read_times(path: Path) -> list[tuple[bytes, float | None]]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 50), st.floats(0, 4e9))))
-def test_what_is_noted_can_be_read_and_times_increase(notes: list[tuple[int, float]]) -> None:
+def test_noted_offsets_can_be_read_and_their_times_increase(notes: list[tuple[int, float]]) -> None:
     folder = Path(os.environ["PYTEST_TMP"])
     path = folder / f"{next(_numbers)}.index"
     index = LogIndex(str(path))
@@ -246,7 +246,7 @@ def test_a_piece_has_no_more_marks_than_a_frame_may_have(tmp_path: Path) -> None
     assert [mark.offset for mark in found] == [5 * number for number in range(1, 3 * MARKS + 1)]
 
 
-def test_a_nodes_clock_is_corrected_and_never_ahead_of_ours(tmp_path: Path) -> None:
+def test_a_nodes_clock_is_corrected_and_never_ahead_of_the_controllers(tmp_path: Path) -> None:
     mirror, path = mirror_of(tmp_path)
     now = time.time()
     mirror.write(Log(1, "worker:0", 0, 2, [Mark(2, now - 100 + 5000)]), b"a\n", 5000.0)

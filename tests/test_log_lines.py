@@ -351,7 +351,7 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
             b"distlaunch: Keras 3.99.0 needs no patch for multi-worker training",
         ],
     )
-    def test_has_what_was_patched_which_is_told_once_for_all_tasks(self, line: bytes) -> None:
+    def test_includes_the_patchs_line_which_is_reported_once_for_all_tasks(self, line: bytes) -> None:
         assert shown(line + b"\n") == []
 
     @pytest.mark.parametrize("line", OLDER)
@@ -417,7 +417,7 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
         if b"cuInit" not in line:
             assert shown(error(line) + b"\n") == [error(line)]
 
-    def test_includes_the_lines_that_go_on_below_it_and_no_other(self) -> None:
+    def test_includes_its_continuation_lines_and_no_others(self) -> None:
         waiting = b"I0000 00:00:1795226239.734979   29711 coordination_service.cc:505] Example stragglers:\n"
         missing = b"/job:worker/replica:0/task:1\n"
 

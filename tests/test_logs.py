@@ -66,7 +66,7 @@ class Follower:
         eventually(check)
 
     def end(self) -> str:
-        """Waits for its end; returns everything."""
+        """Waits for the end of the command; returns all output."""
         return self.end_bytes().decode()
 
     def end_bytes(self) -> bytes:
@@ -88,13 +88,13 @@ def test_tasks_are_merged_by_the_times_of_their_lines(run: RunFolder) -> None:
     assert lines(shown) == ["a", "b", "c", "d", "e", "f", "no line break"]
 
 
-def test_a_line_is_never_torn_and_has_the_time_of_its_end(run: RunFolder) -> None:
+def test_a_line_is_never_split_and_has_the_time_of_its_end(run: RunFolder) -> None:
     run.write("worker:0", [(T + 1, b"one "), (T + 3, "line")])
     run.write("worker:1", [(T + 2, "between")])
     assert lines(logs(run)) == ["between", "one line"]
 
 
-def test_a_log_without_an_index_comes_as_a_whole(run: RunFolder) -> None:
+def test_a_log_without_an_index_is_shown_in_one_piece(run: RunFolder) -> None:
     run.write("worker:0", [(T + 1, "a"), (T + 3, "c")])
     run.write("worker:1", [(0, "x"), (0, "y")], indexed=False)
     assert lines(logs(run)) == ["x", "y", "a", "c"]
@@ -149,7 +149,7 @@ def test_since_is_a_duration_or_a_time(run: RunFolder) -> None:
     assert "neither a duration" in logs(run, "--since", "10", status=2)
 
 
-def test_what_is_not_there_is_said(run: RunFolder) -> None:
+def test_missing_logs_and_unknown_tasks_are_reported(run: RunFolder) -> None:
     assert "has a log" in logs(run, status=2)
     run.write("worker:0", [(T, "a")])
     assert "no log of worker:7" in logs(run, "worker:7", status=2)
@@ -157,7 +157,7 @@ def test_what_is_not_there_is_said(run: RunFolder) -> None:
     assert "'wroker' is not a task" in logs(run, "wroker", status=2)
 
 
-# --- how ---
+# --- formats ---
 
 
 def test_times_and_names_can_be_shown_or_left_out(run: RunFolder) -> None:
@@ -205,7 +205,7 @@ def test_a_terminal_obeys_nothing_that_a_task_or_a_node_prints(run: RunFolder, o
     assert "\u202e" not in shown.decode()
 
 
-def test_what_is_in_the_folder_besides_logs_is_no_task(run: RunFolder) -> None:
+def test_files_other_than_logs_of_tasks_are_ignored(run: RunFolder) -> None:
     run.write("worker:0", [(T, "a")])
     folder = run.log("worker:0").parent
     for name in ("\x1b[2J.log", "worker-00.log", "worker-x.log", "worker-1.log.index", "x.txt"):
@@ -215,7 +215,7 @@ def test_what_is_in_the_folder_besides_logs_is_no_task(run: RunFolder) -> None:
     assert lines(logs(run)) == ["a"]
 
 
-def test_a_reader_that_has_seen_enough_ends_it_silently(run: RunFolder, tmp_path: Path) -> None:
+def test_the_command_ends_silently_when_its_reader_stops(run: RunFolder, tmp_path: Path) -> None:
     run.write("worker:0", [(T, b"line\n" * 1_000_000)])
     for options in ([], ["--no-prefix"], ["--json"], ["-f", "--no-prefix"]):
         process = subprocess.Popen(
@@ -230,10 +230,10 @@ def test_a_reader_that_has_seen_enough_ends_it_silently(run: RunFolder, tmp_path
         assert (process.wait(60), process.stderr.read()) == (141, b"")
 
 
-# --- our own words ---
+# --- distlaunch's messages ---
 
 
-def test_our_own_words_come_from_the_journal(run: RunFolder) -> None:
+def test_messages_of_distlaunch_come_from_the_journal(run: RunFolder) -> None:
     run.say(T, "Starting", attempt=0)
     run.append({"time": T, "attempt": 1, "event": "state", "state": "running"})
     run.say(T + 1, "first\nsecond", level="error")
@@ -307,7 +307,7 @@ def test_new_tasks_attempts_and_lines_are_followed_to_the_end_of_the_run(tmp_pat
     assert lines(follower.end()) == ["first", "a part and its rest", "unfinished", "second attempt", "last words"]
 
 
-def test_a_task_of_the_plan_is_waited_for(tmp_path: Path) -> None:
+def test_a_planned_task_without_a_log_is_waited_for(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     run.write("worker:0", [(T, "not this one")])
     (run.root / "plan.json").write_text('{"tasks": [{"task": "worker:0"}, {"task": "worker:1"}]}')
@@ -336,7 +336,7 @@ def test_following_ends_when_the_controller_is_gone(tmp_path: Path) -> None:
     assert lines(Follower(run.root, tmp_path).end()) == ["a"]
 
 
-def test_a_reader_that_goes_while_nothing_happens_ends_it(tmp_path: Path) -> None:
+def test_following_ends_when_its_reader_is_gone_even_if_nothing_happens(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     run.write("worker:0", [(T, "a")])
     process = subprocess.Popen(
@@ -349,8 +349,8 @@ def test_a_reader_that_goes_while_nothing_happens_ends_it(tmp_path: Path) -> Non
     assert (process.wait(10), process.stderr.read()) == (141, b"")
 
 
-def test_nothing_is_looked_at_more_than_once_a_second_while_nothing_happens(tmp_path: Path) -> None:
-    """Nor while a task only writes its status."""
+def test_files_are_checked_at_most_once_a_second_while_nothing_happens(tmp_path: Path) -> None:
+    """A task that only writes its status does not count."""
     run = RunFolder(tmp_path / "run")
     run.write("worker:0", [(T, "a")])
     log = run.log("worker:0")
@@ -367,7 +367,7 @@ def test_nothing_is_looked_at_more_than_once_a_second_while_nothing_happens(tmp_
 
 @linux
 @pytest.mark.parametrize("change", ["log", "new log", "new attempt", "run.json", "key"])
-def test_what_happens_is_seen_at_once(tmp_path: Path, change: str) -> None:
+def test_a_change_is_seen_at_once(tmp_path: Path, change: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.write("worker:0", [(T, "a")])
     log = run.log("worker:0")
@@ -390,8 +390,9 @@ def test_what_happens_is_seen_at_once(tmp_path: Path, change: str) -> None:
     os.close(typed)
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_through_its_restart(tmp_path: Path) -> None:
-    """Every byte of both attempts, from a run of the real program."""
+    """Every byte of both attempts of a real run is shown."""
     go = tmp_path / "go"
     program = (
         "for i in 1 2 3; do echo $DISTLAUNCH_ATTEMPT.$i; sleep 0.1; done; printf end; "
@@ -431,7 +432,7 @@ def _exists(path: Path) -> None:
     assert path.exists()
 
 
-def test_a_run_is_named_by_a_part_of_its_name_or_not_at_all(tmp_path: Path) -> None:
+def test_a_part_of_a_runs_name_is_enough_and_the_name_can_be_omitted(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     run = RunFolder(tmp_path / "distlaunch" / "runs" / "20261122-143005-two-nodes-3f9a")
     run.write("worker:0", [(T, "a")])

@@ -1,4 +1,4 @@
-"""A node that is lost is replaced by a spare, or the others go on without it; over real sshd."""
+"""A node that is lost is replaced by a spare, or the others continue without it; over real sshd."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class TestFamilies:
         assert set(states) == set(get_args(StateName))
         assert [state for state, value in states.items() if value] == ["running"]
 
-    def test_what_is_not_known_has_no_sample(self) -> None:
+    def test_unknown_values_have_no_sample(self) -> None:
         samples = served(make_status(nan=None, endless=float("inf")))
         of_second = {name for name, labels in samples if ("task", "worker:1") in labels}
         assert of_second == {"distlaunch_task_info"}
@@ -201,7 +201,7 @@ def test_an_address_is_read_and_written(text: str, host: str, port: int) -> None
 @pytest.mark.parametrize(
     "text", ["", "x", "gpu-a", "1:0", "1:65536", "::1:9400", "[::1]", "http://h:1", "a b:1", "h:1\n"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it like"):
         parse_endpoint(text)
 
@@ -299,7 +299,7 @@ class TestFile:
         eventually(lambda: check(warnings != []))
         file.close()
         assert warnings == [
-            f"cannot write the metrics to {folder}/run.prom: No such file or directory; the run goes on"
+            f"cannot write the metrics to {folder}/run.prom: No such file or directory; the run continues"
         ]
 
 
@@ -311,7 +311,7 @@ def check(condition: bool) -> None:
 
 
 class TestRuns:
-    def test_a_run_is_scraped_while_it_goes_on_and_its_file_has_the_end(
+    def test_a_run_can_be_scraped_while_it_runs_and_its_file_has_the_end(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         port = free_port()
@@ -330,6 +330,7 @@ class TestRuns:
         with pytest.raises(OSError, match="refused"):
             get(port)
 
+    @pytest.mark.slow
     def test_a_run_in_the_background_is_scraped_and_so_is_a_resumed_one(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
@@ -344,6 +345,7 @@ class TestRuns:
         assert attempt == 2
         assert distlaunch("down", str(started.directory), run_dir=False).status == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("option", ["--metrics", "--metrics-file"])
     def test_a_place_that_cannot_be_used_is_an_error_before_anything_starts(
         self, option: str, distlaunch: Distlaunch, tmp_path: Path

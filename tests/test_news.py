@@ -1,4 +1,4 @@
-"""What a user is told about the Keras patch: one line, and only if a program trains with Keras."""
+"""The note about the Keras patch: one line, and only if a program trains with Keras."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def told(patch: KerasPatch | None) -> TaskReported:
     return TaskReported(W0, "is training", 1000.0, keras=patch)
 
 
-def test_it_has_the_version_the_number_of_faults_and_what_turns_it_off() -> None:
+def test_it_has_the_version_the_number_of_faults_and_the_option_that_turns_it_off() -> None:
     line = "Keras 3.15.1: 8 faults patched for multi-worker training (--no-keras-patch turns this off)"
     assert render_patches(told(KerasPatch("3.15.1", 8))) == line
     assert "1 fault patched" in str(render_patches(told(KerasPatch("3.15.1", 1))))
 
 
-def test_there_is_none_of_anything_else() -> None:
+def test_there_is_none_for_other_events() -> None:
     assert render_patches(told(None)) is None
     assert render_patches(TaskExited(W0, TaskExit(0), 1000.0)) is None
 

@@ -24,6 +24,7 @@ from launcher.run.node_list import NodeCommandError, ask_first, ask_nodes
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, parse_node_list
 from launcher.spec.nodes import NodeSpec
+from tests.cases import first_quick
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.fake_nodes import KILL, At, Exit, FakeRun, lose
 from tests.polling import eventually
@@ -93,7 +94,7 @@ def test_every_form_is_read(printed: str, nodes: list[dict[str, Any]]) -> None:
         (b"[" * 100_000, "not JSON: nested too deeply"),
     ],
 )
-def test_what_is_no_list_of_nodes_is_refused(printed: bytes, message: str) -> None:
+def test_an_invalid_list_of_nodes_is_refused(printed: bytes, message: str) -> None:
     with pytest.raises(NodeListError) as caught:
         parse_node_list(printed)
     assert str(caught.value) == message
@@ -141,7 +142,7 @@ def test_a_spec_that_names_its_nodes_itself_stays_as_it_is() -> None:
     assert ask_nodes(spec) is spec
 
 
-def test_what_the_command_named_is_in_the_files_of_the_run_and_is_read_back() -> None:
+def test_the_listed_nodes_are_in_the_files_of_the_run_and_are_read_back() -> None:
     asked = ask_nodes(spec_of("echo", "gpu-a"))
     text = asked.model_dump_json(exclude_defaults=True)
     assert json.loads(text) == {"nodes": {"from": {"command": ["echo", "gpu-a"]}, "known": [{"host": "gpu-a"}]}}
@@ -160,7 +161,7 @@ def test_the_end_of_stderr_shows_why_a_command_failed() -> None:
     ("script", "message"),
     [
         ("kill -9 $$", "ended with SIGKILL"),
-        ("echo why >&2", "printed nothing; it has to print one host a line, or JSON"),
+        ("echo why >&2", "printed nothing; it must print one host a line, or JSON"),
         ("yes", "printed more than 16 MiB"),
         ("yes | head -c 20000000", "printed more than 16 MiB"),
     ],
@@ -358,7 +359,7 @@ def test_a_command_that_fails_at_a_restart_ends_the_run(distlaunch: Distlaunch, 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
-@pytest.mark.parametrize("when", ["start", "restart", "resume"])
+@pytest.mark.parametrize("when", first_quick(["start", "restart", "resume"]))
 def test_a_signal_ends_the_command_and_the_run(folder: Path, when: str, signum: signal.Signals) -> None:
     asked = "x" if when == "start" else "xx"
     with (folder / "list.py").open("a") as file:

@@ -56,7 +56,7 @@ class TestHappenings:
         [failed] = happen(attempt_ended("task-failed"), Ended("failed", 1, "task-failed", "it broke"))
         assert (failed.name, failed.task, failed.host, failed.time) == ("failed", "worker:1", "gpu-b", 11.0)
 
-    def test_a_stall_is_told_when_it_is_found_and_the_restart_after_it(self) -> None:
+    def test_a_stall_is_reported_when_it_is_found_and_then_its_restart(self) -> None:
         found = happen(
             attempt_ended("stalled", "no step for 120 s"),
             State("restarting", "stalled", "no step for 120 s"),
@@ -66,7 +66,7 @@ class TestHappenings:
         assert [happening.name for happening in found] == ["stalled", "restarted", "succeeded"]
         assert [happening.task for happening in found] == ["worker:1", "worker:1", None]
 
-    def test_what_the_user_ends_is_nothing_to_be_told(self) -> None:
+    def test_a_run_that_the_user_ends_is_not_reported(self) -> None:
         assert happen(Said("error", "x"), State("running"), Ended("interrupted", 130, "interrupted", "by SIGINT")) == []
 
     def test_a_message_has_no_secret_and_an_end(self) -> None:
@@ -213,10 +213,10 @@ class TestPost:
             ("https://127.0.0.1:{plain}/sesame", "no secure connection to the server"),
             ("http://127.0.0.1:{odd}/sesame", "the server's answer is not HTTP"),
             ("http://sesame.invalid/", "the server's name cannot be resolved"),
-            ("http://127.0.0.1:sesame/", "the URL is not one of a web server"),
-            ("http://[sesame/", "the URL is not one of a web server"),
-            ("http:///sesame", "the URL is not one of a web server"),
-            ("file:///sesame", "the URL is not one of a web server"),
+            ("http://127.0.0.1:sesame/", "the URL is not the URL of a web server"),
+            ("http://[sesame/", "the URL is not the URL of a web server"),
+            ("http:///sesame", "the URL is not the URL of a web server"),
+            ("file:///sesame", "the URL is not the URL of a web server"),
         ],
     )
     def test_no_reason_has_a_part_of_the_url(self, url: str, said: str) -> None:
@@ -290,7 +290,7 @@ class TestNotifier:
         assert [said["goodput"] for said in server.said] == [0.75, 0.75]
         assert warnings == []
 
-    def test_only_what_is_asked_for_is_told(self, tmp_path: Path) -> None:
+    def test_only_requested_happenings_are_reported(self, tmp_path: Path) -> None:
         with serving() as server, notifying(tmp_path, server.url, on=("succeeded",)) as (notifier, _):
             for record in (FAILED, SUCCEEDED):
                 notifier.note(record)
@@ -332,7 +332,7 @@ class TestNotifier:
             for record in (FAILED, SUCCEEDED):
                 notifier.note(record)
             notifier.settle()
-        assert warnings == [f"the command of `notify` has failed: {said}; the run goes on"]
+        assert warnings == [f"the command of `notify` has failed: {said}; the run continues"]
 
     def test_a_delivery_takes_no_longer_than_its_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("launcher.run.notifier.LIMIT_S", 0.2)
@@ -343,11 +343,11 @@ class TestNotifier:
             notifier.settle(10.0)
             assert marked(mark) == []
         assert sorted(warnings) == [
-            "the command of `notify` has failed: it did not end within 0.2 s; the run goes on",
-            "the webhook of `notify` has failed: no answer within 0.2 s; the run goes on",
+            "the command of `notify` has failed: it did not end within 0.2 s; the run continues",
+            "the webhook of `notify` has failed: no answer within 0.2 s; the run continues",
         ]
 
-    def test_what_waits_for_delivery_is_bounded(self, tmp_path: Path) -> None:
+    def test_the_queue_for_delivery_is_bounded(self, tmp_path: Path) -> None:
         release = threading.Event()
         with serving(hang_until(release)) as server:
             with notifying(tmp_path, server.url) as (notifier, warnings):
@@ -384,8 +384,10 @@ def read_all(folder: Path) -> str:
     return "\n".join(path.read_text(errors="replace") for path in files)
 
 
+@pytest.mark.slow
 class TestRuns:
-    def test_a_restart_and_a_failure_are_told_and_the_url_is_nowhere(
+    @pytest.mark.quick
+    def test_a_restart_and_a_failure_are_reported_and_the_url_appears_nowhere(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         with serving() as server:
@@ -413,10 +415,10 @@ class TestRuns:
         with serving(lambda request: request.answer(500)) as server:
             ran = distlaunch("up", "--no-check", write_spec(tmp_path, f"{{webhook: '{server.url}'}}", "['true']"))
         assert ran.status == 0
-        assert ran.stderr.count("the webhook of `notify` has failed: the server answered 500; the run goes on") == 1
+        assert ran.stderr.count("the webhook of `notify` has failed: the server answered 500; the run continues") == 1
         assert ran.report["outcome"] == "succeeded"
 
-    def test_a_stall_is_told_and_then_the_failure(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_stall_is_reported_and_then_the_failure(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         with serving() as server:
             spec = write_spec(
                 tmp_path, f"{{webhook: '{server.url}'}}", "[sleep, '600']", more="timeouts: {stall_s: 1}\n"
@@ -428,7 +430,7 @@ class TestRuns:
             ("failed", "stalled"),
         ]
 
-    def test_a_run_that_cannot_start_is_told_as_a_failure(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_run_that_cannot_start_is_reported_as_a_failure(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         with serving() as server:
             spec = write_spec(tmp_path, f"{{webhook: '{server.url}'}}", "[./missing]")
             ran = distlaunch("up", "--no-check", spec)
@@ -454,7 +456,7 @@ class TestRuns:
         assert "spec.yaml:3:24 notify.webhook_from: MY_HOOK is not set in this environment" in missing.stderr
         wrong = distlaunch("up", "--no-check", spec, env={"MY_HOOK": "sesame"})
         assert (wrong.status, wrong.directory.exists()) == (2, False)
-        assert "notify.webhook_from: MY_HOOK has no URL of a web server [usage]" in wrong.stderr
+        assert "notify.webhook_from: MY_HOOK is not the URL of a web server [usage]" in wrong.stderr
         assert "sesame" not in wrong.stderr
         with serving() as server:
             ran = distlaunch("up", "--no-check", spec, env={"MY_HOOK": f"{server.url}\n"})
@@ -517,16 +519,16 @@ def test_a_spec_without_its_url_is_still_one() -> None:
 @pytest.mark.parametrize(
     ("notify", "said"),
     [
-        ({"on": ["failed"]}, "notify: names nobody to notify; add `webhook_from:` or `command:`"),
+        ({"on": ["failed"]}, "notify: names no recipient; add `webhook_from:` or `command:`"),
         (
             {"webhook": "https://h/", "webhook_from": "A"},
-            "notify: there is a `webhook:` and a `webhook_from:`; keep one",
+            "notify: has both `webhook:` and `webhook_from:`; keep one",
         ),
         ({"command": [""]}, "notify: the first word of `command:` is empty"),
         ({"command": []}, "notify.command: is empty"),
         ({"webhook_from": "A", "on": ["failde"]}, "notify.on[0]: unknown happening 'failde'; did you mean `failed`?"),
         ({"webhook_from": "A", "on": []}, "notify.on: is empty"),
-        ({"webhook_from": "A-B"}, "notify.webhook_from: 'A-B' cannot name an environment variable"),
+        ({"webhook_from": "A-B"}, "notify.webhook_from: 'A-B' is not a valid variable name"),
         ({"webhok": "https://h/sesame"}, "notify.webhok: unknown field; did you mean `webhook`?"),
         ({"webhook": "https://h/ses ame"}, "notify.webhook: is not the URL of a web server; write one like"),
     ],

@@ -162,7 +162,7 @@ def test_a_host_key_that_cannot_be_remembered_is_not_believed(tmp_path: Path) ->
     target = parse_target("gpu-a", f"user x\nuserknownhostsfile {known_hosts}\n")
     key = paramiko.ECDSAKey.generate()
     believed: list[str] = []
-    with pytest.raises(LinkError, match=f"cannot be written into {known_hosts}: "):
+    with pytest.raises(LinkError, match=f"cannot be written to {known_hosts}: "):
         _check_host_key(target, load_known_keys("gpu-a", target.known_hosts), key, believed.append)
     assert believed == []
 
@@ -188,9 +188,7 @@ ANOTHER_VERSION = Attach(VERSION + 1, "/tmp/agent-x", 0, 0, {})
 @pytest.mark.parametrize(
     "sent", [b"garbage\n", encode(ANOTHER_VERSION), encode(ATTACH)[:10]], ids=["garbage", "version", "half"]
 )
-def test_a_caller_that_is_not_ours_is_told_so_and_leaves_no_descriptor(
-    folder: reattach.ReattachFolder, sent: bytes
-) -> None:
+def test_an_invalid_caller_gets_an_error_and_leaves_no_descriptor(folder: reattach.ReattachFolder, sent: bytes) -> None:
     before = open_descriptors()
     reader, writer = os.pipe()
     with socket.socket(socket.AF_UNIX) as call:
@@ -336,8 +334,8 @@ sys.exit(cleanup.main())
 """
 
 
-def test_an_agent_that_cannot_be_stopped_is_told(folder: reattach.ReattachFolder) -> None:
-    """Its guardian is invisible from here, as if in a container of its own."""
+def test_an_agent_that_cannot_be_stopped_is_reported(folder: reattach.ReattachFolder) -> None:
+    """Its guardian is invisible from here, as if it ran in another container."""
     (Path(folder.path) / "guardian").unlink()
     order = encode(Clean(VERSION, [], folder.path))
     ran = subprocess.run([sys.executable, "-c", STUCK], input=order, capture_output=True, timeout=30, check=False)
@@ -375,7 +373,7 @@ def read_until(way: Pipes, decoder: Decoder, last: type) -> list[tuple[Message, 
     return heard
 
 
-def test_the_end_of_an_attempt_that_did_not_arrive_is_told_again_after_its_logs(tmp_path: Path) -> None:
+def test_the_end_of_an_attempt_that_did_not_arrive_is_sent_again_after_its_logs(tmp_path: Path) -> None:
     program = Program("command", "echo", ["done"])
     ports = loopback.ports()
     hello = Hello(VERSION, "test", str(tmp_path / "run"), str(tmp_path), 30.0, True)
@@ -399,7 +397,7 @@ def test_the_end_of_an_attempt_that_did_not_arrive_is_told_again_after_its_logs(
             assert node.process.wait(30) == 0
 
 
-def test_a_controller_that_has_more_than_was_sent_is_refused_and_the_agent_goes_on(tmp_path: Path) -> None:
+def test_a_controller_that_claims_more_than_was_sent_is_refused_and_the_agent_continues(tmp_path: Path) -> None:
     hello = encode(Hello(VERSION, "test", str(tmp_path / "run"), str(tmp_path), 30.0, True))
     with started("node", hello) as node:
         [(ready, _)] = read_until(node, Decoder(), Ready)
@@ -464,7 +462,7 @@ def test_a_connection_without_input_is_open_and_one_that_was_reset_has_ended(
         assert connection.read() is None
 
 
-def test_a_connection_that_takes_nothing_loses_nothing_and_one_that_was_closed_is_told(
+def test_a_blocked_connection_loses_nothing_and_a_closed_one_is_reported(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = ends
@@ -485,7 +483,7 @@ def test_a_connection_that_takes_nothing_loses_nothing_and_one_that_was_closed_i
 # --- an agent's checks ---
 
 
-def test_a_port_that_is_taken_meanwhile_is_told() -> None:
+def test_a_port_that_is_taken_meanwhile_is_reported() -> None:
     with socket.create_server(("", 0)) as taken, selectors.DefaultSelector() as selector:
         checks = NodeChecks(selector, lambda message: None)
         [problem] = checks.open_responders({"worker:0": taken.getsockname()[1]}, "nonce")
@@ -498,7 +496,7 @@ def inspected(folder: Path, kind: str, target: str, **mark: str) -> Inspected:
     return inspect(Inspect(Program(kind, target, []), **mark), str(folder), str(folder))
 
 
-def test_a_mark_that_cannot_be_left_is_told(tmp_path: Path) -> None:
+def test_a_mark_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     mark = {"shared": str(tmp_path), "mark": "abc"}
     assert inspected(tmp_path, "command", "true", **mark).problem == ""
     assert inspected(tmp_path, "command", "true", **mark).problem == "File exists"
@@ -543,7 +541,7 @@ def test_without_proc_no_activity_is_known(monkeypatch: pytest.MonkeyPatch) -> N
         (errno.EIO, "Input/output error: train.py"),
     ],
 )
-def test_what_keeps_a_task_from_starting_is_told(error: int, told: str) -> None:
+def test_the_reason_why_a_task_does_not_start_is_reported(error: int, told: str) -> None:
     start = TaskStart("worker:1", Program("script", "train.py", []))
     problem = _find_problem(start, OSError(error, os.strerror(error)))
     assert (problem.reference, problem.message, problem.task) == ("start-failed", told, "worker:1")

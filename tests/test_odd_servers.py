@@ -195,7 +195,7 @@ def test_a_server_that_does_not_let_us_work_says_so(node: Nodes, options: Mappin
     node.start(options=options)
     said = node.refused()
     assert re.search(why, said)
-    assert "0 processes left on 1 node" in said  # nothing of ours ever ran, and that is known
+    assert "0 processes left on 1 node" in said  # no agent ever ran there, so the number is known
 
 
 def test_a_server_that_takes_passwords_only_says_so(node: Nodes) -> None:
@@ -231,7 +231,7 @@ def test_an_account_that_is_closed_in_silence_tells_the_status_of_its_shell(node
         pytest.param("printf '\\377\\376\\036\\n\\303'", id="no-utf8"),
     ],
 )
-def test_whatever_a_bashrc_prints_is_no_matter(node: Nodes, text: str) -> None:
+def test_the_output_of_a_bashrc_does_not_matter(node: Nodes, text: str) -> None:
     node.start_with_bashrc(text)
     node.works()
     assert node.bashrc_was_read
@@ -251,7 +251,7 @@ def test_a_bashrc_that_waits_does_not_hold_the_run_up_and_starts_nothing_later(n
     assert ran.status == 3
     assert ODD in _error(ran)
     (node.folder / "go-on").touch()
-    wait_until(lambda: marked(node.mark) == [], "the shell goes on, finds no client, and ends")
+    wait_until(lambda: marked(node.mark) == [], "the shell continues, finds no client, and ends")
 
 
 @pytest.mark.parametrize("shell", [name for name in ("sh", "bash", "tcsh", "csh", "zsh", "fish") if shutil.which(name)])
@@ -273,7 +273,7 @@ def test_a_python_that_is_not_there_is_named(node: Nodes) -> None:
     assert "no Python at /opt/none/bin/python" in node.refused(python="/opt/none/bin/python")
 
 
-def test_python_3_8_is_told_to_be_too_old(node: Nodes) -> None:
+def test_python_3_8_is_reported_as_too_old(node: Nodes) -> None:
     node.start()
     assert "is Python 3.8; a node needs 3.9 or newer" in node.refused(python=_python((3, 8), node.folder))
 
@@ -293,18 +293,18 @@ def test_python_3_9_is_new_enough(node: Nodes) -> None:
         pytest.param("mount -t tmpfs -o ro none {0}", id="file-system"),
     ],
 )
-def test_a_read_only_home_is_told_with_its_node(node: Nodes, how: str) -> None:
+def test_a_read_only_home_is_reported_with_its_node(node: Nodes, how: str) -> None:
     node.start(prepare=[NO_OTHER_CACHE, how.format(node.home)])
     assert f"{node.home}/.local: Read-only file system" in node.refused()
 
 
-def test_a_home_that_is_full_is_told(node: Nodes) -> None:
+def test_a_home_that_is_full_is_reported(node: Nodes) -> None:
     fill = f"head -c 1000000 /dev/zero > {node.home}/everything || :"
     node.start(prepare=[NO_OTHER_CACHE, f"mount -t tmpfs -o size=64k none {node.home}", fill])
     _check_full(node.up(), node)
 
 
-def test_a_log_that_fills_the_disk_is_told(node: Nodes) -> None:
+def test_a_log_that_fills_the_disk_is_reported(node: Nodes) -> None:
     (node.folder.parent / "fill.py").write_text("import os\nwhile True: os.write(1, b'x' * 4095 + b'\\n')\n")
     node.start(prepare=[NO_OTHER_CACHE, f"mount -t tmpfs -o size=2m none {node.home}"])
     _check_full(node.up("program: {script: fill.py}\n"), node)
@@ -329,7 +329,7 @@ TALK = {
 """What servers say before they hang up, and how the error reports it."""
 
 
-def test_a_server_that_hangs_up_is_told_with_what_it_said(make_nodes: MakeNodes) -> None:
+def test_a_server_that_hangs_up_is_reported_with_its_message(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(make_addresses(names=TALK))
     for name, address in nodes.hosts.addresses.items():
         nodes.stack.enter_context(_talker(address, nodes.hosts.port, TALK[name][0], hang_up=True))

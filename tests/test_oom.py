@@ -66,7 +66,7 @@ def test_no_other_end_is_out_of_memory(kernel: Kernel, how: TaskExit) -> None:
     assert watch.find(77, how) is None
 
 
-def test_a_victim_that_the_kernel_names_tells_what_it_held(kernel: Kernel) -> None:
+def test_a_victim_that_the_kernel_names_is_reported_with_its_memory(kernel: Kernel) -> None:
     kernel.log.write_text("6,1,2,-;Killed process 78 (python3) total-vm:9kB, anon-rss:1024kB\n")  # before the watch
     watch = kernel.watch()
     with kernel.log.open("a") as log:
@@ -77,5 +77,5 @@ def test_a_victim_that_the_kernel_names_tells_what_it_held(kernel: Kernel) -> No
     assert problem.message == "the kernel's OOM killer killed it; it held 2,048 MiB"
 
 
-def test_a_system_that_tells_nothing_is_no_matter(tmp_path: Path) -> None:
+def test_a_system_without_any_evidence_is_tolerated(tmp_path: Path) -> None:
     assert OomWatch(str(tmp_path), str(tmp_path / "own"), str(tmp_path / "log")).find(os.getpid(), KILLED) is None

@@ -1,4 +1,4 @@
-"""Of workers that no longer do the same, the verdict says where each is, whichever worker gets TensorFlow's error."""
+"""Of workers that are out of step, the verdict says where each is, whichever worker gets TensorFlow's error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def split(layout: dict[str, list[TaskId]], *exits: TaskExited, **stacks: str) ->
 @pytest.mark.parametrize(
     "said", [OTHER_TYPE, OTHER_SHAPE, "Device 1 is joining a group with size 2, but it has size 3"]
 )
-def test_what_tensorflow_says_of_collectives_that_are_not_alike_is_no_sign_of_a_lost_peer(said: str) -> None:
+def test_tensorflows_message_about_different_collectives_is_no_sign_of_a_lost_peer(said: str) -> None:
     event = apart(W0, 1050.0, said=said)
     assert is_out_of_step(event)
     assert not is_collateral(event, {})
@@ -77,7 +77,7 @@ def test_the_place_is_known_from_crash_records_and_stacks() -> None:
     verdict = judged(state)
     assert verdict.reference == "out-of-step"
     assert verdict.message == (
-        "worker:0 and worker:1 no longer do the same: worker:0 is in evaluate at /home/me/train.py:31, "
+        "worker:0 and worker:1 are out of step: worker:0 is in evaluate at /home/me/train.py:31, "
         "worker:1 in fit at /home/me/train.py:29"
     )
     assert verdict.task is None
@@ -99,7 +99,7 @@ def test_the_one_that_is_elsewhere_is_named_if_there_are_others_to_compare_it_wi
     state = split(THREE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), apart(W2, 1050.0), w0=EVALUATE)
     assert find_outsider(state) == W0
     assert judged(state).task == "worker:0"
-    assert judged(state).message.startswith("worker:0, worker:1, worker:2 no longer do the same: worker:0 is in ")
+    assert judged(state).message.startswith("worker:0, worker:1, worker:2 are out of step: worker:0 is in ")
     assert judged(state).message.endswith(", worker:1, worker:2 in fit at /home/me/train.py:29")
 
 
@@ -113,7 +113,7 @@ def test_a_place_may_be_unknown() -> None:
         "worker:1 is in fit at /home/me/train.py:29, worker:0 somewhere unknown"
     )
     state = split(ONE_NODE, apart(W1, 1050.0, None))
-    assert judged(state).message == "worker:0 and worker:1 no longer do the same"
+    assert judged(state).message == "worker:0 and worker:1 are out of step"
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_a_place_may_be_unknown() -> None:
         (EVALUATE.replace("in evaluate", "in __call__"), Place("/home/me/train.py", 31)),
     ],
 )
-def test_a_stack_has_the_users_line_and_what_it_calls(text: str, place: Place | None) -> None:
+def test_a_stack_has_the_users_line_and_the_function_that_it_calls(text: str, place: Place | None) -> None:
     assert find_call(text) == place
 
 
-def test_the_places_are_not_told_twice() -> None:
+def test_the_places_are_not_shown_twice() -> None:
     policy = make_policy(ONE_NODE)
     state, _ = play(policy, *running(policy), apart(W1, 1050.0), StacksReceived({W0: EVALUATE}))
     assert [line for line in judged(state).evidence if "train.py" in line] == []
@@ -165,8 +165,8 @@ NEXT_FIT = line_of("model.fit(x, y, batch_size=8, verbose=0)")
         ("fewer-batches", f"all are in fit at {line_of('model.fit(fewer_batches()')}"),
     ],
 )
-def test_real_workers_that_do_other_things_are_told_so(distlaunch: Distlaunch, how: str, places: str) -> None:
+def test_real_workers_that_are_out_of_step_are_reported(distlaunch: Distlaunch, how: str, places: str) -> None:
     ran = distlaunch("local", str(PROGRAM), how)
-    assert f"Error: worker:0 and worker:1 no longer do the same: {places} [out-of-step]\n" in ran.stderr, ran.stderr
+    assert f"Error: worker:0 and worker:1 are out of step: {places} [out-of-step]\n" in ran.stderr, ran.stderr
     assert "do not put such a call under an `if` for one worker" in ran.stderr
     assert (ran.status, ran.report["attempts"][0]["verdict"]["reference"]) == (1, "out-of-step")

@@ -177,7 +177,7 @@ class TestCurves:
         series = make_series("worker:0", [[(1.0, 5.0), (2.0, 4.0)], [], [(9.0, 4.5)]])
         assert series.points == [(1.0, 5.0), (2.0, 4.0), (5.5, None), (9.0, 4.5)]
 
-    def test_what_is_no_finite_number_is_left_out(self) -> None:
+    def test_values_that_are_not_finite_are_left_out(self) -> None:
         assert make_series("x", [[(1.0, float("nan")), (2.0, None), (3.0, float("inf")), (4.0, 1.0)]]).points == [
             (4.0, 1.0)
         ]
@@ -283,7 +283,7 @@ class TestTimeline:
         assert row_of(material, "worker:0").spans[-1].state == "stopped"
         assert row_of(material, "worker:0").marks == []
 
-    def test_what_is_imported_before_the_first_task_starts_is_importing(self) -> None:
+    def test_imports_before_the_first_task_starts_are_shown_as_importing(self) -> None:
         records = one_attempt(1, 0, 20, failed=False)
         records[1:1] = [record(0.5, State("forming"))]
         spans = row_of(make_material(records=records), "worker:0").spans
@@ -298,13 +298,13 @@ class TestTimeline:
         marks = row_of(make_material(records=records), "worker:1").marks
         assert [(mark.kind, mark.shift) for mark in marks] == [("chaos", 0), ("failure", 16)]
 
-    def test_a_run_that_goes_on_is_drawn_up_to_now(self) -> None:
+    def test_a_run_that_is_not_over_is_drawn_up_to_now(self) -> None:
         records = one_attempt(1, 0, 50, failed=False)[:7]
         material = make_material(records=records, running=True, ended=None, now=T0 + 30, state="running")
         last = row_of(material, "worker:0").spans[-1]
         assert (last.state, last.end) == ("training", 30.0)
 
-    def test_what_happened_is_marked(self) -> None:
+    def test_events_are_marked(self) -> None:
         records = [
             *one_attempt(1, 0, 40, failed=True)[:-1],
             record(20, LinkDropped("gpu-b", "no answer")),
@@ -320,7 +320,7 @@ class TestTimeline:
         assert marks["worker:0"] == ["straggler", "chaos"]
         assert timeline.restarts == [50.0]
 
-    def test_a_stopped_process_continues_as_what_it_was(self) -> None:
+    def test_a_stopped_process_continues_in_its_earlier_state(self) -> None:
         records = one_attempt(1, 0, 50, failed=False)
         records[7:7] = [
             record(20, gang.TaskHalted(W0, 19, T0 + 20), node="x"),
@@ -375,7 +375,7 @@ class TestTimeline:
 
 
 class TestOutcome:
-    def test_a_failure_names_task_node_line_message_and_what_followed(self) -> None:
+    def test_a_failure_names_task_node_line_message_and_consequences(self) -> None:
         attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
         report = make_report(attempts)
         outcome = make_outcome(make_material(report=report, attempts=attempts))
@@ -403,6 +403,14 @@ class TestOutcome:
         facts = {fact.label: fact.value for fact in make_outcome(make_material(tasks=tasks)).facts}
         assert facts["images per second"] == "1,240"
         assert facts["steps per second"] == "4"
+
+    def test_the_last_step_is_that_of_the_report_if_there_is_one(self) -> None:
+        """A task that is being stopped may take one more step, which is in its samples only."""
+        attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
+        tasks = [TaskSamples(attempt=1, task="worker:0", progress=[ProgressSample(T0 + 19, 41)])]
+        for report, shown in ((make_report(attempts), "40"), (None, "41")):
+            material = make_material(report=report, attempts=attempts, tasks=tasks)
+            assert {fact.key: fact.value for fact in make_outcome(material).facts}["step"] == shown
 
     def test_restarts_do_not_count_as_training(self) -> None:
         pieces = [
@@ -505,7 +513,7 @@ class TestPage:
         assert "\\u202e" in page
 
     @pytest.mark.parametrize("read", [read_plotly, read_script])
-    def test_what_the_policy_admits_is_not_changed_on_its_way_into_the_page(self, read: Callable[[], str]) -> None:
+    def test_content_that_the_policy_admits_is_embedded_unchanged(self, read: Callable[[], str]) -> None:
         """An HTML parser would end the script, or change some of its characters."""
         assert len(read()) > 5_000
         assert not re.search(r"</script|<!--|\r|\0|[\ud800-\udfff]", read(), re.IGNORECASE)
@@ -553,7 +561,7 @@ class TestPage:
             if "style" in attributes
         ] == []
 
-    def test_has_what_was_measured_before_the_start_and_found_in_the_compile_cache(self) -> None:
+    def test_has_the_speeds_measured_before_the_start_and_the_use_of_the_compile_cache(self) -> None:
         attempt = make_attempt(1, T0, T0 + 20, failed=False)
         attempt = attempt.model_copy(update={"compile_cache": CompileCacheReport(loaded=4, stored=1)})
         nodes = [
@@ -594,7 +602,7 @@ class TestPage:
         assert "The command was not recorded" in page
 
     @pytest.mark.parametrize("plan", [{"tasks": 5}, {"tasks": [3, None]}, {"tasks": [{}]}, {"x": [[[]]]}])
-    def test_a_plan_of_anybody_has_a_page(self, plan: dict[str, Any]) -> None:
+    def test_an_invalid_plan_has_a_page(self, plan: dict[str, Any]) -> None:
         assert "</html>" in render_page(make_material(plan=plan))
 
     def test_a_moment_beyond_all_calendars_has_a_page(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 import subprocess
@@ -32,9 +31,7 @@ pytestmark = [
 ]
 
 SIZE_LIMIT = 6_000_000
-RENDER_S = 1.0
-TRIES = 10
-"""How often rendering may take longer: its time depends on what else runs."""
+POINTS_LIMIT = 1000
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ def _as_a_user_has_it(browser: Browser) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]]:
-    """A run that succeeds, one that fails, one that is restarted, and one that goes on: all at once."""
+    """A run that succeeds, one that fails, one that is restarted, and one that is not over: all at once."""
     folder = tmp_path_factory.mktemp("runs")
     wanted = {  # each attempt takes long enough for some samples of the node
         "succeeded": (0, ["100", "0.03"], []),
@@ -113,7 +110,11 @@ def open_all(browser: Browser, path: Path) -> None:
 
 
 def _check_drawn(browser: Browser) -> None:
-    assert browser.run("document.querySelectorAll('.curves:not([data-drawn])').length") == 0
+    assert count_undrawn(browser) == 0
+
+
+def count_undrawn(browser: Browser) -> int:
+    return int(browser.run("document.querySelectorAll('.curves:not([data-drawn])').length"))
 
 
 def check_clean(browser: Browser, path: Path) -> None:
@@ -175,10 +176,10 @@ def test_a_restart_is_on_the_timeline_and_in_the_table(browser: Browser, runs: M
     assert browser.run("document.querySelectorAll('#attempts + details tbody tr').length") == 2
 
 
-def test_a_run_that_goes_on_says_so(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_run_that_is_not_over_says_so(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["running"].page)
     assert "Still running" in (browser.text("#outcome") or "")
-    assert "This run goes on" in (browser.text(".live-note") or "")
+    assert "This run is not over" in (browser.text(".live-note") or "")
     assert browser.run("document.querySelectorAll('.timeline .st-training').length") == 2
 
 
@@ -238,7 +239,7 @@ def test_zooming_a_curve_zooms_the_timeline_and_all_other_curves(browser: Browse
     check_clean(browser, runs["restarted"].page)
 
 
-def test_what_is_under_the_pointer_is_told_in_numbers(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_values_under_the_pointer_are_shown_as_numbers(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["succeeded"].page)
     to_curves(browser, "#steps")
     mouse(browser, "#steps", "mouseMoved", 0.6)
@@ -370,7 +371,7 @@ def _check_hostile_tip(browser: Browser) -> None:
     assert "<img" in (browser.text("#tip") or "")
 
 
-def test_what_the_policy_does_not_know_neither_runs_nor_is_fetched(
+def test_content_that_the_policy_does_not_admit_is_neither_run_nor_fetched(
     browser: Browser, runs: Mapping[str, Run], tmp_path: Path
 ) -> None:
     """Even if a mistake lets markup through."""
@@ -393,8 +394,12 @@ def test_what_the_policy_does_not_know_neither_runs_nor_is_fetched(
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of 8 workers with 10,000 points each."""
-    attempt = make_attempt(1, T0, T0 + 10_000, failed=False)
+    return write_page(tmp_path_factory.mktemp("large") / "large.html", points=10_000)
+
+
+def write_page(path: Path, *, points: int) -> Path:
+    """The page of 8 workers with so many points each."""
+    attempt = make_attempt(1, T0, T0 + points, failed=False)
     tasks = [
         TaskSamples(
             attempt=1,
@@ -402,13 +407,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
             progress=[
                 ProgressSample(
                     *(T0 + n + index / 10, n, n // 100, 0.2 + n % 7 / 100, 0.1 + (n * index) % 11 / 100, 0.03),
-                    {"loss": 10 / (n + 1), "accuracy": n / 10_000},
+                    {"loss": 10 / (n + 1), "accuracy": n / points},
                 )
-                for n in range(10_000)
+                for n in range(points)
             ],
             use=[
                 TaskUseSample(T0 + n, TaskSample("x", n * 2.0 + n % 3, 1 << 30, 1.0, 0, 8, n * 100, n * 10))
-                for n in range(0, 10_000, 2)
+                for n in range(0, points, 2)
             ],
         )
         for index in range(8)
@@ -417,20 +422,19 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         NodeSamples(
             attempt=1,
             node=f"gpu-{index}",
-            use=[NodeUseSample(T0 + n, "x", NodeSample(n * 7.0, 8, 5 + n % 9, 99, n, n)) for n in range(0, 10_000, 2)],
+            use=[NodeUseSample(T0 + n, "x", NodeSample(n * 7.0, 8, 5 + n % 9, 99, n, n)) for n in range(0, points, 2)],
         )
         for index in range(4)
     ]
     material = make_material(
         state="succeeded",
-        ended=T0 + 10_000,
-        report=make_report([attempt], ended=T0 + 10_000),
+        ended=T0 + points,
+        report=make_report([attempt], ended=T0 + points),
         attempts=[attempt],
-        records=one_attempt(1, 0, 10_000, failed=False),
+        records=one_attempt(1, 0, points, failed=False),
         tasks=tasks,
         nodes=nodes,
     )
-    path = tmp_path_factory.mktemp("large") / "large.html"
     path.write_text(render_page(material), encoding="utf-8")
     return path
 
@@ -443,21 +447,20 @@ def test_the_page_is_there_before_plotly_runs(browser: Browser, large: Path) -> 
     assert browser.run("typeof Plotly") == "object"
 
 
-def test_eight_workers_with_ten_thousand_points_stay_small_and_are_there_at_once(browser: Browser, large: Path) -> None:
+def test_eight_workers_with_ten_thousand_points_stay_small_and_draw_only_what_is_seen(
+    browser: Browser, large: Path
+) -> None:
+    """This is why the page appears at once; the benchmark `page` measures how long that takes."""
     assert large.stat().st_size < SIZE_LIMIT
-    taken = [math.inf]
-    while min(taken) >= RENDER_S and len(taken) <= TRIES:
-        browser.open(Path("/dev/null"))
-        browser.open(large)
-        browser.run("document.getElementById('training').scrollIntoView({behavior: 'instant'})")
-        eventually(lambda: _check_in_view(browser))
-        taken.append(
-            browser.run(
-                "new Promise((told) => requestAnimationFrame(() => requestAnimationFrame("
-                "() => told(performance.now() / 1000))))"
-            )
-        )
-    assert min(taken) < RENDER_S, taken
+    browser.size(1280, 600)
+    browser.open(large)
+    to_curves(browser, "#training")
+    drawn = browser.run(
+        "[...document.querySelectorAll('.js-plotly-plot')].flatMap(({ data }) => data.map(({ x }) => x.length))"
+    )
+    assert len(drawn) >= 8
+    assert max(drawn) <= POINTS_LIMIT
+    assert count_undrawn(browser) > 0
     open_all(browser, large)
     check_clean(browser, large)
 

@@ -1,4 +1,4 @@
-"""A spare takes a lost node's place, with its tasks; without one, a smaller cluster goes on if that is allowed."""
+"""A spare takes a lost node's place, with its tasks; without a spare, a smaller cluster continues if allowed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_without_a_spare_a_cluster_ends() -> None:
     assert shown(spec_of(A, B, C), "gpu-b") is None
 
 
-def test_fewer_workers_go_on_where_that_is_allowed_and_enough_are_left() -> None:
+def test_fewer_workers_continue_if_that_is_allowed_and_enough_are_left() -> None:
     spec = spec_of(A, B, C, SPARE, min_workers=2)
     assert shown(spec, "gpu-b", "gpu-x") == (
         {"worker:0": "gpu-a", "worker:1": "gpu-c"},
@@ -71,7 +71,7 @@ CHIEF, PS = {"host": "chief", "tasks": {"chief": 1}}, {"host": "ps", "tasks": {"
 
 
 class TestRoles:
-    """A cluster that goes on without a node is still one that its strategy allows."""
+    """A cluster that continues without a node still fits its strategy."""
 
     def cluster(self, *more: dict[str, Any], min_workers: int = 1) -> ClusterSpec:
         return ClusterSpec.model_validate(
@@ -134,7 +134,7 @@ def clusters_and_losses(draw: st.DrawFn) -> tuple[ClusterSpec, list[str]]:
 
 
 @given(clusters_and_losses())
-def test_whatever_is_lost_what_goes_on_is_a_cluster_that_can_succeed(case: tuple[ClusterSpec, list[str]]) -> None:
+def test_whatever_is_lost_the_remaining_cluster_can_succeed(case: tuple[ClusterSpec, list[str]]) -> None:
     spec, lost = case
     chosen = select_nodes(spec, lost)
     if chosen is None:

@@ -24,6 +24,7 @@ from launcher.spec.loading import parse_spec
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId
 from tests import loopback
+from tests.cases import first_quick
 from tests.conftest import Distlaunch
 
 CUDA = "CUDA_VISIBLE_DEVICES"
@@ -224,7 +225,7 @@ class TestSecrets:
         assert render_json(plan)["tasks"][0]["program"]["args"] == hidden
         assert shlex.join(hidden) in render_by_hand(plan.tasks[0])
 
-    def test_are_in_no_file_of_a_run_but_what_a_task_is_told(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_are_in_no_file_of_a_run_except_the_orders_of_tasks(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text(
             "import os, sys\nassert os.environ['HARMLESS'][::-1] == os.environ['REVERSED']\n"
             "assert os.environ['HARMLESS'].endswith(sys.argv[2])\n"
@@ -246,7 +247,7 @@ class TestSecrets:
         assert {"plan.json", "spec.json", "report.json"} <= {path.name for path in files}
         for path in files:
             content = path.read_bytes()
-            # The runner of a task on its node is told all of its arguments.
+            # The order tells the task's runner on the node all arguments.
             assert (SECRET.encode() in content) == path.name.endswith(".order.json"), path
         # The rest is still a valid spec, which `clean` needs.
         assert ClusterSpec.model_validate_json((ran.directory / "spec.json").read_bytes()).nodes[0].is_local
@@ -354,7 +355,7 @@ class TestShown:
             assert f"  by hand    {task['command']}" in as_text.stdout
 
     @pytest.mark.tensorflow
-    def test_what_is_shown_ahead_is_what_is_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_the_plan_that_is_shown_is_the_plan_that_is_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         """The demo's arguments, and the folders of checkpoints and logs, which distlaunch chooses."""
         port = two_free_ports()
         (tmp_path / "spec.yaml").write_text(
@@ -408,9 +409,9 @@ class TestShown:
     def test_nodes_that_are_not_asked_ahead_are_named(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": [{"host": "local", "address": "here"}, {"host": "b"}]})
         ahead = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8)})
-        assert "\nNot asked yet for cores and GPUs: b\n" in render_text(ahead)
+        assert "\nCores and GPUs not known yet: b\n" in render_text(ahead)
         asked = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8), "b": NodeFacts(8)})
-        assert "Not asked" not in render_text(asked)
+        assert "not known yet" not in render_text(asked)
 
     def test_addresses_that_the_checks_may_choose_are_shown_beside_the_first(self) -> None:
         spec = ClusterSpec.model_validate(
@@ -418,7 +419,7 @@ class TestShown:
         )
         ahead = Planner(spec, "/work", {}, "python3")
         assert (
-            "  address    10.0.0.1:20000 (or the next free port; or 10.1.0.1, a.lab if not all nodes reach this)\n"
+            "  address    10.0.0.1:20000 (or the next free port; or 10.1.0.1, a.lab if not all nodes reach the first)\n"
             in render_text(ahead.plan())
         )
         checked = ahead.plan(addresses={"a": "10.1.0.1", "b": "b"})
@@ -499,7 +500,7 @@ class TestByHand:
     """The command in the plan gives a task just what a run gives it."""
 
     @pytest.mark.parametrize("kind", ["script", "module", "command"])
-    @pytest.mark.parametrize("workers", [1, 2])
+    @pytest.mark.parametrize("workers", first_quick([2, 1]))
     def test_a_task_started_by_hand_gets_what_it_gets_in_a_run(
         self, distlaunch: Distlaunch, tmp_path: Path, kind: str, workers: int
     ) -> None:
@@ -593,7 +594,7 @@ class TestStrategies:
             assert task.env["GRPC_FAIL_FAST"] == "use_caller", name
             assert (task.patch_keras, task.collective) == (name in ("chief:0", "evaluator:0"), False)
 
-    def test_one_process_has_no_tf_config_and_is_told_its_strategy(self) -> None:
+    def test_one_process_has_no_tf_config_and_gets_its_strategy(self) -> None:
         [task] = self.planned("nodes: [{host: a}]\nstrategy: mirrored\ndevices: 4\ncross_device: nccl\n").values()
         assert "TF_CONFIG" not in task.env
         told = {name: value for name, value in task.env.items() if name.startswith("DISTLAUNCH_")}

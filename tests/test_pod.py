@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests import loopback
+from tests.cases import first_quick
 from tests.conftest import PROGRAMS
 from tests.exported import PODS, Exported, env_of, expand, export, pods_of, read_file
 from tests.polling import eventually
@@ -94,24 +95,27 @@ UNAVAILABLE = f"class UnavailableError(Exception): pass\nraise UnavailableError(
 
 @pytest.mark.parametrize(
     ("source", "status"),
-    [
-        ("pass", 0),
-        ("raise ValueError('no label')", 1),
-        ("raise SystemExit(7)", 1),
-        ("raise SystemExit('no data')", 1),
-        ("raise SystemExit(76)", 1),  # a program's own 76, passed on, would be ignored for ever
-        ("raise SystemExit(3)", 1),
-        ("import argparse; argparse.ArgumentParser().parse_args(['--x'])", 2),
-        ("import a_module_that_is_not_there", 2),
-        ("x = (", 2),
-        ("raise SystemExit(42)", 42),
-        ("raise SystemExit(143)", 143),
-        ("raise SystemExit(93)", 93),
-        (UNAVAILABLE, 76),
-        ("import os; os.kill(os.getpid(), 9)", 137),
-        ("import os; os.abort()", 134),
-        ("import os, sys; sys.stderr.write('UNAVAILABLE: Socket closed\\n'); sys.stderr.flush(); os.abort()", 76),
-    ],
+    first_quick(
+        [
+            ("pass", 0),
+            ("raise ValueError('no label')", 1),
+            ("raise SystemExit(7)", 1),
+            ("raise SystemExit('no data')", 1),
+            ("raise SystemExit(76)", 1),  # a program's own 76, passed on, would be ignored for ever
+            ("raise SystemExit(3)", 1),
+            ("import argparse; argparse.ArgumentParser().parse_args(['--x'])", 2),
+            ("import a_module_that_is_not_there", 2),
+            ("x = (", 2),
+            ("raise SystemExit(42)", 42),
+            ("raise SystemExit(143)", 143),
+            ("raise SystemExit(93)", 93),
+            (UNAVAILABLE, 76),
+            ("import os; os.kill(os.getpid(), 9)", 137),
+            ("import os; os.abort()", 134),
+            ("import os, sys; sys.stderr.write('UNAVAILABLE: Socket closed\\n'); sys.stderr.flush(); os.abort()", 76),
+        ],
+        5,
+    ),
 )
 def test_each_end_has_a_status_that_says_what_to_do(container: Container, source: str, status: int) -> None:
     ended = container.run_source(source)
@@ -222,7 +226,7 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(container: Containe
     assert "usage: " in ended.stderr
 
 
-def test_what_a_program_leaves_behind_ends_with_it(container: Container) -> None:
+def test_processes_that_a_program_leaves_behind_end_with_it(container: Container) -> None:
     """Such a process may hold the log's pipe, and with it the pod."""
     ended = container.run("--", "sh", "-c", "sleep 64 & echo $!")
     assert ended.status == 0

@@ -65,7 +65,7 @@ def test_it_ends_at_once_when_it_is_asked_and_is_alone() -> None:
         assert time.monotonic() - began < 10
 
 
-def test_it_waits_for_what_runs_when_it_is_asked() -> None:
+def test_it_waits_for_running_processes_when_it_is_asked_to_end() -> None:
     with keep(600, 600, "subprocess.Popen(['sh', '-c', 'sleep 3; echo saved'])") as unshared:
         send_term(unshared)
         assert unshared.wait(30) == 143

@@ -84,7 +84,7 @@ def test_a_pod_is_usable_once_it_is_ready_and_not_leaving() -> None:
         ),
     ],
 )
-def test_what_a_pod_waits_for(pod: dict[str, Any], events: list[str], reason: str) -> None:
+def test_the_reason_why_a_pod_waits(pod: dict[str, Any], events: list[str], reason: str) -> None:
     assert explain_wait(parse_pod(pod), events) == reason
 
 

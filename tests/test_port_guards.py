@@ -207,7 +207,7 @@ class _Node:
             heard += data
             if not data:
                 return heard
-        raise AssertionError("the connection goes on in silence")
+        raise AssertionError("the connection stays open in silence")
 
     def serve(self) -> socket.socket:
         """A server like gRPC's."""
@@ -220,7 +220,7 @@ class _Node:
 
 
 @apart_on_linux
-def test_a_stranger_is_reset_in_every_phase_and_told_once() -> None:
+def test_a_stranger_is_reset_in_every_phase_and_reported_once() -> None:
     enter_own_network()
     node = _Node()
     port = node.hold()
@@ -344,7 +344,7 @@ def test_very_many_strangers_are_counted_together() -> None:
 
 
 @apart_on_linux
-def test_a_server_of_ipv4_alone_is_told_to_be_unguarded() -> None:
+def test_a_server_of_ipv4_alone_is_reported_as_unguarded() -> None:
     enter_own_network()
     node = _Node()
     port = node.hold()

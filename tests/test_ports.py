@@ -1,4 +1,4 @@
-"""Ports that cannot be lost: held against everybody but the server that they are held for."""
+"""Held ports: other launchers and ordinary servers cannot take them; the server that they are held for can."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def held(*requests: TaskRequest, first: int = 1, last: int = 1) -> Iterator[Held
 
 
 def start_server(port: int, *, reuse_port: bool = True) -> socket.socket:
-    """A server as gRPC starts it: with SO_REUSEADDR, and with SO_REUSEPORT under TF_GRPC_REUSE_PORT=true."""
+    """Starts a server as gRPC does: with SO_REUSEADDR, and with SO_REUSEPORT under TF_GRPC_REUSE_PORT=true."""
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
@@ -52,7 +52,7 @@ def start_server(port: int, *, reuse_port: bool = True) -> socket.socket:
 
 @pytest.fixture
 def free() -> int:
-    """The first of 20 ports that nobody uses, so that a test can have a range of its own."""
+    """The first of 20 unused ports in a row: each test has its own range."""
     for first in loopback.ports()[::20]:
         ports = HeldPorts()
         problems = ports.hold([request(f"worker:{index}") for index in range(20)], first, first + 19)
@@ -81,7 +81,7 @@ def test_a_server_that_does_not_share_cannot_take_a_held_port(free: int) -> None
         start_server(free, reuse_port=False)
 
 
-def test_the_server_it_is_held_for_can_bind_it_and_be_reached(free: int) -> None:
+def test_a_server_that_shares_can_bind_a_held_port_and_be_reached(free: int) -> None:
     with held(request("worker:0", free)), start_server(free) as server:
         with socket.create_connection(("127.0.0.1", free)) as client:
             accepted, _ = server.accept()
@@ -91,7 +91,7 @@ def test_the_server_it_is_held_for_can_bind_it_and_be_reached(free: int) -> None
 
 
 def test_every_connection_reaches_the_server_and_none_the_holder(free: int) -> None:
-    """Sockets that share a port share its connections; a holder does not listen, and gets none."""
+    """The holder gets no connection to an IPv4 server: it listens with an IPv6 socket on Linux, or not at all."""
     with held(request("worker:0", free)), start_server(free) as server:
         for _ in range(50):
             with socket.create_connection(("127.0.0.1", free), timeout=5):
@@ -132,7 +132,7 @@ def test_ports_of_a_range_are_different_and_within_it(free: int) -> None:
         assert sorted(ports.numbers.values()) == list(range(free, free + 20))
 
 
-def test_occupied_ports_of_a_range_are_passed_over(free: int) -> None:
+def test_occupied_ports_of_a_range_are_skipped(free: int) -> None:
     with start_server(free), held(request("worker:7", free + 1)):
         with held(request("worker:0"), first=free, last=free + 2) as ports:
             assert ports.numbers == {"worker:0": free + 2}
@@ -143,7 +143,7 @@ def test_an_explicit_port_within_the_range_is_not_given_to_another_task(free: in
         assert ports.numbers == {"worker:0": free + 1, "worker:1": free}
 
 
-def test_a_range_that_is_too_small_is_told_for_every_task_that_gets_none(free: int) -> None:
+def test_a_range_that_is_too_small_is_reported_for_each_task_without_a_port(free: int) -> None:
     ports = HeldPorts()
     problems = ports.hold([request(f"worker:{index}") for index in range(5)], free, free + 2)
     ports.release()
@@ -156,7 +156,7 @@ def test_a_range_that_is_too_small_is_told_for_every_task_that_gets_none(free: i
 
 
 @linux
-@pytest.mark.parametrize("reuse_port", [False, True], ids=["", "which shares it"])
+@pytest.mark.parametrize("reuse_port", [False, True], ids=["exclusive", "shared"])
 def test_the_process_on_an_explicit_port_is_named(free: int, reuse_port: bool) -> None:
     code = f"""if True:
         import ctypes, socket, sys
@@ -182,7 +182,7 @@ def test_the_process_on_an_explicit_port_is_named(free: int, reuse_port: bool) -
 
 @pytest.mark.skipif(PRIVILEGED < 2, reason="every user of this system may bind every port")
 @apart_on_linux
-def test_a_port_that_this_user_may_not_bind_is_told() -> None:
+def test_a_port_that_this_user_may_not_bind_is_reported() -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
     [problem] = HeldPorts().hold([request("worker:0", 1)], 1, 1)
@@ -191,7 +191,7 @@ def test_a_port_that_this_user_may_not_bind_is_told() -> None:
 
 
 def test_agents_that_race_for_a_range_never_share_a_port(free: int, tmp_path: Path) -> None:
-    """Three processes want 5 of 15 ports each, at the same moment, and each has its own to the end."""
+    """Three processes choose 5 of 15 ports each at the same moment, and hold them; no port is held twice."""
     code = f"""if True:
         import json, os, sys, time
         from worker_entry.protocol.values import Program, TaskRequest

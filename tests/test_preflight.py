@@ -210,7 +210,7 @@ class TestWhatNodesAreAsked:
 
         assert targets == [Target("worker:0", "10.0.0.11", 1)]
 
-    def test_is_not_to_dial_a_task_alone_which_nobody_will(self) -> None:
+    def test_has_no_targets_for_a_single_task(self) -> None:
         assert make_dial(spec_of(A), {W0: 1}).targets == []
 
     def test_is_not_to_dial_tasks_whose_node_cannot_be_used(self) -> None:
@@ -294,13 +294,13 @@ class TestAddresses:
 
         assert preflight.choose_addresses()["gpu-a"] == "a.2"
 
-    def test_are_told_only_where_there_was_a_choice(self) -> None:
+    def test_are_shown_only_if_there_was_a_choice(self) -> None:
         assert Answered(spec_of()).preflight.render_choices() == []
 
     def test_that_are_not_chosen_may_fail(self) -> None:
         assert Answered(self.CHOICE, failures={("gpu-b", "a.1"): "timed-out"}).findings == []
 
-    def test_of_which_none_is_good_are_told_once(self) -> None:
+    def test_that_all_fail_are_reported_once(self) -> None:
         failures = {("gpu-b", f"a.{n}"): "refused" for n in (1, 2, 3)}
 
         [finding] = Answered(self.CHOICE, failures=failures).findings
@@ -339,7 +339,7 @@ class TestWhoDoesNotReachWhom:
             ("Permission denied", "Permission denied", ""),
         ],
     )
-    def test_is_told_with_its_cause_and_hint(self, failure: str, message: str, hint: str) -> None:
+    def test_is_reported_with_its_cause_and_hint(self, failure: str, message: str, hint: str) -> None:
         answered = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): failure})
 
         [finding] = answered.findings
@@ -394,7 +394,7 @@ class TestWhoDoesNotReachWhom:
 
         assert " at [fd00::12]:20001: no route" in finding.message
 
-    def test_is_not_told_of_a_task_that_there_is_not(self) -> None:
+    def test_is_not_reported_for_an_unknown_task(self) -> None:
         preflight = Answered(spec_of()).preflight
         strange = DialResult(Target("worker:9", "10.0.0.9", 1), [], "refused")
 
@@ -453,7 +453,7 @@ class TestCheckpointDirectory:
     def test_is_good_if_every_node_sees_every_mark(self) -> None:
         assert Answered(self.SPEC).findings == []
 
-    def test_that_is_not_shared_is_told_of_every_node_that_misses_a_mark(self) -> None:
+    def test_that_is_not_shared_is_reported_for_every_node_that_misses_a_mark(self) -> None:
         findings = Answered(self.SPEC, sees={"gpu-a": ["gpu-a"], "gpu-b": ["gpu-b"]}).findings
 
         told = f"checkpoint_directory {CHECKPOINTS} is not shared: "
@@ -462,7 +462,7 @@ class TestCheckpointDirectory:
             for node, other in [("gpu-a", "gpu-b"), ("gpu-b", "gpu-a")]
         ]
 
-    def test_that_one_node_cannot_write_to_is_told_of_that_one_only(self) -> None:
+    def test_that_one_node_cannot_write_to_is_reported_for_that_node_only(self) -> None:
         seen = {"gpu-a": ["gpu-a"], "gpu-b": ["gpu-a"]}
 
         [finding] = Answered(self.SPEC, looks={"gpu-b": {"problem": "Read-only file system"}}, sees=seen).findings
@@ -473,7 +473,7 @@ class TestCheckpointDirectory:
         )
 
     @pytest.mark.parametrize("answers", [[], [inspected()]], ids=["before-it-was-inspected", "before-it-dialled"])
-    def test_of_a_node_that_was_lost_meanwhile_is_not_told(self, answers: list[Inspected]) -> None:
+    def test_of_a_node_that_was_lost_meanwhile_is_not_reported(self, answers: list[Inspected]) -> None:
         preflight = Preflight(self.SPEC, NONCE)
         tell(preflight, "gpu-a", ready(), inspected(), Dialled([], [preflight.make_inspect("gpu-a").mark]))
         tell(preflight, "gpu-b", ready(), *answers)
@@ -506,7 +506,7 @@ class TestWarnings:
     def test_little_disk(self, free: int, warned: bool) -> None:
         assert Answered(spec_of(), looks={"gpu-b": {"free_bytes": free}}).references == ["disk-space"] * warned
 
-    def test_a_gpu_that_somebody_else_uses(self) -> None:
+    def test_a_gpu_that_another_program_uses(self) -> None:
         gpus = [GpuUse("0", 100, 24000), GpuUse("1", 20000, 24000)]
 
         [finding] = Answered(spec_of(), looks={"gpu-b": {"gpus": gpus}}).findings
@@ -715,7 +715,7 @@ class TestGangThatChecks:
         assert actions[-2:] == [StopNodes(FAILURE_GRACE_S), Finish()]
         assert state.reason is Reason.NODE_LOST
 
-    def test_a_start_that_takes_too_long_names_who_has_not_answered(self) -> None:
+    def test_a_start_that_takes_too_long_names_the_nodes_that_have_not_answered(self) -> None:
         policy = checking(TWO_NODES)
 
         for length, silent in ((1, "b"), (2, "a, b"), (3, "a, b"), (4, "a, b"), (5, "b")):
@@ -723,7 +723,7 @@ class TestGangThatChecks:
 
             assert judged(state).message == f"no answer from {silent} within 600 s"
 
-    def test_inspections_that_nobody_asked_for_are_nothing(self) -> None:
+    def test_unrequested_inspections_are_ignored(self) -> None:
         plain = make_policy(TWO_NODES)
         early = checking(TWO_NODES)
 
@@ -751,7 +751,7 @@ class TestGangThatOnlyChecks:
         "way", [NodeLost("b", "connection refused"), NodeRefused("b", ())], ids=["lost", "refused"]
     )
     @pytest.mark.parametrize("length", range(13))
-    def test_goes_on_with_the_others_when_a_node_cannot_be_used(self, way: Event, length: int) -> None:
+    def test_continues_with_the_others_when_a_node_cannot_be_used(self, way: Event, length: int) -> None:
         policy = checking({"a": [W0], "b": [W1], "c": [W2]}, only=True, syncs=["a", "b", "c"])
         events = asked(policy)
         rest = [event for event in events[length:] if getattr(event, "node", "") != "b"]
@@ -801,7 +801,7 @@ class TestGangThatOnlyChecks:
 
             assert (state.reason, actions[-1]) == (Reason.START_TIMEOUT, Finish())
 
-    def test_waits_for_whom_it_awaits_and_for_nobody_else(self) -> None:
+    def test_waits_only_for_the_nodes_that_it_awaits(self) -> None:
         policy = checking(TWO_NODES, only=True)
 
         assert play(policy, NodeReady("a"))[0].silent == {"b"}
@@ -877,7 +877,7 @@ class TestEveryHistory:
                 assert not after.refusals
 
     @given(histories())
-    def test_comes_to_an_end_when_time_goes_on(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
+    def test_ends_when_time_passes(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
         policy, history = told
         end = history[-1][0] if history else 0.0
 

@@ -202,7 +202,7 @@ def test_a_second_stop_never_lengthens_the_grace() -> None:
 
 
 @apart
-def test_a_tree_is_not_empty_before_the_end_of_its_task_has_been_told() -> None:
+def test_a_tree_is_not_empty_before_the_end_of_its_task_has_been_reported() -> None:
     with tree_of("sleep", "60") as (tree, task):
         tree.stop(60.0)
         os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)  # it is dead, but not reaped
@@ -212,7 +212,7 @@ def test_a_tree_is_not_empty_before_the_end_of_its_task_has_been_told() -> None:
 
 
 @apart_on_linux
-def test_what_outlives_its_task_is_counted() -> None:
+def test_processes_that_outlive_their_task_are_counted() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         tree_of(*family("--ignore-term", "--leave", f"{folder}/go", "child", "daemon")) as (tree, task),
@@ -227,7 +227,7 @@ def test_what_outlives_its_task_is_counted() -> None:
 
 
 @apart
-def test_what_ends_with_its_task_is_not_called_left_behind() -> None:
+def test_processes_that_end_with_their_task_do_not_count_as_left_behind() -> None:
     with tree_of(*family("child")) as (tree, task):
         task.members()
         tree.stop(60.0)
@@ -334,7 +334,7 @@ def test_a_task_dies_with_the_process_that_started_it() -> None:
     ],
     ids=["no such program", "not executable", "no such folder", "too long"],
 )
-def test_what_cannot_be_started_is_an_os_error(argv: list[str], cwd: str, error: type[OSError]) -> None:
+def test_a_program_that_cannot_be_started_raises_an_os_error(argv: list[str], cwd: str, error: type[OSError]) -> None:
     with pytest.raises(error):
         spawn(argv, env=dict(os.environ), cwd=cwd, output=2)
 
@@ -356,7 +356,7 @@ def test_what_cannot_be_started_is_an_os_error(argv: list[str], cwd: str, error:
         ("os.kill(os.getpid(), 40)", TaskExit(signal=40), "signal 40"),
     ],
 )
-def test_an_end_is_told_by_its_exit_status_or_its_signal(code: str, expected: TaskExit, text: str) -> None:
+def test_an_end_is_described_by_its_exit_status_or_its_signal(code: str, expected: TaskExit, text: str) -> None:
     limit = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
     child = os.posix_spawn(sys.executable, [sys.executable, "-Sc", limit + code], os.environ)
     ended = TaskExit.from_wait_status(os.waitpid(child, 0)[1])
@@ -372,14 +372,14 @@ def test_an_end_is_told_by_its_exit_status_or_its_signal(code: str, expected: Ta
         (0x80 | 40, "signal 40, core dumped"),
     ],
 )
-def test_a_dumped_core_is_told(status: int, text: str) -> None:
+def test_a_dumped_core_is_reported(status: int, text: str) -> None:
     ended = TaskExit.from_wait_status(status)
     assert ended.core_dumped
     assert str(ended) == text
 
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_CORE)[1] == 0, reason="this system allows no core dumps")
-def test_the_core_of_a_real_process_is_told(tmp_path: Path) -> None:
+def test_the_core_of_a_real_process_is_reported(tmp_path: Path) -> None:
     code = """if True:
         import os, resource
         resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)

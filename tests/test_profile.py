@@ -95,7 +95,7 @@ def write_python(folder: Path, script: str) -> str:
         ),
     ],
 )
-def test_what_the_child_says_is_the_answer(
+def test_the_output_of_the_child_is_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, answer: Profiled
 ) -> None:
     monkeypatch.setattr(sys, "executable", write_python(tmp_path, f"cat >{tmp_path}/order\n{script}"))

@@ -234,7 +234,7 @@ def test_fields_with_a_default_may_be_missing() -> None:
         (header("Log", attempt=1, task="ps:0", offset=0, length=4 << 30), "Log.length: 4294967296 is not between"),
     ],
 )
-def test_what_is_no_frame_is_refused_and_named(data: bytes, said: str) -> None:
+def test_an_invalid_frame_is_refused_and_named(data: bytes, said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
         decode(data)
 

@@ -53,7 +53,7 @@ class TestRehearse:
             assert node.ssh == spec.ssh == ClusterSpec.model_fields["ssh"].default
         assert spec.host_keys == "strict"
 
-    def test_what_is_rehearsed_is_a_spec_without_contradictions(self) -> None:
+    def test_a_rehearsal_is_a_spec_without_contradictions(self) -> None:
         for count in range(1, 7):
             ClusterSpec.model_validate(rehearse(spec_of(), count).model_dump(exclude_unset=True))
 

@@ -121,9 +121,9 @@ class TestSummary:
 
         assert render_summary(make_report(state, left={"a": 0, "b": None})) == (
             "  worker:0  SIGTERM (signal 15), stopped by distlaunch\n"
-            "  worker:1  its end was not seen\n"
+            "  worker:1  end not observed\n"
             "  0 processes left on 1 node\n"
-            "  unknown what is left on b; once reachable, run:\n"
+            "  processes left on b: unknown; once reachable, run:\n"
             "    distlaunch clean /runs/x\n"
             "Failed after 62.5 s, exit status 3\n"
             "Logs and report: /runs/x"
@@ -171,7 +171,7 @@ class TestEnd:
         assert (report.exit_status, again.exit_status) == (2, 3)
         assert again.verdict.reference == "no-program"
 
-    def test_by_what_nobody_has_thought_of_is_a_bug(self) -> None:
+    def test_by_an_unexpected_exception_is_a_bug(self) -> None:
         report = make_report(history(ONE_NODE), end=end_by_error(KeyError("worker:7")))
 
         assert (report.exit_status, report.verdict.reference) == (70, "bug")
@@ -241,7 +241,7 @@ class TestManyAttempts:
     def test_are_summed_up_in_a_few_lines(self) -> None:
         lines = render_summary(self.report(2001)).splitlines()
 
-        assert "  2,001 attempts; those before the last:" in lines
+        assert "  2,001 attempts; before the last one:" in lines
         assert "    … 1,980 more: 1,782 preempted, 198 task-killed" in lines
         assert "    10: it was attempt 10 [task-killed]" in lines
         assert "    1991: it was attempt 1991 [preempted]" in lines

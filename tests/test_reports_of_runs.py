@@ -110,7 +110,7 @@ def test_a_page_that_cannot_be_written_is_a_usage_error(failed: Path, distlaunch
     assert "cannot write missing/page.html: No such file or directory [usage]" in done.stderr
 
 
-def test_what_is_no_run_has_no_page(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_has_no_page(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = distlaunch("report", "./empty", run_dir=False)
     assert (done.status, done.stderr.partition("\n")[0]) == (
@@ -149,11 +149,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
 
 
 class TestRunning:
-    def test_the_page_says_that_it_goes_on_and_when_it_was_made(self, running: RunDir) -> None:
+    def test_the_page_says_that_the_run_is_not_over_and_when_the_page_was_made(self, running: RunDir) -> None:
         shown = words(page.make(running))
         assert "Still running" in shown
         assert re.search(
-            r"This run goes on\. The page shows it as it was at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\.", shown
+            r"This run is not over\. The page shows its state at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\.", shown
         )
         assert "is training" in shown
 
@@ -173,7 +173,7 @@ class TestRunning:
 
 def test_a_controller_that_does_not_answer_is_said(tmp_path: Path) -> None:
     files = write_run(tmp_path / "run")  # its controller is this process, which has no control socket
-    assert "its controller did not answer, so this is what its files tell" in words(page.make(files))
+    assert "its controller did not answer, so the state comes from its files" in words(page.make(files))
 
 
 def test_a_lost_run_shows_the_attempts_of_its_journal(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_page_that_fails_at_the_end_of_a_run_is_a_warning(tmp_path: Path) -> N
     assert write_at_end(files, make_report([make_attempt(1, T0, T0 + 20, failed=True)]), said.append) == ""
     [text] = said
     assert text.startswith(f"the page of the run is missing: cannot write {files.page}: ")
-    assert text.endswith(f"; `distlaunch report {files.root}` makes it")
+    assert text.endswith(f"; `distlaunch report {files.root}` writes it")
 
 
 def test_without_run_it_is_the_latest_one(failed: Path, distlaunch: Distlaunch, tmp_path: Path) -> None:

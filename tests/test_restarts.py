@@ -67,7 +67,7 @@ class TestDecision:
             assert (isinstance(decision, GiveUp) and decision.fruitless) == gives_up
 
     @pytest.mark.parametrize(("steps", "gives_up"), [((9, 9, 3, 9), True), ((9, 9, 10, 9), False)])
-    def test_goes_on_with_a_run_that_comes_further_without_a_checkpoint_that_is_seen(
+    def test_continues_a_run_that_makes_progress_without_a_visible_checkpoint(
         self, steps: tuple[int, ...], gives_up: bool
     ) -> None:
         endings = [ending(started=index, saved=index == 0, step=step) for index, step in enumerate(steps)]
@@ -204,6 +204,7 @@ def test_every_process_of_an_attempt_is_gone_before_the_next_one_starts(distlaun
     assert ran.status == 0, ran.stderr + ran.stdout
 
 
+@pytest.mark.slow
 def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("nodes: [{host: local}]\nrestart: {max_restarts: 3, pause_s: 500}\nprogram: {command: ['false']}\n")
@@ -229,6 +230,7 @@ def end(folder: Path) -> tuple[int, str]:
     return asked.returncode, asked.stdout
 
 
+@pytest.mark.slow
 def test_down_ends_a_running_run_and_waits_until_nothing_is_left(tmp_path: Path) -> None:
     mark = make_mark()
     with (tmp_path / "stderr").open("wb") as stderr:
@@ -245,7 +247,8 @@ def test_down_ends_a_running_run_and_waits_until_nothing_is_left(tmp_path: Path)
     assert end(tmp_path) == (0, f"Already ended: {tmp_path}/run\n")
 
 
-def test_an_error_of_ours_after_the_start_has_its_report_and_the_right_status(distlaunch: Distlaunch) -> None:
+@pytest.mark.slow
+def test_an_error_of_the_controller_after_the_start_has_its_report_and_the_right_status(distlaunch: Distlaunch) -> None:
     """The second attempt cannot write its plan: something is in the way."""
     in_the_way = 'rm "$0/plan.json"; mkdir -p "$0/plan.json/x"; exit 1'
     run = distlaunch("local", "--dry-run", "--", "true").directory
@@ -254,7 +257,7 @@ def test_an_error_of_ours_after_the_start_has_its_report_and_the_right_status(di
     told = (
         f"Error: cannot write {run}/plan.json: Is a directory [run-directory]\n  choose another folder with --run-dir\n"
     )
-    summary = "  2 attempts; those before the last:\n    1: worker:0 on local exited with status 1 after "
+    summary = "  2 attempts; before the last one:\n    1: worker:0 on local exited with status 1 after "
     assert re.search(f"{re.escape(told)}  0 processes left on this machine\n{re.escape(summary)}", ran.stderr)
     assert ran.stderr.count("Error: cannot write") == 1
     assert (ran.report["outcome"], ran.report["verdict"]["reference"]) == ("failed", "run-directory")

@@ -1,4 +1,4 @@
-"""Training that is killed in its third epoch goes on from its last checkpoint on all workers, and ends as it should."""
+"""Training that is killed in its third epoch resumes from its last checkpoint on all workers, and ends correctly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOP = str(PROGRAMS / "resume_loop.py")
 
 
 @pytest.mark.parametrize("where", ["shared", "own", "empty"])
-def test_keras_goes_on_from_the_chiefs_backup(distlaunch: Distlaunch, where: str) -> None:
+def test_keras_resumes_from_the_chiefs_backup(distlaunch: Distlaunch, where: str) -> None:
     ran = distlaunch("local", "--workers", "2", "--max-restarts", "1", KERAS, "6", where, timeout=200)
     assert ran.status == 0, ran.stderr
     first, last = ran.report["attempts"]
@@ -27,13 +27,13 @@ def test_keras_goes_on_from_the_chiefs_backup(distlaunch: Distlaunch, where: str
         after = (ran.directory / "attempt-2" / f"{worker}.log").read_text()
         assert re.findall(r"epoch (\d) begins", before) == ["1", "2", "3"]
         assert re.findall(r"epoch (\d) begins", after) == ["3", "4", "5", "6"]
-        assert "iterations 24\n" in after  # 4 steps of each of 6 epochs: the optimizer went on as well
+        assert "iterations 24\n" in after  # 6 epochs of 4 steps: the optimizer resumed as well
         ends.add(re.findall(r"^(?:epochs|sum) .*", after, re.MULTILINE)[-1])
     assert len(ends) == 1  # both have the same weights, to the last bit
     assert not list((ran.directory / "checkpoints").glob("backup/*"))
 
 
-def test_a_loop_of_its_own_goes_on_from_its_checkpoint(distlaunch: Distlaunch) -> None:
+def test_a_custom_loop_resumes_from_its_checkpoint(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "kill", timeout=200)
     assert ran.status == 0, ran.stderr
     assert ran.report["attempts"][0]["verdict"]["reference"] == "task-killed"
@@ -43,7 +43,7 @@ def test_a_loop_of_its_own_goes_on_from_its_checkpoint(distlaunch: Distlaunch) -
         assert "weight 120.0, steps 60\n" in log
 
 
-def test_a_preemption_of_one_worker_has_all_save_and_costs_no_restart(distlaunch: Distlaunch) -> None:
+def test_a_preemption_of_one_worker_makes_all_save_and_costs_no_restart(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "term", timeout=200)
     assert ran.status == 0, ran.stderr
     first, _ = ran.report["attempts"]

@@ -58,7 +58,9 @@ def read_goodput(folder: Path) -> dict[str, float]:
     return goodput
 
 
+@pytest.mark.slow
 class TestAfterItsEnd:
+    @pytest.mark.quick
     def test_the_attempts_are_counted_on_and_the_report_has_all(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         first = distlaunch("local", "-n", "2", "--", "sh", "-c", "echo tried; test -e ok")
         assert first.status == 1
@@ -135,6 +137,7 @@ class TestAfterItsEnd:
         again = distlaunch("resume", str(first.directory), run_dir=False)
         assert again.status == 0, again.stderr
 
+    @pytest.mark.quick
     def test_a_disk_without_locks_is_good_enough(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def no_locks(*_: object) -> None:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -152,7 +155,7 @@ class TestAfterItsEnd:
         os.kill(run_json(started.directory)["controller"]["pid"], signal.SIGKILL)
         again = distlaunch("resume", str(started.directory), run_dir=False)
         assert again.status == 0, again.stderr
-        assert "Stopping what is left of the last attempt" in again.stderr
+        assert "Stopping leftover processes of the last attempt" in again.stderr
         wait_until(lambda: marked(mark) == [], "nothing is left")
         assert (started.directory / "attempt-2").is_dir()
         assert read_goodput(started.directory)["restarting_s"] > 0
@@ -237,8 +240,7 @@ class Ticking:
 
 @pytest.mark.ssh
 class TestTakeover:
-    @pytest.mark.quick
-    def test_tasks_go_on_while_their_controllers_are_killed(self, hosts: Hosts, tmp_path: Path) -> None:
+    def test_tasks_continue_while_their_controllers_are_killed(self, hosts: Hosts, tmp_path: Path) -> None:
         """Ten controllers, one after the other, are killed at random moments; the eleventh sees the end."""
         run = Ticking(hosts, tmp_path)
         process = run.start()
@@ -252,7 +254,7 @@ class TestTakeover:
         run.wait_for(20 * 11)
         run.finish()
         assert process.wait(60) == 0, run.said
-        assert run.asked == 1  # no controller asks for nodes while their tasks go on
+        assert run.asked == 1  # no controller asks for nodes while their tasks run
         for worker in WORKERS:
             check_log(run.log(worker).read_bytes())
         report = json.loads((run.folder / "report.json").read_text())

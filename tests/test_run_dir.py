@@ -149,7 +149,7 @@ class TestWriting:
         assert "café" in files.plan.read_text(encoding="utf-8")
         assert json.loads(files.plan.read_bytes()) == {"name": "café", "list": [1]}
 
-    def test_into_a_folder_that_has_gone_is_an_error_of_ours(self, tmp_path: Path) -> None:
+    def test_into_a_folder_that_is_gone_raises_a_run_directory_error(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "run")
         files.root.rmdir()
         files.root.write_text("a file is in its place")
@@ -159,7 +159,7 @@ class TestWriting:
 
         assert caught.value.message == f"cannot write {files.report}: Not a directory"
 
-    def test_of_stacks_that_fails_is_told_and_does_not_end_the_run(self, tmp_path: Path) -> None:
+    def test_of_stacks_that_fails_is_reported_and_does_not_end_the_run(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "run")
         assert files.write_stacks("text") == ""
         files.stacks.unlink()
@@ -167,7 +167,7 @@ class TestWriting:
 
         assert files.write_stacks("text") == f"cannot write {files.stacks}: Is a directory"
 
-    def test_where_checkpoints_should_be_a_folder_is_an_error_of_ours(self, tmp_path: Path) -> None:
+    def test_of_a_checkpoint_folder_over_a_file_raises_a_run_directory_error(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "run")
         files.checkpoints.write_text("a file is in its place")
 
@@ -270,7 +270,7 @@ class TestCommand:
             assert ran.stderr.endswith(f", exit status 3\nLogs: {disk}/run\n")
             assert ran.status == EXIT_INFRASTRUCTURE
 
-    def test_on_a_disk_that_is_full_at_the_end_does_not_change_what_became_of_the_run(
+    def test_on_a_disk_that_is_full_at_the_end_does_not_change_the_outcome(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         with mounted(tmp_path / "disk", "size=256k") as disk:
@@ -299,10 +299,10 @@ class TestCommand:
         assert ran.stderr == f"Error: the run directory {shown!r} is not UTF-8 [run-directory]\n  {HINT}\n"
         assert ran.status == EXIT_INFRASTRUCTURE
 
-    def test_in_a_folder_of_somebody_elses(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        """The system refuses it to other users; root could do it, and would lock the owner out."""
+    def test_in_a_folder_of_another_user(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        """The system stops ordinary users from this; root could do it, and would lock the owner out."""
         if os.geteuid() != 0:
-            pytest.skip("only root can give a folder to somebody else")
+            pytest.skip("only root can give a folder to another user")
         (tmp_path / "run").mkdir(mode=0o755)
         os.chown(tmp_path / "run", 65534, -1)
 

@@ -76,6 +76,7 @@ def start(runs: Path) -> Iterator[Start]:
         process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 class TestRealRuns:
     def test_are_shown_with_what_became_of_them(self, runs: Path, start: Start) -> None:
         for script in ("exit 0", "exit 7"):
@@ -105,6 +106,7 @@ class TestRealRuns:
         assert table[1].split()[:2] == [running, "running"]
         assert len(ask("ls", "-a").stdout.splitlines()) == 6
 
+    @pytest.mark.quick
     def test_that_train_are_shown_with_the_furthest_step(self, runs: Path, start: Start) -> None:
         _, name = start(f"exec {sys.executable} -u {STEPS}")
 
@@ -115,6 +117,7 @@ class TestRealRuns:
 
         eventually(shows)
 
+    @pytest.mark.quick
     def test_that_are_over_are_counted_when_none_runs(self, runs: Path) -> None:
         none = ask("ls")
         assert none.stderr == f"There are no runs in {runs}\n"
@@ -274,7 +277,7 @@ class TestState:
         files.write_json(files.report, {"outcome": "failed", "exit_status": 1, "ended": 1e9})
         assert summarize(files).state == "lost"
 
-    def test_that_nobody_recorded_is_said_to_be_unknown(self, runs: Path) -> None:
+    def test_that_was_not_recorded_is_shown_as_unknown(self, runs: Path) -> None:
         files = write_run(runs / "a", outcome="")
         assert (summarize(files).state, summarize(files).exit_status) == ("ended", None)
         assert ask("wait", "a").returncode == 3

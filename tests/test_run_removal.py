@@ -103,6 +103,7 @@ class TestRm:
         assert names(runs) == {"other", name}
         assert running.poll() is None
 
+    @pytest.mark.slow
     def test_refuses_a_lost_run_whose_tasks_are_not_gone_yet(
         self, runs: Path, running: subprocess.Popen[bytes]
     ) -> None:
@@ -176,7 +177,7 @@ class TestRm:
         assert ask("rm", "").returncode == 2
         assert names(runs) == {"a"}
 
-    def test_that_fails_says_why_and_goes_on(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_fails_says_why(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = write_run(runs / "a", outcome="succeeded")
 
         def no_permission(path: Path) -> None:
@@ -206,6 +207,7 @@ class TestPrune:
         assert names(runs) & oldest == set()
         assert ask("prune").stdout == "Nothing to remove\n"
 
+    @pytest.mark.slow
     def test_has_one_condition_if_one_is_given_and_both_if_both_are(self, runs: Path) -> None:
         for days in (1, 2, 10, 20):
             write_old(runs / f"{days}-days", days=days)

@@ -80,7 +80,7 @@ def reported(step: int, time: float) -> Progress:
 
 class TestLines:
     @given(st.lists(samples, max_size=5))
-    def test_what_was_written_is_read(self, written: list[Sample]) -> None:
+    def test_written_samples_can_be_read(self, written: list[Sample]) -> None:
         lines = [render_sample(sample) for sample in written]
         assert all(line.count(b"\n") == 1 and line.endswith(b"\n") for line in lines)
         assert [*parse_samples(lines)] == written
@@ -141,7 +141,7 @@ class TestRates:
         use, node = use_of_task(None, task_use(1.0)), use_of_node(None, node_use(1.0))
         assert (use.cpu, use.starved, use.read_s, use.written_s, node.cpu, node.received_s) == (None,) * 6
 
-    def test_what_a_kernel_does_not_count_has_no_rate(self) -> None:
+    def test_values_that_a_kernel_does_not_count_have_no_rate(self) -> None:
         assert use_of_task(task_use(1.0), task_use(2.0)).starved is None
         assert use_of_task(task_use(1.0), task_use(2.0, starved_s=1.0)).starved is None
 
@@ -209,7 +209,7 @@ def lines_of(data: bytes) -> list[bytes]:
 
 class TestThinning:
     @given(st.lists(samples, max_size=60), st.integers(0, 2000))
-    def test_what_is_left_is_in_order_with_the_first_and_the_newest(self, written: list[Sample], size: int) -> None:
+    def test_the_rest_is_in_order_with_the_first_and_the_newest(self, written: list[Sample], size: int) -> None:
         lines = [render_sample(sample) for sample in written]
         data = b"".join(lines)
         left = lines_of(thin_lines(data, size))

@@ -109,7 +109,7 @@ class TestStarvedTime:
 
             eventually(starved, 60)
 
-    def test_what_a_thread_has_waited_stays_when_it_ends(self) -> None:
+    def test_the_wait_of_a_thread_still_counts_after_its_end(self) -> None:
         [core, *_] = os.sched_getaffinity(0)
         source = (
             "end = threading.Event()\n"
@@ -380,7 +380,7 @@ class TestNode:
 
     @pytest.mark.parametrize("name", ["stat", "meminfo", "self/net/dev"])
     @pytest.mark.parametrize("text", [None, "", "cpu x\neth0\n\nlo: 1"])
-    def test_what_cannot_be_read_costs_the_sample_of_the_node(
+    def test_an_unreadable_file_costs_the_sample_of_the_node(
         self, machine: Machine, name: str, text: str | None
     ) -> None:
         path = machine.root / "proc" / name
@@ -437,7 +437,10 @@ class TestSampler:
             for pid in kernel.below([process.pid])[process.pid]:
                 os.kill(pid, 9)
 
-    def test_one_follows_the_other_after_the_time_that_was_asked_for(self, sampler: Sampler) -> None:
+    def test_samples_are_taken_at_the_requested_interval(
+        self, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sampling, "SHARE", 1.0)  # on a slow machine, their cost would stretch the interval
         tasks = {"worker:0": Task(os.getpid())}
         due = [now for now in range(0, 60, 1) if poll(sampler, tasks, float(now), 3.0) is not None]
         assert due == [*range(0, 60, 3)]

@@ -1,4 +1,4 @@
-"""The published JSON Schemas: valid themselves, true to what the reader accepts and refuses."""
+"""The published JSON Schemas are valid, and accept and refuse the same values as the reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestSpec:
     def test_is_a_json_schema(self, distlaunch: Distlaunch) -> None:
         jsonschema.Draft202012Validator.check_schema(published(distlaunch))
 
-    def test_is_what_schema_prints_without_a_word(self, distlaunch: Distlaunch) -> None:
+    def test_is_the_default_of_the_schema_command(self, distlaunch: Distlaunch) -> None:
         assert published(distlaunch) == published(distlaunch, "spec")
 
     def test_accepts_every_example_spec_and_refuses_it_with_an_unknown_field(self, distlaunch: Distlaunch) -> None:
@@ -50,7 +50,7 @@ class TestSpec:
                 spec["nodes"][0]["prot"] = 2222
             assert not accepts(schema, spec), file
 
-    def test_accepts_what_the_reader_accepts(self, distlaunch: Distlaunch) -> None:
+    def test_accepts_values_that_the_reader_accepts(self, distlaunch: Distlaunch) -> None:
         schema = published(distlaunch)
 
         for more in (
@@ -67,7 +67,7 @@ class TestSpec:
         ):
             assert accepts(schema, {"nodes": [{"host": "local"}], **more}), more
 
-    def test_refuses_what_the_reader_refuses(self, distlaunch: Distlaunch) -> None:
+    def test_refuses_values_that_the_reader_refuses(self, distlaunch: Distlaunch) -> None:
         schema = published(distlaunch)
 
         mistakes: list[dict[str, Any]] = [
@@ -101,7 +101,7 @@ class TestSpec:
         for wrong in mistakes:
             assert not accepts(schema, {"nodes": [{"host": "local"}], **wrong}), wrong
 
-    def test_explains_every_field_to_an_editor(self, distlaunch: Distlaunch) -> None:
+    def test_describes_every_field_for_editors(self, distlaunch: Distlaunch) -> None:
         schema = published(distlaunch)
         nodes = schema["$defs"]["NodeSpec"]["properties"]
 

@@ -269,7 +269,7 @@ def is_agent(process: psutil.Process) -> bool:
     return not tasks and any(each.status == psutil.CONN_ESTABLISHED for each in process.net_connections("tcp"))
 
 
-def test_who_does_not_know_the_secret_is_no_agent(tmp_path: Path) -> None:
+def test_a_caller_that_does_not_know_the_secret_is_no_agent(tmp_path: Path) -> None:
     command = ["sh", "-c", "sleep 20", "sh"]
     gathering = Gathering(command, {**os.environ}, ["a"], lambda _: True)
     found: list[LinkError] = []
@@ -349,7 +349,7 @@ def test_check_says_how_the_job_ends_and_that_the_resolver_is_to_be_dropped(
     assert 1700 < job["left_s"] <= 1800
     assert {finding["reference"] for finding in report["findings"]} >= {"slurm-resolver", "no-requeue"}
     text = cluster.run(*(word for word in words if word != "--json"), check=False)
-    assert "preemption (REQUEUE) 20 s before that; the job is not queued again" in text
+    assert "preemption (REQUEUE) warns 20 s earlier; the job is not requeued" in text
 
 
 # --- ends ---
@@ -386,7 +386,7 @@ def test_a_task_that_ignores_the_end_is_killed_before_slurm_kills_us(cluster: Sl
     job.await_end()
 
 
-def test_the_run_goes_on_after_the_end_of_the_jobs_time(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_the_run_continues_after_the_end_of_the_jobs_time(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(900, 1, 42), "nodes: 2, time: '1', stop_early_s: 50")
     job.await_steps()
     report = job.await_report(1)
@@ -421,7 +421,7 @@ def test_a_signal_that_warns_of_the_end_is_a_preemption_and_ends_no_agent(
 
 
 @pytest.mark.parametrize("partition", ["batch", "graceful", "cancelled"])
-def test_a_preempted_job_saves_and_goes_on(cluster: SlurmCluster, tmp_path: Path, partition: str) -> None:
+def test_a_preempted_job_saves_and_continues(cluster: SlurmCluster, tmp_path: Path, partition: str) -> None:
     job = submit(cluster, tmp_path, saving(900, 1.5, 42), f"nodes: 2, partition: {partition}")
     job.await_steps()
     preempt(job)
@@ -432,9 +432,9 @@ def test_a_preempted_job_saves_and_goes_on(cluster: SlurmCluster, tmp_path: Path
 
 
 def check_resumed(job: Submitted) -> None:
-    """Checks that both workers have saved at the end, and that the run goes on from there in the same folder."""
+    """Checks that both workers have saved at the end, and that the run resumes from there in the same folder."""
     ends = [int(job.log(worker, 1).split("saved ")[1].split()[0]) for worker in (0, 1)]
-    wait_until(lambda: "queued again" in job.said, "it says that it goes on")
+    wait_until(lambda: "is requeued; the run continues" in job.said, "a message says that the job is requeued")
     job.begin_again()
     job.await_text("ends at", attempt=2, timeout_s=90)
     report = job.await_report(2)
@@ -495,7 +495,7 @@ def test_a_drained_node_ends_nothing(cluster: SlurmCluster, tmp_path: Path) -> N
     cluster.await_idle()
 
 
-def test_a_job_that_is_requeued_by_hand_goes_on(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_that_is_requeued_by_hand_continues(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(900, 0.5))
     job.await_steps()
     cluster.run("scontrol", "requeue", job.job)
@@ -505,7 +505,7 @@ def test_a_job_that_is_requeued_by_hand_goes_on(cluster: SlurmCluster, tmp_path:
     check_resumed(job)
 
 
-def test_too_little_memory_is_told_in_slurms_words(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_too_little_memory_is_reported_in_slurms_words(cluster: SlurmCluster, tmp_path: Path) -> None:
     program = json.dumps({"command": [sys.executable, "-c", "import time; x = b'x' * 300_000_000; time.sleep(60)"]})
     job = submit(cluster, tmp_path, program, "nodes: 2, extra: [--mem=200]", "")
     report = job.await_report(1)
@@ -617,7 +617,7 @@ def test_a_run_is_seen_and_stopped_from_a_machine_that_is_not_its_controllers(
     job.await_end()
 
 
-def test_what_slurm_refuses_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_that_slurm_refuses_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("nodes: slurm\nslurm: {nodes: 2, partition: none}\n")
     done = call(cluster, "submit", "--run-dir", str(tmp_path / "run"), str(spec))

@@ -42,7 +42,7 @@ def test_hosts_keep_slurms_order_and_their_zeros(text: str, hosts: list[str]) ->
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "n[1-", "n]1[", "n[a-b]", "n[[1]]", "n[1-999999999]", "n[1-]", ","])
-def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
+def test_an_invalid_list_of_hosts_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|bracket|name|more than"):
         parse_host_list(text)
 
@@ -56,7 +56,7 @@ def test_counts_are_one_for_each_node() -> None:
 
 
 @given(st.text(alphabet="ab1290[],-(x)", max_size=20))
-def test_nothing_else_than_a_value_error_comes_of_strange_lists(text: str) -> None:
+def test_strange_lists_raise_only_value_errors(text: str) -> None:
     for parse in (parse_host_list, parse_counts):
         with contextlib.suppress(ValueError):
             assert all(map(str, parse(text)))
@@ -109,7 +109,7 @@ def test_within_a_step_the_number_of_tasks_is_not_the_steps() -> None:
     assert find_allocation(environ).tasks == (1, 1, 1)
 
 
-def test_what_a_job_asked_for_does_not_reach_our_own_steps() -> None:
+def test_the_requests_of_a_job_do_not_reach_distlaunchs_steps() -> None:
     request = {"SLURM_NTASKS": "4", "SLURM_MEM_PER_CPU": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_EXPORT_ENV": "NONE"}
     kept = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "PATH": "/bin", "SLURM_CLUSTER_NAME": "c"}
     assert make_environment({**request, **kept}) == {**kept, "SLURM_CPU_BIND": "none"}
@@ -193,7 +193,7 @@ def test_durations_are_read_as_slurm_writes_them() -> None:
 # --- the script of a job ---
 
 
-def test_the_script_asks_for_what_the_spec_says(tmp_path: Path) -> None:
+def test_the_script_requests_the_resources_of_the_spec(tmp_path: Path) -> None:
     spec = ClusterSpec.model_validate(
         {
             "name": "digits",

@@ -63,7 +63,7 @@ def test_nodes_are_compared_only_with_those_that_compute_by_the_same_method() ->
 # --- links ---
 
 
-def test_a_slow_link_is_told_apart_from_a_slow_network_of_a_node() -> None:
+def test_a_slow_link_is_distinguished_from_a_slow_network_of_a_node() -> None:
     assert slow_links(ab=SLOW, bc=FAST, ca=FAST) == [("a", "b")]
     assert slow_links(ab=SLOW, bc=SLOW, ca=FAST) == ["b"]
     assert slow_links(ab=FAST, bc=SLOW, cd=FAST, da=FAST) == [("b", "c")]
@@ -77,9 +77,15 @@ def test_links_that_are_equally_slow_are_not_named_and_noise_names_nobody() -> N
     assert slow_links() == []
 
 
-def test_links_of_a_node_that_computes_slowly_say_nothing() -> None:
+def test_a_node_that_computes_slowly_explains_its_slow_links() -> None:
+    assert slow_links("b", ab=SLOW) == []
     assert slow_links("b", ab=SLOW, bc=SLOW, ca=FAST) == []
     assert slow_links("b", ab=SLOW, bc=SLOW, cd=FAST, de=SLOW, ea=FAST) == [("d", "e")]
+
+
+def test_a_fast_link_of_a_node_that_computes_slowly_shows_that_another_is_slow_by_itself() -> None:
+    assert slow_links("b", ab=SLOW, bc=FAST, ca=FAST) == [("a", "b")]
+    assert slow_links("a", "b", ab=SLOW, bc=FAST, ca=FAST) == [("a", "b")]
 
 
 def test_of_a_single_link_one_direction_is_compared_with_the_other() -> None:

@@ -51,7 +51,7 @@ def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distl
         assert ran.report["started"] < moments[0] / 1e6 <= moments[-1] / 1e6 < ran.report["ended"]
 
 
-def test_a_host_with_a_certificate_is_reached_by_openssh_which_is_told(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_host_with_a_certificate_is_reached_by_openssh_with_a_note(distlaunch: Distlaunch, tmp_path: Path) -> None:
     skip_without_openssh()
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
@@ -141,7 +141,7 @@ def test_a_node_behind_a_jump_host_is_reached(distlaunch: Distlaunch, hosts: Hos
     assert ran.status == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ here", "worker:1 │ here"]
     assert f"-W {hosts.known_name('gpu-b')} -- gpu-a" in (hosts.folder / "ssh.log").read_text()
-    assert marked(mark) == []  # including the proxy, a process of ours
+    assert marked(mark) == []  # including the proxy, a child of distlaunch
 
 
 def test_arguments_and_environment_arrive_as_they_are(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_unknown_host_keys_are_refused_with_the_line_that_helps(distlaunch: Dist
     hosts.known_hosts.unlink()
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 3
-    assert ran.stderr.count("is unknown (ssh-ed25519 SHA256:") == 2  # both nodes are told
+    assert ran.stderr.count("is unknown (ssh-ed25519 SHA256:") == 2  # once for each node
     assert f"ssh-keyscan -p {hosts.port} {hosts.addresses['gpu-a']} >> {hosts.known_hosts}" in ran.stderr
     assert "0 processes left on 2 nodes" in ran.stderr
 
@@ -241,7 +241,7 @@ def test_a_user_certificate_lets_in(distlaunch: Distlaunch, tmp_path: Path) -> N
     assert ran.status == 0, ran.stderr
 
 
-def test_what_the_spec_says_goes_before_the_configuration(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_the_spec_overrides_the_configuration(distlaunch: Distlaunch, hosts: Hosts) -> None:
     config = hosts.folder / "config"
     config.write_text(
         config.read_text().replace(f"Port {hosts.port}", "Port 9\n  User nobody").replace("user_key", "other_key")
@@ -279,7 +279,7 @@ def test_a_key_that_is_not_accepted_is_named(distlaunch: Distlaunch, hosts: Host
     assert f"rejects the login; refused: {hosts.folder / 'other_key'}" in ran.stderr
 
 
-def test_a_key_with_a_passphrase_is_told_to_be_unlocked(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_a_key_with_a_passphrase_is_reported_with_the_way_to_unlock_it(distlaunch: Distlaunch, hosts: Hosts) -> None:
     key = hosts.folder / "user_key"
     subprocess.run(
         ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(key)], check=True, capture_output=True
@@ -289,7 +289,7 @@ def test_a_key_with_a_passphrase_is_told_to_be_unlocked(distlaunch: Distlaunch, 
     assert f"{key} has a passphrase; unlock it with ssh-add" in ran.stderr
 
 
-def test_all_nodes_that_cannot_be_used_are_told_at_once(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+def test_all_nodes_that_are_unusable_are_reported_at_once(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     spec, nobody = tmp_path / "spec.yaml", loopback.address(0, 9)
     spec.write_text(
         "nodes:\n"

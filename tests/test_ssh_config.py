@@ -1,4 +1,4 @@
-"""What `ssh -G` says of a host, as values."""
+"""Reading a host's SSH configuration, from `ssh -G` or without OpenSSH."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parse(more: str = "", host: str = "gpu-b") -> SshTarget:
     return parse_target(host, more + PLAIN)  # the first value of a key counts, as it does for OpenSSH
 
 
-def test_the_host_is_reached_as_ssh_would() -> None:
+def test_address_user_keys_and_known_hosts_are_those_of_ssh() -> None:
     target = parse()
     assert (target.host, target.hostname, target.port, target.user) == ("gpu-b", "10.0.0.12", 22, "alice")
     home = Path.home() / ".ssh"
@@ -68,11 +68,11 @@ def test_known_hosts_has_the_host_under_its_name_and_port(more: str, name: str) 
         ("proxyjump none\n", None),
     ],
 )
-def test_proxies_become_a_command_to_go_through(more: str, command: str | None) -> None:
+def test_proxies_become_a_proxy_command(more: str, command: str | None) -> None:
     assert parse(more).proxy_command == command
 
 
-def test_fast_ciphers_go_first_and_none_is_added() -> None:
+def test_fast_ciphers_come_first_and_none_is_added() -> None:
     slow = "chacha20-poly1305@openssh.com,aes128-ctr"
     assert parse(f"ciphers {slow},aes256-gcm@openssh.com\n").cipher_options() == [
         f"Ciphers=aes256-gcm@openssh.com,{slow}"
@@ -82,13 +82,13 @@ def test_fast_ciphers_go_first_and_none_is_added() -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "ssh", "²"])
-def test_a_port_that_is_none_is_told(port: str) -> None:
+def test_an_invalid_port_is_reported(port: str) -> None:
     with pytest.raises(LinkError, match=f"ssh's configuration of this host has Port {port}, which is not a port"):
         parse(f"port {port}\n")
 
 
 def test_quotes_in_names_of_files_are_part_of_the_names() -> None:
-    """OpenSSH prints them as they are."""
+    """OpenSSH prints the names without quoting."""
     assert parse("userknownhostsfile /home/o'brien/known /k\"n\n").known_hosts[:2] == (
         Path("/home/o'brien/known"),
         Path('/k"n'),
@@ -110,7 +110,7 @@ def test_known_hosts_none_means_no_file() -> None:
         ("~/%r.sock", "/home/someone/alice.sock"),
     ],
 )
-def test_the_agent_is_the_one_that_ssh_would_ask(
+def test_the_ssh_agent_is_the_one_that_ssh_uses(
     monkeypatch: pytest.MonkeyPatch, agent: str, socket: str | None
 ) -> None:
     monkeypatch.setenv("MY_AGENT", "/run/mine")
@@ -119,9 +119,7 @@ def test_the_agent_is_the_one_that_ssh_would_ask(
     assert parse(f"identityagent {agent}\n").identity_agent == socket
 
 
-def test_without_openssh_a_configuration_that_cannot_be_read_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_openssh_an_invalid_configuration_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ssh" / "config"
@@ -133,7 +131,7 @@ def test_without_openssh_a_configuration_that_cannot_be_read_is_told(
         load_target("gpu-a")
 
 
-def test_an_ssh_that_cannot_be_started_is_told_with_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ssh_that_does_not_start_is_reported_with_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "ssh").write_text("#!/nowhere/sh\n")
     (tmp_path / "ssh").chmod(0o755)
@@ -150,7 +148,7 @@ def test_an_ssh_that_cannot_be_started_is_told_with_its_node(tmp_path: Path, mon
         ("pkcs11provider none", "ssh-ed25519 AAAA", ""),
     ],
 )
-def test_what_paramiko_cannot_do_is_found(tmp_path: Path, more: str, public: str, limit: str) -> None:
+def test_keys_that_paramiko_cannot_use_are_found(tmp_path: Path, more: str, public: str, limit: str) -> None:
     (tmp_path / "id").write_text("private")
     (tmp_path / "id.pub").write_text(public)
     assert find_limit(parse(f"identityfile {tmp_path}/id\n{more}\n")) == limit
@@ -176,7 +174,7 @@ def test_include_and_match_of_a_real_configuration_are_followed(tmp_path: Path) 
 
 @pytest.fixture
 def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
-    """The user's `ssh` with another configuration."""
+    """Lets `ssh` read another configuration, which the returned function writes."""
     ssh = shutil.which("ssh")
     if ssh is None:
         pytest.skip("OpenSSH is not installed")
@@ -203,14 +201,14 @@ def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
     ],
     ids=["not-utf-8", "odd-port", "unclosed-quote"],
 )
-def test_a_configuration_that_cannot_be_understood_is_told(configure: Configure, config: bytes, told: str) -> None:
+def test_an_invalid_configuration_is_reported(configure: Configure, config: bytes, told: str) -> None:
     configure(config)
     with pytest.raises(LinkError, match=re.escape(told)):
         load_target("gpu-a")
 
 
 @pytest.mark.ssh
-def test_a_configuration_that_does_not_answer_is_told_and_nothing_of_it_is_left(
+def test_a_configuration_that_hangs_is_reported_and_leaves_no_process(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = make_mark()
@@ -220,4 +218,4 @@ def test_a_configuration_that_does_not_answer_is_told_and_nothing_of_it_is_left(
     monkeypatch.setattr(config, "ANSWER_S", 1.0)
     with pytest.raises(LinkError, match=r"`ssh -G gpu-a` does not answer within 1 s; a `Match exec` .* may hang"):
         load_target("gpu-a")
-    wait_until(lambda: marked(mark) == [], "nothing of it is left")
+    wait_until(lambda: marked(mark) == [], "no process of it is left")

@@ -64,7 +64,7 @@ class TestRendering:
         ]
 
     @pytest.mark.parametrize("text", ["", "nonsense", "Fatal Python error"])
-    def test_says_of_what_is_no_python_program_that_it_has_none(self, text: str) -> None:
+    def test_says_if_a_task_has_none(self, text: str) -> None:
         assert render_stacks({W0: text}) == "worker:0 has no Python stack to show"
 
     def test_waits_for_all_tasks_but_not_for_ever(self) -> None:
@@ -141,6 +141,7 @@ wait_for_child()
 """
 
 
+@pytest.mark.slow
 def test_stacks_of_children_are_shown_with_their_task(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FORK)
     with running(tmp_path, "-n", "1", "train.py"):
@@ -151,6 +152,7 @@ def test_stacks_of_children_are_shown_with_their_task(tmp_path: Path) -> None:
         assert "    and in another thread\n" in said
 
 
+@pytest.mark.slow
 def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tmp_path: Path) -> None:
     with running(tmp_path, "-n", "2", "--", "sh", "-c", "echo ready; sleep 600") as process:
         wait_for_logs(tmp_path, b"ready", 2)
@@ -162,7 +164,8 @@ def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tm
         wait_until(says_so, "it says so")
 
 
-def test_a_run_that_is_over_or_none_is_told(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_run_that_is_over_or_missing_is_reported(tmp_path: Path) -> None:
     subprocess.run(distlaunch_command("local", "--run-dir", "run", "--", "true"), cwd=tmp_path, check=True)
     for name, why in (("run", "has ended"), ("nothing", "there is no run nothing")):
         asked = subprocess.run(
@@ -173,7 +176,7 @@ def test_a_run_that_is_over_or_none_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_who_waits_in_a_collective_is_told_from_who_keeps_it_waiting(tmp_path: Path) -> None:
+def test_tasks_that_wait_in_a_collective_are_distinguished_from_the_one_that_blocks_it(tmp_path: Path) -> None:
     program = str(PROGRAMS / "fail_in_training.py")
     with running(tmp_path, "-n", "3", program, "worker:1", "sleep"):
         log = tmp_path / "run/attempt-1/worker-1.log"

@@ -55,6 +55,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
     ask_to_end(RunDir(folder / "run"), now=True)
 
 
+@pytest.mark.slow
 def test_cpu_and_memory_are_those_of_all_processes_of_a_task(busy: RunDir) -> None:
     def check() -> None:
         [task] = ask_status(busy)["tasks"]
@@ -67,7 +68,9 @@ def test_cpu_and_memory_are_those_of_all_processes_of_a_task(busy: RunDir) -> No
 
 def test_its_node_is_measured_as_well(busy: RunDir) -> None:
     def check() -> None:
-        [node] = ask_status(busy)["nodes"]
+        nodes = ask_status(busy)["nodes"]
+        assert len(nodes) == 1  # none before the first sample
+        [node] = nodes
         assert (node["node"], node["cores"] > 0) == ("local", True)
         assert 300 << 20 < node["memory"] < node["memory_total"]
         assert (node["cpu"] or 0) > 0.1
@@ -89,6 +92,7 @@ def test_it_is_a_table_with_the_last_messages(busy: RunDir) -> None:
     assert any("ago  Starting 1 task on this machine" in line for line in rest)
 
 
+@pytest.mark.slow
 def test_in_a_pipe_watching_prints_changes_until_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     wait = "until [ -e go ]; do sleep 0.1; done"
@@ -113,6 +117,7 @@ def test_on_a_terminal_watching_repaints_until_ctrl_c(busy: RunDir) -> None:
         watching.shows("running · attempt 1")  # the last picture stays
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "-n", "2", "--", "sh", "-c", "exit 3")
     done = distlaunch("status", str(ran.directory), "--json", run_dir=False)
@@ -133,7 +138,7 @@ def test_a_run_whose_controller_was_killed_is_lost(tmp_path: Path, distlaunch: D
     done = distlaunch("status", str(folder), run_dir=False)
     assert done.status == 3
     assert (
-        "is lost: its controller has ended without a report [run-directory]\n  go on with it: `distlaunch resume"
+        "is lost: its controller has ended without a report [run-directory]\n  resume it: `distlaunch resume"
         in done.stderr
     )
 

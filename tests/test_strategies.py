@@ -73,7 +73,7 @@ def test_a_spec_says_how_devices_and_workers_add_up(distlaunch: Distlaunch, look
     assert told["communication"] == "RING"
 
 
-def test_a_machine_without_a_tpu_is_told_what_is_missing(distlaunch: Distlaunch, look: str) -> None:
+def test_without_a_tpu_the_error_names_what_is_missing(distlaunch: Distlaunch, look: str) -> None:
     ran = distlaunch("local", "--strategy", "tpu", look)
     assert ran.status == 1
     assert "RuntimeError: no TPU: TPU_NAME is not set, and this is not a TPU VM" in ran.stderr
@@ -101,7 +101,7 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     done = ran.line(r"chief:0: validation accuracy (0\.\d+), (\d+) steps", "chief-0")
     assert float(done[1]) > 0.95
     assert steps <= int(done[2]) <= steps + 1  # the dead worker's last step may be done again
-    assert "worker:1 ended with SIGKILL (signal 9); restarting it, the others continue\n" in ran.stderr
+    assert "worker:1 ended with SIGKILL (signal 9); restarting it while the others continue\n" in ran.stderr
     assert "worker:1 was restarted individually, after SIGKILL (signal 9)" in ran.stderr
     assert "Chaos: worker:1 was killed in attempt 1; it was restarted individually" in ran.stderr
     [attempt] = ran.report["attempts"]
@@ -113,7 +113,7 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     assert "0 processes left on this machine" in ran.stderr
 
 
-def test_a_parameter_server_that_dies_is_the_end_of_the_attempt_and_the_next_goes_on_from_the_checkpoint(
+def test_a_parameter_server_that_dies_ends_the_attempt_and_the_next_resumes_from_the_checkpoint(
     distlaunch: Distlaunch, tmp_path: Path
 ) -> None:
     checkpoints = tmp_path / "checkpoints"

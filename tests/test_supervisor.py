@@ -135,13 +135,13 @@ def test_a_failure_of_each_class_is_left_at_that_where_the_spec_does_not_name_it
     assert "Restarting" not in run.said
 
 
-def test_nothing_is_started_again_that_nobody_wants_to(tmp_path: Path) -> None:
+def test_without_restarts_in_the_spec_nothing_is_restarted(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:1", KILL)])
     assert [attempt.verdict.reference for attempt in run.run().attempts] == ["task-killed"]
     assert "tarted again" not in run.said
 
 
-def test_what_never_was_a_cluster_is_not_started_again(tmp_path: Path) -> None:
+def test_an_attempt_that_never_was_a_cluster_is_not_restarted(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.PREPARING, refuse("no-program", "no train.py"))], restarting(5))
     report = run.run()
     assert [attempt.verdict.reference for attempt in report.attempts] == ["no-program"]
@@ -192,7 +192,7 @@ def test_restarts_end_when_they_are_spent_and_pauses_double(tmp_path: Path) -> N
     assert pauses(report) == [0.0, 2.0, 4.0, 8.0]
     assert "Restarting in 8 s: attempt 5 (restart 4 of 4)" in run.said
     assert "not started again: 4 restarts did not help" in run.said
-    assert run.said.count("Error: worker:1 on gpu-b was ended by SIGKILL") == 5
+    assert run.said.count("Error: worker:1 on gpu-b was killed by SIGKILL") == 5
 
 
 def test_a_run_that_saves_nothing_any_more_ends_whatever_restarts_are_left(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_a_spare_that_has_not_what_it_takes_ends_the_run_with_a_report(tmp_path:
     assert run.said.endswith(f"exit status 3\nLogs and report: {tmp_path}/run")
 
 
-def test_a_smaller_cluster_goes_on_where_that_is_allowed(tmp_path: Path) -> None:
+def test_a_smaller_cluster_continues_if_that_is_allowed(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose(left=0))], {**GPU_C, **restarting(min_workers=2)})
     report = run.run()
     assert report.outcome == "succeeded"
@@ -422,7 +422,7 @@ def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, retu
     assert report.ended - report.attempts[0].ended == pytest.approx(return_s, abs=0.5)
     assert len(run.asked) == return_s / 2 + bool(return_s)
     assert (report.attempts[0].processes_left, report.attempts[0].unverified) == (None, ["gpu-b"])
-    assert f"unknown what is left on gpu-b; once reachable, run:\n    distlaunch clean {tmp_path}/run" in run.said
+    assert f"processes left on gpu-b: unknown; once reachable, run:\n    distlaunch clean {tmp_path}/run" in run.said
 
 
 def test_a_node_that_is_lost_after_its_tasks_have_ended_is_lost_to_the_next_attempt(tmp_path: Path) -> None:
@@ -542,7 +542,7 @@ def test_a_node_that_is_lost_in_a_pause_is_lost_to_the_next_attempt(tmp_path: Pa
     assert pauses(report) == [0.0, 500.0, 500.0]
 
 
-def test_what_a_lost_agent_says_later_is_not_heard(tmp_path: Path) -> None:
+def test_later_messages_of_a_lost_agent_are_ignored(tmp_path: Path) -> None:
     """The node is back; a task whose end the lost agent reports is not the task of the next attempt."""
 
     def linger(agent: FakeAgent) -> bool:
@@ -556,7 +556,7 @@ def test_what_a_lost_agent_says_later_is_not_heard(tmp_path: Path) -> None:
     assert report.attempts[1].ended - report.attempts[1].started > 100
 
 
-# --- an error of ours ---
+# --- an error of distlaunch ---
 
 
 @dataclass(frozen=True)
@@ -626,7 +626,7 @@ def test_a_bug_in_the_first_attempt_after_its_start_has_its_report(tmp_path: Pat
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert shown.value.exit_status == report["exit_status"] == 70
     assert [attempt["verdict"]["reference"] for attempt in report["attempts"]] == ["bug"]
-    assert "its end was not seen" in run.said
+    assert "end not observed" in run.said
     assert "Error: a bug in distlaunch: KeyError('oh') [bug]" in run.said
 
 
@@ -648,7 +648,7 @@ def test_a_disk_that_is_full_when_the_second_plan_is_written_ends_the_run_with_i
     assert shown.value.exit_status == report["exit_status"] == 3
     assert [attempt["verdict"]["reference"] for attempt in report["attempts"]] == ["task-killed", "run-directory"]
     assert f"Error: cannot write {tmp_path}/run/plan.json: No space left on device [run-directory]" in run.said
-    assert "  2 attempts; those before the last:\n    1: worker:1 on gpu-b was ended by SIGKILL" in run.said
+    assert "  2 attempts; before the last one:\n    1: worker:1 on gpu-b was killed by SIGKILL" in run.said
 
 
 @linux
@@ -662,9 +662,11 @@ def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path) ->
 
 
 def test_a_console_that_nobody_reads_ends_a_run_as_a_broken_pipe_does(tmp_path: Path) -> None:
-    run = FakeRun(tmp_path / "run", failing(1), restarting(), broken=True)
+    run = FakeRun(tmp_path / "run", failing(1), restarting())
 
     def until_broken(agent: FakeAgent) -> bool:
+        run.sink.broken = True
+        run.console.note("nobody reads this")
         while not run.console.broken:
             pass
         return True

@@ -23,6 +23,7 @@ import pytest
 
 import worker_entry
 from tests.apart import linux
+from tests.cases import first_quick
 from tests.conftest import PROGRAMS
 from worker_entry.protocol.framing import parse
 from worker_entry.protocol.values import CrashRecord, Place
@@ -404,7 +405,7 @@ PROGRAMS_TO_COMPARE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PROGRAMS_TO_COMPARE)
+@pytest.mark.parametrize("name", first_quick(PROGRAMS_TO_COMPARE, 16))
 def test_a_script_says_and_ends_as_under_plain_python(tmp_path: Path, name: str) -> None:
     source = PROGRAMS_TO_COMPARE[name]
     write(tmp_path, source)
@@ -413,7 +414,7 @@ def test_a_script_says_and_ends_as_under_plain_python(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("name", ["exit 3", "exit text", "exception", "syntax error", "keyboard interrupt"])
-@pytest.mark.parametrize("way", ["a module", "a package", "a folder", "a symbolic link to a script"])
+@pytest.mark.parametrize("way", first_quick(["a module", "a package", "a folder", "a symbolic link to a script"]))
 def test_a_program_ends_alike_in_every_way_it_can_be_run(tmp_path: Path, name: str, way: str) -> None:
     write(tmp_path, PROGRAMS_TO_COMPARE[name])
     plain, ours = compare(tmp_path, WAYS[way])
@@ -432,7 +433,7 @@ def test_both_streams_have_the_same_order_in_one_file(tmp_path: Path, name: str)
     [["absent.py"], ["folder"], ["-m", "absent"], ["-m", "absent.deeper"], ["-m", "folder"], ["-m", "program.deeper"]],
     ids=" ".join,
 )
-def test_a_missing_program_is_told_as_plain_python_tells_it(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_missing_program_has_the_same_error_as_with_plain_python(tmp_path: Path, arguments: list[str]) -> None:
     write(tmp_path, "print('never')")
     plain, ours = compare(tmp_path, arguments)
     assert ours == plain
@@ -456,7 +457,7 @@ def test_the_interpreter_knows_that_it_was_not_started_by_hand(tmp_path: Path) -
     assert ours.stdout == f"['{ENTRY}', 'run', 'program.py', 'a'] True\n"
 
 
-def test_what_is_imported_already_is_only_of_the_standard_library_and_ours(tmp_path: Path) -> None:
+def test_only_modules_of_the_standard_library_and_of_distlaunch_are_already_imported(tmp_path: Path) -> None:
     """For example, a program's own `json.py` is not imported, as if another module had imported the library's."""
     write(tmp_path, "import sys; print(*sys.modules)")
     plain, ours = compare(tmp_path, ["program.py"])
@@ -487,7 +488,7 @@ def test_the_stack_is_a_few_frames_less_deep(tmp_path: Path) -> None:
     ],
     ids=["not UTF-8", "an unknown encoding"],
 )
-def test_a_source_that_cannot_be_decoded_is_told_in_other_words(tmp_path: Path, source: bytes, said: str) -> None:
+def test_a_source_that_cannot_be_decoded_has_an_error_in_other_words(tmp_path: Path, source: bytes, said: str) -> None:
     write(tmp_path, source)
     plain, ours = compare(tmp_path, ["program.py"])
     assert plain.status == ours.status == 1
@@ -656,7 +657,7 @@ def test_the_users_line_may_be_within_an_archive(task: Task) -> None:
     assert (record.file, record.line) == (str(task.folder / "app.zip" / "part.py"), 2)
 
 
-def test_the_users_line_is_that_of_the_first_of_the_failures_that_a_message_tells_of(task: Task) -> None:
+def test_the_users_line_is_that_of_the_first_failure_in_a_message(task: Task) -> None:
     trace = 'Detected at node a defined at (most recent call last):\n  File "program.py", line {}, in f\n\n'
     message = f"Graph execution error:\n\n{trace.format(7)}{trace.format(8)}2 root error(s) found.\n"
     record = task.crash(f"x = 1\nraise ValueError({message!r})")
@@ -695,7 +696,7 @@ def test_a_crash_record_says_what_the_program_was_calling(task: Task, library: s
 
 
 def test_a_patched_function_is_what_the_line_calls_and_not_what_the_patch_calls(task: Task) -> None:
-    """Keras' own frames are removed, so the next frame is one of ours: the patched `fit`, or a helper of a patch."""
+    """Keras' own frames are removed, so the next frame is distlaunch's: the patched `fit`, or a helper of a patch."""
     ours = Path(crash_record.__file__).parents[1] / "keras_patches" / "callbacks.py"
     (task.folder / "patched.py").write_text(
         f"code = compile('def fit(x): 1 / 0\\ndef reduce(x): 1 / 0', {str(ours)!r}, 'exec')\nexec(code)\n"
@@ -706,7 +707,7 @@ def test_a_patched_function_is_what_the_line_calls_and_not_what_the_patch_calls(
 
 
 @pytest.mark.parametrize(("line", "call"), [("model.fit(x)", "fit"), ("model.fit(list(x))", None), ("x[1]", None)])
-def test_what_was_called_is_read_from_the_line_where_its_frames_are_left_out(
+def test_the_called_function_is_read_from_the_line_if_its_frames_are_left_out(
     task: Task, line: str, call: str | None
 ) -> None:
     """Keras leaves out the frames of a call within a call, such as `evaluate` in a callback of `fit`."""
@@ -725,7 +726,7 @@ def test_of_a_long_message_the_beginning_and_the_end_are_kept(task: Task) -> Non
     record = task.crash("raise ValueError('begins ' + 'x' * 100_000 + ' ends')")
     assert len(record.message) == MESSAGE_LIMIT
     assert record.message.startswith("begins x")
-    assert "x\n… (cut here; the log has all of it)\nx" in record.message
+    assert "x\n… (cut here; the log has the whole message)\nx" in record.message
     assert record.message.endswith("x ends")
 
 
@@ -856,7 +857,7 @@ thread.start()
 
 @pytest.mark.parametrize("source", ["", "raise SystemExit", "import sys; sys.exit(256)"])
 @pytest.mark.parametrize("after", ["", "import atexit, os\natexit.register(os.abort)\n"])
-def test_a_program_that_comes_to_its_end_has_finished_whatever_its_interpreter_does(
+def test_a_program_that_reaches_its_end_has_finished_whatever_its_interpreter_does(
     task: Task, source: str, after: str
 ) -> None:
     assert task.run(after + source).status == (-signal.SIGABRT if after else 0)
@@ -878,7 +879,7 @@ def test_a_forked_child_that_ends_does_not_finish_its_parent(task: Task) -> None
     assert task.run(source).status == 0
 
 
-def test_what_ends_a_thread_is_recorded_and_shown(task: Task) -> None:
+def test_an_exception_that_ends_a_thread_is_recorded_and_shown(task: Task) -> None:
     ended = task.run(LOADER + "thread.join()\n")
     assert ended.status == 0
     assert "KeyError: 'a'" in ended.stderr
@@ -891,7 +892,7 @@ def test_a_program_that_gives_up_because_of_its_thread_keeps_the_record_of_the_t
     assert (record.exception, record.thread) == ("KeyError", "loader")
 
 
-def test_what_the_program_raises_itself_goes_before_the_exception_of_a_thread(task: Task) -> None:
+def test_an_exception_of_the_main_thread_takes_precedence_over_that_of_another_thread(task: Task) -> None:
     record = task.crash(LOADER + "thread.join()\nraise ValueError('no batch')\n")
     assert (record.exception, record.line, record.thread) == ("ValueError", 7, None)
 

@@ -68,7 +68,7 @@ def test_it_stays_after_the_training_if_it_is_to_until_ctrl_c(tmp_path: Path) ->
     assert run.report["outcome"] == "succeeded"
 
 
-def test_one_that_cannot_start_is_told_and_the_tasks_go_on(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_one_that_cannot_start_is_reported_and_the_tasks_continue(distlaunch: Distlaunch, tmp_path: Path) -> None:
     broken = tmp_path / "tensorboard"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ModuleNotFoundError('not here')\n")
@@ -96,7 +96,7 @@ def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch
             done = distlaunch("profile", "run", "--duration", "1", run_dir=False)
             assert done.status == 0 or "no task recorded anything" in done.stderr  # the tasks have only waited
         said = len(run.log(1))
-        wait_until(lambda: len(run.log(1)) > said, "it goes on", 60)
+        wait_until(lambda: len(run.log(1)) > said, "training continues", 60)
 
 
 def test_a_profile_of_parameter_servers_has_the_operations_of_all_in_a_network_of_their_own(
@@ -152,7 +152,7 @@ def operations(events: set[str]) -> set[str]:
     return {event for event in events if event.startswith(("ExecutorState::", "ThreadpoolListener::"))}
 
 
-def test_what_cannot_be_profiled_is_told(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_profiled_is_reported(distlaunch: Distlaunch, tmp_path: Path) -> None:
     assert distlaunch("local", "-n", "1", "--", "true").status == 0
     done = distlaunch("profile", "run", run_dir=False)
     assert done.status == 2
@@ -204,7 +204,7 @@ def test_step_times_are_shown_beside_the_loss_with_the_names_of_the_tasks(tmp_pa
             tag = "distlaunch%2Fstep_seconds"
             return [ask(f"{address}data/plugin/scalars/scalars?tag={tag}&run={name}") for name in sorted(tasks)]
 
-        wait_until(lambda: all(len(curve) > 1 for curve in curves()), "the curves go on", 60)
+        wait_until(lambda: all(len(curve) > 1 for curve in curves()), "the curves grow", 60)
         for curve in curves():
             assert [step for _, step, _ in curve] == sorted({step for _, step, _ in curve})
             assert all(0 < seconds < 60 for *_, seconds in curve)

@@ -89,7 +89,7 @@ def test_the_environment_of_a_task_holds_it_whole_or_not_at_all(spec: ClusterSpe
 
 
 @given(specs())
-def test_every_address_of_a_plan_can_be_told_apart_and_read_back(spec: ClusterSpec) -> None:
+def test_all_addresses_of_a_plan_differ_and_can_be_read_back(spec: ClusterSpec) -> None:
     environ = dict.fromkeys(spec.env_from, "value")
     tasks = make_plan(spec, directory="/work", environ=environ, python="python").tasks
     addresses = {

@@ -12,21 +12,21 @@ from launcher.run.timing import SystemTiming
 from tests.polling import eventually
 
 
-def test_what_comes_while_somebody_waits_is_returned_at_once() -> None:
+def test_an_item_that_comes_during_a_wait_is_returned_at_once() -> None:
     arrivals: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Timer(0.05, arrivals.put, ["news"]).start()
     assert SystemTiming().wait(arrivals, 60.0) == "news"
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, 0.0, 0.05])
-def test_nobody_waits_for_longer_than_is_allowed(timeout_s: float) -> None:
+def test_a_wait_is_no_longer_than_its_timeout(timeout_s: float) -> None:
     began = time.monotonic()
     with pytest.raises(queue.Empty):
         SystemTiming().wait(queue.SimpleQueue[str](), timeout_s)
     assert timeout_s <= time.monotonic() - began < timeout_s + 30
 
 
-def test_what_is_repeated_ends_by_itself_once_it_is_true() -> None:
+def test_a_repeated_call_ends_by_itself_once_it_returns_true() -> None:
     answers = iter([False, False, True])
     calls: list[bool] = []
     before = {*threading.enumerate()}
@@ -44,7 +44,7 @@ def test_what_is_repeated_ends_by_itself_once_it_is_true() -> None:
     eventually(over)
 
 
-def test_what_is_repeated_can_be_ended_before_it_has_begun() -> None:
+def test_a_repeated_call_can_be_ended_before_the_first_call() -> None:
     never = threading.Event()
     before = {*threading.enumerate()}
     SystemTiming().repeat(never.is_set, 0.0, first_s=60.0)()

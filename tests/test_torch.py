@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel by the same launcher: gloo on the CPU, real processes."""
+"""PyTorch's DistributedDataParallel under distlaunch: gloo on the CPU, real processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_two_workers_train_alike(distlaunch: Distlaunch, tmp_path: Path) -> None
     ("how", "reference"), [("raise", "task-failed"), ("kill", "task-killed"), ("exit", "task-failed")]
 )
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_the_worker_that_broke_it_is_named_and_all_start_again(
+def test_the_worker_that_failed_is_named_and_all_are_restarted(
     distlaunch: Distlaunch, tmp_path: Path, culprit: int, how: str, reference: str
 ) -> None:
     ran = distlaunch("up", write_spec(tmp_path, culprit, how, "restart: {max_restarts: 1}\n"))
@@ -75,7 +75,7 @@ def test_one_command_is_enough(distlaunch: Distlaunch) -> None:
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_a_port_that_cannot_be_guarded_is_told_or_starts_nothing(distlaunch: Distlaunch, required: bool) -> None:
+def test_a_port_that_cannot_be_guarded_is_reported_or_stops_the_run(distlaunch: Distlaunch, required: bool) -> None:
     guard = ["--set", "guard=required"] if required else []
     ran = distlaunch("local", "--framework", "torch", "-n", "2", *guard, "--", "echo", "begun")
     assert ran.status == (3 if required else 0), ran.stderr
@@ -83,14 +83,14 @@ def test_a_port_that_cannot_be_guarded_is_told_or_starts_nothing(distlaunch: Dis
     assert ("[port-unguarded]" in ran.stderr, "begun" in ran.stdout) == (required, not required)
 
 
-def test_strategies_and_a_demo_are_not_of_pytorch(distlaunch: Distlaunch) -> None:
+def test_pytorch_has_no_strategies_and_no_demo(distlaunch: Distlaunch) -> None:
     for words in (["--framework", "torch"], ["--framework", "torch", "--strategy", "mirrored", "x.py"]):
         ran = distlaunch("local", *words)
         assert ran.status == 2
-        assert "PyTorch has no strategies and no demo here" in ran.stderr
+        assert "--framework torch has no strategies or demo" in ran.stderr
 
 
-def test_ranks_count_through_the_nodes_and_local_ranks_within_each() -> None:
+def test_ranks_count_over_all_nodes_and_local_ranks_within_each() -> None:
     workers = [TaskId("worker", index) for index in range(3)]
     envs = make_torch_envs([("a", workers[0]), ("b", workers[1]), ("b", workers[2])], ("10.0.0.1", 20000))
     assert [envs[worker]["RANK"] for worker in workers] == ["0", "1", "2"]

@@ -129,7 +129,7 @@ def node(request: pytest.FixtureRequest, connect: Connect) -> Node:
     return connect(shares_files=request.param)
 
 
-def test_frames_go_both_ways_and_the_end_is_told(node: Node, tmp_path: Path) -> None:
+def test_frames_go_both_ways_and_the_end_is_reported(node: Node, tmp_path: Path) -> None:
     assert node.greet(tmp_path / "run").version == VERSION
     node.start("sh", "-c", "exit 3")
     assert node.expect(Exited).exit == TaskExit(code=3)
@@ -198,7 +198,7 @@ def test_a_logs_index_is_here_once_its_attempt_is_empty(node: Node, tmp_path: Pa
 
 
 @pytest.mark.parametrize("node", [True], indirect=True)
-def test_an_index_of_a_restarted_task_goes_on(node: Node, tmp_path: Path) -> None:
+def test_an_index_of_a_restarted_task_continues(node: Node, tmp_path: Path) -> None:
     node.greet(tmp_path / "run")
     node.start("echo", "first")
     node.expect(Exited)
@@ -232,7 +232,7 @@ def test_a_stopped_agent_is_still_closed(
 
 @linux
 @pytest.mark.parametrize("victims", [("agent",), ("guardian",), ("agent", "guardian")], ids=" and ".join)
-def test_a_killed_agent_is_told_and_leaves_nothing(node: Node, victims: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_killed_agent_is_reported_and_leaves_nothing(node: Node, victims: tuple[str, ...], tmp_path: Path) -> None:
     ready = node.greet(tmp_path / "run")
     task = node.start("sleep", "600")
     pids = {"agent": ready.pid, "guardian": psutil.Process(ready.pid).ppid()}
@@ -274,7 +274,7 @@ def test_closing_a_link_leaves_alone_what_was_here_before(connect: Connect, tmp_
         earlier.kill()
 
 
-def test_what_the_agent_says_to_stderr_is_kept(connect: Connect, tmp_path: Path) -> None:
+def test_the_stderr_of_the_agent_is_kept(connect: Connect, tmp_path: Path) -> None:
     node = connect(python=program(tmp_path, "sys.stderr.write('no module named x\\n')"))
     node.expect(LinkClosed)
     node.close()
@@ -333,7 +333,7 @@ def test_noise_instead_of_an_agent_is_shown(connect: Connect, tmp_path: Path) ->
     assert len(reason) < 500
 
 
-def test_silence_instead_of_an_agent_is_told(connect: Connect) -> None:
+def test_silence_instead_of_an_agent_is_reported(connect: Connect) -> None:
     node = connect(python="/bin/true")
     assert node.expect(LinkClosed) == LinkClosed("the agent sent no start marker")
     assert node.close() == 0
@@ -372,7 +372,7 @@ def test_a_frame_that_cannot_be_ends_the_link_and_writes_nothing_elsewhere(
     assert written == {"fake-python"}
 
 
-def test_what_came_before_a_broken_frame_is_delivered(connect: Connect, tmp_path: Path) -> None:
+def test_frames_before_a_broken_frame_are_delivered(connect: Connect, tmp_path: Path) -> None:
     log = encode(Log(1, "worker:0", 0, BODY_LIMIT), bytes(BODY_LIMIT))
     (tmp_path / "frames").write_bytes(MARKER + encode(Listening("worker:0", 2.0)) + log + b"?\n")
     node = connect(python=program(tmp_path, f"os.write(1, open({str(tmp_path / 'frames')!r}, 'rb').read())"))

@@ -98,7 +98,7 @@ def test_only_without_a_tunnel_is_anything_to_be_read_on_the_wire(
     assert f"met 2 at {hosts}" in ran.stdout
 
 
-def test_who_is_on_a_node_of_the_cluster_but_has_no_certificate_gets_in_nowhere(
+def test_a_caller_on_a_node_of_the_cluster_without_a_certificate_gets_in_nowhere(
     network: Network, tmp_path: Path
 ) -> None:
     """The node's address may reach the port; the stranger's may not."""

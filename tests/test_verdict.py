@@ -1,4 +1,4 @@
-"""The verdict names the cause, not the task that was seen to end first, and says it in words for users."""
+"""The verdict names the cause, not the task that was seen to end first, in words for users."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def failed(
     *,
     raised: float | None = None,
 ) -> TaskExited:
-    """A Python program that raised, and ended with status 1 about a second later."""
+    """The end of a Python program with status 1, by default a second after it raised."""
     crash = CrashRecord(at - 1.0 if raised is None else raised, exception, message, "train.py", 88)
     return TaskExited(task, TaskExit(1), at, crash)
 
@@ -111,14 +111,14 @@ def status_of(state: AttemptState) -> int:
 
 
 def history(layout: dict[str, list[TaskId]], *events: Event | float) -> AttemptState:
-    """A gang that ran, then heard the events, and whose nodes all became empty."""
+    """The last state of a gang that ran, received the events, and whose nodes then all became empty."""
     policy = make_policy(layout)
     state, _ = play(policy, *running(policy), *events, *map(NodeEmpty, policy.nodes))
     return state
 
 
 class TestCause:
-    def test_is_the_earliest_raise_though_its_exit_is_seen_after_that_of_its_victim(self) -> None:
+    def test_is_the_earliest_raise_even_if_its_exit_is_seen_after_that_of_its_victim(self) -> None:
         state = history(ONE_NODE, failed(W0, 1050.0, raised=1049.9), failed(W1, 1050.4, raised=1049.1))
 
         cause = find_cause(state, {})
@@ -140,7 +140,7 @@ class TestCause:
         assert judged(history(ONE_NODE, victim, failed(W1, 1060.0))).task == "worker:1"
         assert judged(history(ONE_NODE, victim, ended(W1, 1060.0, by=signal.SIGBUS))).task == "worker:1"
 
-    def test_is_the_first_to_lose_its_peer_if_nobody_failed_otherwise(self) -> None:
+    def test_is_the_first_to_lose_its_peer_if_no_task_failed_otherwise(self) -> None:
         late, early = (
             failed(W0, 1059.0, "UnavailableError", UNAVAILABLE),
             failed(W1, 1051.0, "AbortedError", UNAVAILABLE),
@@ -149,10 +149,10 @@ class TestCause:
         assert judged(history(ONE_NODE, late, early)).task == "worker:1"
 
     @pytest.mark.parametrize("exception", ["RuntimeError", "InvalidArgumentError", "OSError"])
-    def test_may_be_an_error_of_the_users_whose_text_is_like_a_lost_peer(self, exception: str) -> None:
+    def test_may_be_a_users_error_whose_text_resembles_a_lost_peer(self, exception: str) -> None:
         assert not is_collateral(failed(W0, 1050.0, exception, UNAVAILABLE), {})
 
-    def test_may_be_an_error_of_tensorflows_that_names_no_peer(self) -> None:
+    def test_may_be_an_error_of_tensorflow_that_names_no_peer(self) -> None:
         assert not is_collateral(failed(W0, 1050.0, "InternalError", "cuDNN launch failure"), {})
 
     def test_is_never_a_task_that_was_stopped(self) -> None:
@@ -194,7 +194,7 @@ class TestWasStopped:
         assert was_stopped(state, event)
         assert failed_by_itself(state, event)
 
-    def test_when_python_ended_with_143_because_of_its_own_handler_of_term(self) -> None:
+    def test_when_python_ended_with_143_because_of_its_own_sigterm_handler(self) -> None:
         crash = CrashRecord(1050.5, "SystemExit", "sys.exit(143)", "train.py", 9)
         event = TaskExited(W0, TaskExit(143), 1051.0, crash)
         state = history(ONE_NODE, failed(W1, 1050.0), event)
@@ -209,12 +209,12 @@ class TestWasStopped:
 
 
 class TestSuccess:
-    def test_of_several(self) -> None:
+    def test_of_several_tasks(self) -> None:
         verdict = judged(history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1051.0)))
 
         assert verdict == Verdict(reference="succeeded", message="all 2 training tasks ended with status 0")
 
-    def test_of_one_with_an_evaluator_that_was_stopped(self) -> None:
+    def test_of_one_task_with_an_evaluator_that_was_stopped(self) -> None:
         policy = make_policy({"a": [W0, EVALUATOR]})
         state, _ = play(
             policy, *running(policy), ended(W0, 1050.0), DRAIN_S, Tick(), StacksReceived({}), NodeEmpty("a")
@@ -233,7 +233,7 @@ class TestSuccess:
 
 
 class TestFailure:
-    def test_says_who_when_how_and_what_followed(self) -> None:
+    def test_names_the_task_its_end_and_the_consequences(self) -> None:
         state = history(
             THREE,
             failed(W0, 1044.0, "UnavailableError", UNAVAILABLE, raised=1042.9),
@@ -258,19 +258,19 @@ class TestFailure:
 
         verdict = judged(state)
 
-        assert verdict.message == "worker:0 on a was ended by SIGSEGV (signal 11, core dumped) after 10.2 s"
+        assert verdict.message == "worker:0 on a was killed by SIGSEGV (signal 11, core dumped) after 10.2 s"
         assert verdict.evidence == ["log: /runs/x/attempt-1/worker-0.log"]
         assert verdict.hint == ""
 
-    def test_by_kill_points_to_the_memory(self) -> None:
+    def test_by_sigkill_hints_at_the_oom_killer(self) -> None:
         verdict = judged(history(ONE_NODE, ended(W0, 1010.0, by=signal.SIGKILL)))
 
-        assert verdict.message == "worker:0 on a was ended by SIGKILL (signal 9) after 10.0 s"
+        assert verdict.message == "worker:0 on a was killed by SIGKILL (signal 9) after 10.0 s"
         assert verdict.hint == (
             "the sender of SIGKILL is unknown; most often it is the kernel's OOM killer: see `dmesg` on that node"
         )
 
-    def test_of_others_on_their_own_tells_how(self) -> None:
+    def test_shows_how_other_tasks_failed_by_themselves(self) -> None:
         state = history(
             {"a": [W0, W1, W2, W3]},
             failed(W0, 1043.0),
@@ -286,12 +286,12 @@ class TestFailure:
             "log: /runs/x/attempt-1/worker-0.log",
         ]
 
-    def test_of_a_victim_whose_clock_is_early_makes_no_negative_time(self) -> None:
+    def test_of_a_victim_with_an_earlier_time_shows_no_negative_time(self) -> None:
         state = history(ONE_NODE, failed(W0, 1043.0, "UnavailableError", UNAVAILABLE), failed(W1, 1044.0))
 
         assert judged(state).evidence[1] == "worker:0 failed, too"
 
-    def test_because_another_ended_early_says_so(self) -> None:
+    def test_after_an_early_end_names_the_task_that_ended_early(self) -> None:
         state = history(ONE_NODE, ended(W1, 1050.0), failed(W0, 1060.8, "UnavailableError", UNAVAILABLE, raised=1059.8))
 
         assert judged(state) == Verdict(
@@ -315,7 +315,7 @@ class TestFailure:
     def test_shows_an_exception_without_a_message(self) -> None:
         assert judged(history(ONE_NODE, failed(W0, 1010.0, message=""))).evidence[0] == "ValueError   train.py:88"
 
-    def test_of_many_names_a_few(self) -> None:
+    def test_of_many_tasks_names_a_few(self) -> None:
         workers = [TaskId("worker", index) for index in range(30)]
         state = history(
             {"a": workers},
@@ -398,7 +398,7 @@ class TestRefusal:
 
 
 class TestLoss:
-    def test_names_node_tasks_and_the_agents_last_words(self) -> None:
+    def test_names_node_tasks_and_the_agents_last_output(self) -> None:
         state = history(TWO_NODES, NodeLost("b", "the agent ended"))
 
         assert judged(state, ["MemoryError"]) == Verdict(
@@ -427,7 +427,7 @@ class TestLoss:
             evidence=["node a cannot be used: the host key of a has changed"],
         )
 
-    def test_while_stopping_is_told_beside_the_cause(self) -> None:
+    def test_while_stopping_is_reported_beside_the_cause(self) -> None:
         policy = make_policy(TWO_NODES)
         state, _ = play(policy, *running(policy), failed(W0, 1010.0), FAILURE_GRACE_S + STOP_MARGIN_S, Tick())
 
@@ -440,7 +440,7 @@ class TestLoss:
 class TestStartTimeout:
     HINT = (
         "a program opens its port when it creates MultiWorkerMirroredStrategy; increase timeouts.start_s "
-        "(--start-timeout) if it needs longer; 0 turns the time-out off"
+        "(--start-timeout) if it needs longer; 0 disables the timeout"
     )
 
     def timed_out(self, layout: dict[str, list[TaskId]], *events: Event) -> AttemptState:
@@ -459,7 +459,7 @@ class TestStartTimeout:
         assert state.reason is Reason.START_TIMEOUT
         return state
 
-    def test_names_the_one_task_that_is_missing(self) -> None:
+    def test_names_the_only_task_that_is_missing(self) -> None:
         state = self.timed_out(TWO_NODES, *started(W0, W1), *listening(W0))
 
         assert judged(state) == Verdict(
@@ -483,7 +483,7 @@ class TestStartTimeout:
 
         assert verdict.message.endswith("worker:4 on a (port 20004 not open) and 25 more; worker:0 is ready")
 
-    def test_says_how_far_each_has_come(self) -> None:
+    def test_shows_how_far_each_task_has_come(self) -> None:
         importing = TaskReported(W0, "is importing TensorFlow", 1660.0)
         state = self.timed_out(TWO_NODES, *started(W0, W1), importing, TaskHalted(W1, signal.SIGSTOP, 1650.0))
 
@@ -507,7 +507,7 @@ class TestStartTimeout:
         assert judged(state).message == "no answer from b within 600 s"
 
 
-def test_drain_timeout_names_who_goes_on_and_who_ended() -> None:
+def test_a_drain_timeout_names_the_running_tasks_and_the_ended_ones() -> None:
     policy = make_policy(THREE)
     killed = [ended(task, 1400.0, by=signal.SIGKILL) for task in (W1, W2)]
     state, _ = play(
@@ -518,7 +518,7 @@ def test_drain_timeout_names_who_goes_on_and_who_ended() -> None:
         reference="drain-timeout",
         message="worker:1, worker:2 did not end within 300 s after the first task ended, and are not at work",
         evidence=["ended with status 0: worker:0"],
-        hint="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 turns the time-out off",
+        hint="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 disables the timeout",
     )
 
 
@@ -531,7 +531,7 @@ def test_drain_timeout_names_who_goes_on_and_who_ended() -> None:
         (signal.SIGPIPE, "the reader of the output is gone (SIGPIPE); all tasks were stopped"),
     ],
 )
-def test_interruption_names_the_signal(signum: int, message: str) -> None:
+def test_an_interruption_names_the_signal(signum: int, message: str) -> None:
     assert judged(history(ONE_NODE, Interrupted(signum))) == Verdict(reference="interrupted", message=message)
 
 
@@ -550,12 +550,12 @@ class TestExitStatus:
         assert (status_of(state), outcome(state)) == (0, "succeeded")
 
     @pytest.mark.parametrize("how", [TaskExit(1), TaskExit(77), TaskExit(None, signal.SIGKILL)])
-    def test_of_a_failed_task_is_1_whatever_its_own_was(self, how: TaskExit) -> None:
+    def test_of_a_failed_task_is_1_whatever_its_own_status_was(self, how: TaskExit) -> None:
         state = history(ONE_NODE, TaskExited(W0, how, 1050.0))
 
         assert (status_of(state), outcome(state)) == (EXIT_TASK_FAILED, "failed")
 
-    def test_of_a_failed_task_stays_1_when_the_user_cannot_wait_for_the_end(self) -> None:
+    def test_of_a_failed_task_stays_1_if_the_user_interrupts_the_stop(self) -> None:
         state = history(ONE_NODE, failed(W0, 1050.0), Interrupted(signal.SIGINT))
 
         assert (status_of(state), outcome(state)) == (EXIT_TASK_FAILED, "failed")
@@ -572,14 +572,14 @@ class TestExitStatus:
             ("run-directory", EXIT_INFRASTRUCTURE),
         ],
     )
-    def test_of_a_refusal_tells_the_users_mistakes_from_the_machines(self, reference: str, status: int) -> None:
+    def test_of_a_refusal_separates_usage_errors_from_infrastructure_errors(self, reference: str, status: int) -> None:
         refusal = NodeRefused("a", (Problem(reference, "it is so"),))
 
         state, _ = play(make_policy(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
 
         assert (status_of(state), outcome(state)) == (status, "failed")
 
-    def test_of_a_refusal_for_both_is_the_machines(self) -> None:
+    def test_of_a_refusal_for_both_kinds_of_errors_is_3(self) -> None:
         problems = (Problem("no-program", "there is none"), Problem("port-taken", "it is"))
 
         state, _ = play(make_policy(ONE_NODE), NodeReady("a"), NodeRefused("a", problems), NodeEmpty("a"))
@@ -615,7 +615,7 @@ def test_every_end_has_a_verdict(told: tuple[AttemptPolicy, list[tuple[float, Ev
         assert (verdict.reference == "succeeded") == (status_of(state) == 0)
 
 
-def test_a_peer_that_is_missed_on_a_lost_node_makes_the_loss_the_cause() -> None:
+def test_a_lost_node_is_the_cause_if_a_task_only_misses_a_peer() -> None:
     policy = make_policy(TWO_NODES)
     missed = CrashRecord(1050.0, "UnavailableError", "Collective ops is aborted by: Socket closed")
 

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.tensorflow
 FAIL = str(PROGRAMS / "fail_in_training.py")
 KEY_ERROR = "KeyError: 'bad sample 20'"
 WAYS = {
-    "kill": ("task-killed", "was ended by SIGKILL (signal 9) after"),
-    "segfault": ("task-killed", "was ended by SIGSEGV (signal 11"),
+    "kill": ("task-killed", "was killed by SIGKILL (signal 9) after"),
+    "segfault": ("task-killed", "was killed by SIGSEGV (signal 11"),
     "os-exit": ("task-failed", "exited with status 5 after"),
     "raise": ("task-failed", KEY_ERROR),
     "raise-in-map": ("task-failed", KEY_ERROR),
@@ -53,7 +53,7 @@ def test_the_worker_that_broke_the_cluster_is_named(distlaunch: Distlaunch, star
 
 def test_a_worker_that_a_signal_stopped_is_named_at_once_and_in_the_end(distlaunch: Distlaunch, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
-    # TensorFlow's own patience is as long as the lease.
+    # TensorFlow waits for a silent worker for as long as the lease.
     spec.write_text(
         "nodes: [{host: local, tasks: {worker: 3}}]\ntimeouts: {lease_s: 10}\n"
         f"program: {{script: {FAIL}, args: ['worker:1', stop]}}\n"
@@ -65,7 +65,7 @@ def test_a_worker_that_a_signal_stopped_is_named_at_once_and_in_the_end(distlaun
     assert "Error: worker:1 on local was stopped by SIGSTOP (signal 19) after" in ran.stderr
 
 
-def test_who_fails_only_because_the_leader_has_finished_does_not_fail_the_run(distlaunch: Distlaunch) -> None:
+def test_a_worker_that_fails_only_because_the_leader_has_finished_does_not_fail_the_run(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "2", str(PROGRAMS / "late.py"), "worker:1")
     assert ran.status == 0, ran.stderr
     verdict = ran.report["attempts"][0]["verdict"]
@@ -78,12 +78,12 @@ def test_who_fails_only_because_the_leader_has_finished_does_not_fail_the_run(di
     assert verdict["evidence"] == [note]
 
 
-def test_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
+def test_out_of_memory_is_reported_as_such(tmp_path: Path) -> None:
     with memory_limit(2 << 30) as enter:
         command = distlaunch_command("local", "--workers", "2", "--run-dir", "run", FAIL, "worker:1", "out-of-memory")
         ran = subprocess.run([*enter, *command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 1
-    assert "Error: worker:1 on local ran out of memory: it was ended by SIGKILL (signal 9) after" in ran.stderr
+    assert "Error: worker:1 on local ran out of memory: it was killed by SIGKILL (signal 9) after" in ran.stderr
     assert "the kernel's OOM killer killed" in ran.stderr
     assert "[out-of-memory]" in ran.stderr
 

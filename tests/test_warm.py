@@ -152,7 +152,7 @@ def test_the_next_run_finds_tensorflow_imported_and_nothing_else(bench: Bench) -
 
 
 @pytest.mark.tensorflow
-def test_what_differs_is_told_and_imported_again(bench: Bench) -> None:
+def test_a_difference_is_reported_and_causes_a_new_import(bench: Bench) -> None:
     """Takes long: an import for each difference."""
     home = bench.folder / "home"
     (home / ".keras").mkdir(parents=True)
@@ -176,7 +176,7 @@ def test_what_differs_is_told_and_imported_again(bench: Bench) -> None:
 @pytest.mark.tensorflow
 def test_modules_of_the_program_are_not_kept(bench: Bench) -> None:
     said, _ = bench.look("--set", "preload=[mine]")
-    assert f"TensorFlow is not kept warm: {bench.folder}/mine.py was imported ahead" in said
+    assert f"TensorFlow is not kept warm: {bench.folder}/mine.py was imported early" in said
     _assert_empty(bench.mark)
 
 

@@ -146,7 +146,7 @@ def test_a_way_that_breaks_is_opened_again_and_nothing_is_lost(place: Place, tmp
             wait_until(lambda: log.exists() and b"line" in log.read_bytes(), "it runs")
             break_way(place, process.pid)
             grown = len(log.read_bytes())
-            wait_until(lambda: len(log.read_bytes()) > grown + 1000, f"it goes on after {number}")  # noqa: B023
+            wait_until(lambda: len(log.read_bytes()) > grown + 1000, f"the run continues after {number}")  # noqa: B023
         (tmp_path / "end").touch()
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
@@ -173,6 +173,7 @@ def break_way(place: Place, controller: int) -> None:
         way.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
     mark = make_mark()
     program = as_yaml("echo begun; setsid sleep 600 & exec sleep 600")
@@ -202,7 +203,7 @@ def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
         ("{command: [sh, -c, 'kill -9 $$']}", "sh was ended by signal 9"),
     ],
 )
-def test_a_program_that_is_no_way_is_told_with_its_reason(
+def test_a_program_that_is_no_way_is_reported_with_its_reason(
     distlaunch: Distlaunch, tmp_path: Path, way: str, said: str
 ) -> None:
     ran = distlaunch("up", Place("node", way, {}, "").write_spec(tmp_path, as_yaml("true")))
@@ -211,6 +212,7 @@ def test_a_program_that_is_no_way_is_told_with_its_reason(
     assert said in ran.stderr, ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "around",
     [
@@ -221,7 +223,7 @@ def test_a_program_that_is_no_way_is_told_with_its_reason(
         "cd /; umask 0; {command}",
     ],
 )
-def test_what_shells_and_programs_say_around_the_agent_does_not_matter(
+def test_output_of_shells_and_programs_around_the_agent_does_not_matter(
     distlaunch: Distlaunch, tmp_path: Path, around: str
 ) -> None:
     way = f"{{command: [sh, -c, {json.dumps(around)}]}}"
@@ -230,7 +232,7 @@ def test_what_shells_and_programs_say_around_the_agent_does_not_matter(
     assert ran.log("worker-0") == b"begun\n"
 
 
-def test_a_way_with_a_terminal_is_told_as_such(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_way_with_a_terminal_is_reported_as_such(distlaunch: Distlaunch, tmp_path: Path) -> None:
     program = tmp_path / "terminal"
     program.write_text(
         textwrap.dedent(f"""\

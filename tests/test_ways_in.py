@@ -13,6 +13,7 @@ from hypothesis import given
 from launcher.spec.loading import load_spec, parse_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.writing import SUGGESTED, render_commented
+from tests.cases import first_quick
 from tests.conftest import Distlaunch
 from tests.generated_specs import specs
 
@@ -39,16 +40,19 @@ def programs(distlaunch: Distlaunch, *words: str) -> list[list[str]]:
 class TestArgumentsAfterASpec:
     @pytest.mark.parametrize(
         ("words", "more"),
-        [
-            ([], []),
-            (["--epochs", "3"], ["--epochs", "3"]),
-            (["x", "--dry-run", "-v"], ["x", "--dry-run", "-v"]),
-            (["--no-check", "-v", "--lease", "9", "--epochs", "--lease"], ["--epochs", "--lease"]),
-            (["--", "--verbose", "--", "x"], ["--verbose", "--", "x"]),
-            (["-e", "A=1", "-vx"], ["-vx"]),
-            (["--lease=9", "-", "--", ""], ["-", "--", ""]),
-            (["-e", "H", "-ve", "A=1", "x", "-e"], ["x", "-e"]),
-        ],
+        first_quick(
+            [
+                ([], []),
+                (["--epochs", "3"], ["--epochs", "3"]),
+                (["x", "--dry-run", "-v"], ["x", "--dry-run", "-v"]),
+                (["--no-check", "-v", "--lease", "9", "--epochs", "--lease"], ["--epochs", "--lease"]),
+                (["--", "--verbose", "--", "x"], ["--verbose", "--", "x"]),
+                (["-e", "A=1", "-vx"], ["-vx"]),
+                (["--lease=9", "-", "--", ""], ["-", "--", ""]),
+                (["-e", "H", "-ve", "A=1", "x", "-e"], ["x", "-e"]),
+            ],
+            3,
+        ),
     )
     def test_follow_those_of_its_program(
         self, distlaunch: Distlaunch, folder: Path, words: list[str], more: list[str]
@@ -100,22 +104,25 @@ class TestHosts:
 
     @pytest.mark.parametrize(
         ("words", "message"),
-        [
-            (["--hostfile", "missing", "show.py"], "cannot read the host file missing: No such file or directory"),
-            (["--hostfile", "/dev/null", "show.py"], "the host file /dev/null names no host"),
-            (["-H", "", "show.py"], "-H: expected a host, or `HOST:SLOTS` like `gpu-a:2`, got ''"),
-            (["-H", "local,gpu-a", "show.py"], "-H: nodes[0].host: other machines cannot dial `local`; add the "),
-            (["-H", "gpu-a", "spec.yaml"], "spec.yaml is a spec, which names its own machines"),
-            (["spec.yaml", "-H", "gpu-a"], "-H, --hostfile and --slurm go before the program"),
-            (["show.py"], "show.py is a program, and no machine is named"),
-            (["-m", "my.module"], "-m my.module is a program, and no machine is named"),
-            (["-m"], "-m is a program, and no machine is named"),
-            ([], "no spec is named"),
-            (["-H", "gpu-a", "--"], "-- needs the name of a program after it"),
-            (["--bogus", "spec.yaml"], "No such option"),
-        ],
+        first_quick(
+            [
+                (["--hostfile", "missing", "show.py"], "cannot read the host file missing: No such file or directory"),
+                (["--hostfile", "/dev/null", "show.py"], "the host file /dev/null names no host"),
+                (["-H", "", "show.py"], "-H: expected a host, or `HOST:SLOTS` like `gpu-a:2`, got ''"),
+                (["-H", "local,gpu-a", "show.py"], "-H: nodes[0].host: other machines cannot dial `local`; add the "),
+                (["-H", "gpu-a", "spec.yaml"], "spec.yaml is a spec, which names its own machines"),
+                (["spec.yaml", "-H", "gpu-a"], "-H, --hostfile and --slurm go before the program"),
+                (["show.py"], "show.py is a program, but no machine is named"),
+                (["-m", "my.module"], "-m my.module is a program, but no machine is named"),
+                (["-m"], "-m is a program, but no machine is named"),
+                ([], "no spec is named"),
+                (["-H", "gpu-a", "--"], "-- needs the name of a program after it"),
+                (["--bogus", "spec.yaml"], "No such option"),
+            ],
+            4,
+        ),
     )
-    def test_what_names_no_machine_or_no_program_starts_nothing(
+    def test_a_command_line_without_a_machine_or_a_program_starts_nothing(
         self, distlaunch: Distlaunch, folder: Path, words: list[str], message: str
     ) -> None:
         ran = distlaunch("up", *words)
@@ -181,7 +188,7 @@ class TestInit:
         spec = self.init(distlaunch)
         assert spec == ClusterSpec.model_validate({"nodes": [{"host": "local", "tasks": {"worker": 2}}]})
 
-    def test_what_it_writes_is_what_up_runs(self, distlaunch: Distlaunch) -> None:
+    def test_the_spec_that_it_writes_is_the_one_that_up_runs(self, distlaunch: Distlaunch) -> None:
         words = ["-H", "gpu-a:2,ssh://gpu-b:2222", "--set", "restart.max_restarts=3", "train.py", "--lr", "1e-3", "no"]
         spec = self.init(distlaunch, *words)
         assert (len(spec.nodes), spec.nodes[1].ssh.port, spec.restart.max_restarts) == (2, 2222, 3)
@@ -200,7 +207,7 @@ class TestInit:
         refused = distlaunch("init", "-o", "mine.yaml", run_dir=False)
         assert (refused.status, path.read_text()) == (2, "mine")
         assert refused.stderr == (
-            "Error: mine.yaml exists [usage]\n  --force overwrites it, -o FILE writes another one\n"
+            "Error: mine.yaml exists [usage]\n  overwrite it with --force, or name another with -o\n"
         )
         assert distlaunch("init", "--force", "-o", "mine.yaml", run_dir=False).status == 0
         assert load_spec(path).is_local

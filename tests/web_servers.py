@@ -1,4 +1,4 @@
-"""Web servers on loopback that take what is POSTed to them, or do something else."""
+"""Web servers on loopback that keep each POST, and answer it as the test says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Request(BaseHTTPRequestHandler):
-    """One request; `take` of the server decides what is answered."""
+    """One request; the server's `take` answers it."""
 
     server: WebServer
 
@@ -34,11 +34,11 @@ class Request(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 class WebServer(ThreadingHTTPServer):
-    """`bodies`: what was POSTed, in order."""
+    """A server. `bodies`: the bodies of all POSTs, in order."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""An independent witness of processes: psutil, not our own code, looks for a mark in their environments."""
+"""An independent witness of processes: psutil, not distlaunch, looks for a mark in their environments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARK = "DISTLAUNCH_TEST_MARK"
 
 
 def make_mark() -> dict[str, str]:
-    """An environment by which everything that a test starts, directly or not, can be told from all else."""
+    """An environment that marks every process that a test starts, directly or not."""
     return {MARK: uuid.uuid4().hex}
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios to a named rival, measured in the same run, in turn, median of several. Not tests."""
+"""Benchmarks, not tests: most print the ratio to a named rival that runs in turn with distlaunch, as a median."""

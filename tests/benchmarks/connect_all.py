@@ -1,7 +1,7 @@
-"""Connects to many nodes as the launcher does, and prints how long that took, as JSON.
+"""Connects to many nodes as the launcher does, and prints how long this takes, as JSON.
 
-`python -m tests.benchmarks.connect_all (agent | true) PYTHON HOST…`: `agent` starts agents and ends them once all are
-up, like a run without tasks; `true` runs `true` over the same connections, without an agent.
+`python -m tests.benchmarks.connect_all (agent | true) PYTHON HOST…`: `agent` starts agents and stops them once all
+are up, like a run without tasks; `true` runs `true` over connections of the same kind, without an agent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NODE_FILES = "~/.local/state/distlaunch/nodes"
 
 
 def start_agents(targets: Sequence[SshTarget], python: str) -> float:
-    """Sends Hello to every node, Goodbye once all have answered, and waits for their ends; returns when all were up."""
+    """Says Hello to all nodes, then Goodbye, and waits for their ends; returns the time of the last answer to Hello."""
     news: queue.SimpleQueue[tuple[str, Message | LinkNews]] = queue.SimpleQueue()
 
     def deliver(node: str, message: Message | LinkNews, frame: int = 0) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.fault_matrix import Cell, Played, all_cells, play
 
 AT_ONCE = int(os.environ.get("DISTLAUNCH_FAULTS_AT_ONCE", "4"))
-"""How many runs go on at once; they mostly wait."""
+"""The number of simultaneous runs; they mostly wait."""
 
 
 def measure(runs: int) -> None:
@@ -45,5 +45,5 @@ def _play(cell: Cell, number: int) -> Played | str:
     with tempfile.TemporaryDirectory() as folder:
         try:
             return play(cell, Path(folder), number)
-        except Exception as error:  # noqa: BLE001 - the others go on
+        except Exception as error:  # noqa: BLE001 - the others continue
             return f"{cell}: {error}"

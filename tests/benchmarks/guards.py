@@ -1,4 +1,4 @@
-"""What guarded ports and a tunnel cost: the start of a cluster, and the throughput of its all-reduces."""
+"""The cost of guarded ports and of a tunnel: the start of a cluster, and the throughput of its all-reduces."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Ran:
 
 
 def measure(runs: int) -> None:
-    """Prints a line for each size of a cluster, and for the tunnel; the tunnel needs root and sshd."""
+    """Prints a line for each cluster size, and for the tunnel; the tunnel needs root and sshd."""
     print("start to the last worker's first all-reduce, with guarded ports; rival: `guard: off` (goal: 1.02)")
     reduced: tuple[list[float], list[float]] = [], []
     for workers in (2, 4, 8):
@@ -78,7 +78,7 @@ def measure(runs: int) -> None:
 
 
 def _pairs(runs: int, ours: Callable[[], Ran], rival: Callable[[], Ran]) -> tuple[list[Ran], list[Ran]]:
-    """Runs both in turn; each goes first as often as second."""
+    """Runs both in turn; the side that goes first alternates."""
     mine: list[Ran] = []
     theirs: list[Ran] = []
     for number in range(runs):

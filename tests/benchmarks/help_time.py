@@ -1,4 +1,4 @@
-"""`distlaunch --help` against the import of the one library that it cannot do without."""
+"""`distlaunch --help` against the import of click, the only library that it always needs."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,8 @@
 """`python -m tests.benchmarks.hostile (nodes | orders | decode) [FRAMES] [SEED]`: how much a broken sender can break.
 
-nodes: whole runs against a node that sends random frames. orders: real agents whose controller does so. decode:
-both directions, every second frame spoiled. Prints how many frames were read, what raised, and the peak memory.
+nodes: whole runs against a node that sends random frames. orders: real agents against a controller that sends them.
+decode: the decoders of both directions, with every second frame spoiled. Prints the number of frames read, the
+exceptions, and the peak memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`distlaunch ls -a` and a Tab with 500 runs, against `ls -l` and a Python that reads each run.json."""
+"""`distlaunch ls` and a Tab with 500 runs, against `ls -l` and a Python that reads each run.json."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def _time_rival(folder: Path) -> float:
 
 
 def _write_runs(folder: Path) -> None:
-    """Writes mostly runs that ended, some that were killed, and five that are running."""
+    """Writes runs of which most have ended, some have lost their controller, and five are running."""
     said = {"time": 1.0, "attempt": 1, "event": "said", "level": "note", "text": "x" * 200}
     for number in range(RUNS):
         name = f"20261122-{number:06}-train-0000"

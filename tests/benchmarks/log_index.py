@@ -1,4 +1,4 @@
-"""What the index beside a log costs a task that prints a gigabyte; rival: the same distlaunch without an index."""
+"""The cost of the index beside a log, for a task that prints a gigabyte; rival: distlaunch without an index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def measure(runs: int) -> None:
         with (Path(folder) / "worker_entry/agent/task_log.py").open("a") as module:
             module.write(WITHOUT)
         ours, rival = time_pairs(lambda: _run(ROOT), lambda: _run(Path(folder)), runs)
-        print_pair("wall of the printing", ours, rival)
+        print_pair("wall time to print", ours, rival)
 
 
 def _run(tree: Path) -> float:

@@ -1,4 +1,4 @@
-"""Two workers that print as fast as they can, against the same program with its output sent to a file by a shell."""
+"""Two workers print as fast as they can; rival: the same program twice, with its output redirected to a file."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _write(folder: Path) -> tuple[Path, Path]:
 
 
 def _seconds(times: Path) -> float:
-    """From the first worker's first byte to the last worker's last."""
+    """Seconds from the first byte of the first worker to the last byte of the last one."""
     spans = [tuple(map(float, path.read_text().split())) for path in times.iterdir()]
     assert len(spans) == 2
     return max(end for _, end in spans) - min(start for start, _ in spans)

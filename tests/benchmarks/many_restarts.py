@@ -1,6 +1,6 @@
-"""`python -m tests.benchmarks.many_restarts [N] [TASKS]`: what one run holds on to after very many restarts.
+"""`python -m tests.benchmarks.many_restarts [N] [TASKS]`: the resources of a run after very many restarts.
 
-The program ends as if preempted, which costs no restart of the budget, so only this module's signal ends the run.
+The program ends as if preempted. Such restarts do not count, so only this module's signal ends the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(restarts: int, tasks: int) -> None:
             process = psutil.Popen(command, stdout=console, stderr=console)
         try:
             print(
-                f"{tasks} tasks; restarts: controller's memory, descriptors, threads; agent's and guardian's",
+                f"{tasks} tasks; restarts: memory, descriptors and threads of the controller; guardian's; agent's",
                 flush=True,
             )
             for restart in (*(look for look in LOOKS if look < restarts), restarts):

@@ -1,4 +1,4 @@
-"""What distlaunch itself uses: while eight workers train, and for a thousand tasks that do nothing."""
+"""distlaunch's own CPU time and memory: while eight workers train, and for a thousand tasks that do nothing."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ WATCH_S = 10.0
 
 def measure(runs: int) -> None:
     shares = [_train() for _ in range(min(runs, 3))]
-    print("8 workers train; per cent of one core, of the controller, and of agent and guardian (goal: 1 % together)")
+    print("8 workers train; CPU of controller, and of agent and guardian, in per cent of a core (goal: 1 % together)")
     for title, values in zip(
         ("controller", "agent", "forkserver, private MiB"), zip(*shares, strict=True), strict=True
     ):
         print(f"  {title:<24} {statistics.median(values):.2f}", flush=True)
     print("1,000 tasks that do nothing in one run")
     started, took, memory, left = _thousand()
-    print(f"  all started after {started:.1f} s, all over after {took:.1f} s; at most {memory:.0f} MiB; {left} left")
+    print(f"  all started after {started:.1f} s, all ended after {took:.1f} s; at most {memory:.0f} MiB; {left} left")
 
 
 def _train() -> tuple[float, float, float]:
-    """CPU in per cent of a core of the controller and of its agent; the forkserver's private memory in MiB."""
+    """CPU of controller, and of agent and guardian, in per cent of a core; the forkserver's private memory in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         program = [str(PROGRAMS / "train_keras.py"), "nobody", "x", "2000"]
         command = [sys.executable, "-m", "launcher", "local", "-n", "8", "--run-dir", "run", "--max-restarts", "1"]

@@ -1,4 +1,4 @@
-"""Two ways of doing the same, timed in turn, so a machine whose speed drifts is fair to both."""
+"""Times two ways of doing the same thing in turn, so that a drift of the machine's speed affects both alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def time_pairs(ours: Callable[[], float], rival: Callable[[], float], runs: int)
 
 
 def print_pair(title: str, ours: Sequence[float], rival: Sequence[float], unit: str = "s") -> None:
-    """Prints both medians, their spread, and the medians of ratio and difference pair by pair."""
+    """Prints both medians and their spread, and the medians of the pairs' ratios and differences."""
     ratio = statistics.median(one / other for one, other in zip(ours, rival, strict=True))
     difference = statistics.median(one - other for one, other in zip(ours, rival, strict=True))
     print(

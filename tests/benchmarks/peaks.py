@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PAUSE_S = 0.25
-"""Between two readings: finding an agent's processes takes milliseconds of CPU time, which the rival does not spend."""
+"""Pause between readings: finding the agent takes milliseconds of CPU time, which the rival does not spend."""
 
 
 def peak_rss(pids: Iterable[int]) -> int:
-    """The sum of the peaks of those processes that still exist, in bytes."""
+    """The sum of the peaks, in bytes, of the processes that still exist."""
     return sum(_peak_rss(pid) for pid in pids)
 
 

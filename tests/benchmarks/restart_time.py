@@ -1,4 +1,4 @@
-"""From the death of a worker to the first step of the next attempt, split into its phases."""
+"""The time from the death of a worker to the first step of the next attempt, split into phases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import PROGRAMS
 
 
 def measure(runs: int) -> None:
-    print("3 workers train, one is killed, all start again; rival: with --no-preload; from its death to …")
+    print("3 workers train, one is killed, all are restarted; rival: --no-preload; from the death to …")
     ours, rival = [], []
     for _ in range(runs):
         ours.append(_restart())

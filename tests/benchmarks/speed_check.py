@@ -25,7 +25,7 @@ TIMED_HOSTS = 8
 
 def measure(runs: int) -> None:
     """Prints a line for each kind of cluster."""
-    print(f"what is named among {HOSTS} nodes that share this machine, and after how many seconds")
+    print(f"{HOSTS} nodes that share this machine: what is named how often, and after how many seconds")
     with tempfile.TemporaryDirectory() as folder, running_network(Path(folder), count=HOSTS) as network:
         a, b, _ = network.hosts.values()
         shape(network.hosts.values())
@@ -54,5 +54,5 @@ def check_speed(network: Network) -> dict[str, Any]:
 
 
 def name_of(finding: dict[str, Any]) -> str:
-    """`slow-node gpu-b`, `slow-link gpu-a`."""
+    """Such as `slow-node gpu-b` or `slow-link gpu-a`."""
     return f"{finding['reference']} {finding['node']}"

@@ -1,4 +1,4 @@
-"""From the command to the first all-reduce of the last worker, and the memory of each worker; against shells."""
+"""The time from the command to the last worker's first all-reduce, and the workers' memory; rivals: shell, torchrun."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ for _ in range(10):
     step()
 with open("/proc/self/smaps_rollup") as file:
     private = sum(int(line.split()[1]) for line in file if line.startswith("Private"))
-step()  # nobody leaves before all have looked
+step()  # no worker ends before all have read their memory
 with open(os.path.join(sys.argv[1], str(os.getpid())), "w") as file:
     file.write(f"{first} {private / 1024}")
 """
@@ -59,7 +59,7 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds until all workers had done their first all-reduce, and a worker's private memory in MiB, on average."""
+    """Seconds until all workers have done their first all-reduce, and the mean private memory of a worker in MiB."""
 
     seconds: float
     private: float
@@ -75,7 +75,7 @@ def measure(runs: int) -> None:
             rival.append(start_plain(workers))
         print_pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival))
         alone = alone or statistics.median(seconds_of(ours))
-        print(f"    {statistics.median(seconds_of(ours)) / alone:.2f} × our single worker", flush=True)
+        print(f"    {statistics.median(seconds_of(ours)) / alone:.2f} × distlaunch's single worker", flush=True)
         private = [[start.private for start in side] for side in (ours, rival)]
         print_pair("    private memory", private[0], private[1], "MiB")
     _measure_torch(runs)

@@ -1,4 +1,4 @@
-"""What step counting costs a Keras training step: models with and without it, in turn within the same processes."""
+"""The cost of step counting for a Keras training step: models with and without it, in turn in the same processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the command to the first all-reduce of the last worker, when the previous run has kept TensorFlow warm."""
+"""The time from the command to the last worker's first all-reduce, if the previous run has kept TensorFlow warm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measure(runs: int) -> None:
 
 
 def _measure_trivial(runs: int) -> None:
-    """From the command to its end, for a program that imports TensorFlow and ends."""
+    """Measures a program that only imports TensorFlow, from the command to its end."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "trivial.py")
         program.write_text(TRIVIAL)
@@ -40,7 +40,7 @@ def _measure_trivial(runs: int) -> None:
             place = ["--run-dir", f"{folder}/{number}", *KEEP]
             ours.append(_time([sys.executable, "-m", "launcher", "local", "-n", "1", *place, str(program)]))
             rival.append(_time([sys.executable, str(program)]))
-    print_pair("a program that only imports it, to its end", ours, rival)
+    print_pair("a program that only imports TensorFlow, to its end", ours, rival)
 
 
 def _time(command: list[str]) -> float:

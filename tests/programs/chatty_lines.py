@@ -1,4 +1,4 @@
-"""Prints numbered lines as fast as it can: `chatty_lines.py COUNT`, and one line on stderr in between."""
+"""Prints COUNT numbered lines as fast as it can, and half way one line on stderr: `chatty_lines.py COUNT`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Prints, unchanged, what it is told: the content of DIR/worker-0.1, then of DIR/worker-0.2, and so on.
+"""Prints files unchanged: the content of DIR/worker-0.1, then of DIR/worker-0.2, and so on.
 
-`chatty_puppet.py DIR`; the files have to appear whole. DIR/end ends it.
+`chatty_puppet.py DIR`; each file must appear complete. DIR/end ends the program.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Says again and again that it is there, by a file's time: FOLDER. It ignores TERM; a second attempt ends at once."""
+"""Keeps updating a file's time in FOLDER, a sign of life. It ignores TERM; a second attempt ends at once."""
 
 import os
 import signal

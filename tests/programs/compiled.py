@@ -1,4 +1,4 @@
-"""Compiles a step with XLA, and prints what it computes."""
+"""Compiles a step with XLA, and prints its result."""
 
 import tensorflow as tf
 

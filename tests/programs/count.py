@@ -1,4 +1,4 @@
-"""Prints a numbered line every few milliseconds for so many seconds; then its last one."""
+"""Prints a numbered line every few milliseconds for SECONDS, then a last line: `count.py SECONDS`."""
 
 import itertools
 import sys

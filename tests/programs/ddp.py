@@ -1,6 +1,6 @@
-"""DistributedDataParallel on the CPU, 100 steps: CULPRIT HOW (raise | kill | exit), which it does in its first attempt.
+"""DistributedDataParallel on the CPU, 100 steps: CULPRIT HOW (raise | kill | exit), the failure in the first attempt.
 
-Each attempt goes on at the step that the first of them has saved last.
+Each attempt continues after the last step that rank 0 has saved.
 """
 
 import os
@@ -16,7 +16,7 @@ culprit, how = sys.argv[1:]
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 assert (rank, world) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-torch.manual_seed(rank)  # the weights are those of rank 0 all the same
+torch.manual_seed(rank)  # DistributedDataParallel starts from rank 0's weights anyway
 module = torch.nn.Linear(4, 1)
 model = DistributedDataParallel(module)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)

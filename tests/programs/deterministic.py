@@ -1,6 +1,6 @@
 """Trains with dropout under op determinism, on Keras 3 and on tf_keras, and prints all weights to the last bit.
 
-`deterministic.py call` asks for determinism by a call, as late as it can; `deterministic.py` leaves that to
+`deterministic.py call` enables determinism by a call, as late as it can; `deterministic.py` leaves it to
 TF_DETERMINISTIC_OPS.
 """
 

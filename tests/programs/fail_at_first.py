@@ -1,4 +1,4 @@
-"""Says which attempt this is; before attempt N the named tasks end with a status: N TASKS STATUS."""
+"""Prints its attempt; in attempts before N, the named tasks exit with STATUS: N TASKS STATUS."""
 
 import os
 import sys

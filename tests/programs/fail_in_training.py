@@ -1,4 +1,4 @@
-"""A worker of a real cluster that trains, until one task fails in the named way: TASK HOW [STEPS]."""
+"""A worker of a real cluster, which trains until TASK fails in the way HOW: TASK HOW [STEPS]."""
 
 import ctypes
 import os

@@ -1,6 +1,6 @@
-"""Does one all-reduce and writes when: first_step.py FOLDER. The first time, worker 1 then ends with status 143.
+"""Does one all-reduce and writes its time: first_step.py FOLDER. In the first attempt, worker 1 then exits with 143.
 
-Ends once every worker has done its second one.
+In the second attempt, every worker ends after its all-reduce.
 """
 
 import json

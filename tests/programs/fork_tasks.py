@@ -22,7 +22,7 @@ forkserver.begin(
 
 
 def wait() -> int:
-    """Goes on with an agent's loop until nothing is imported any more; returns how many turns that took."""
+    """Runs an agent's loop until no import is in progress; returns the number of turns."""
     turns = 0
     while not forkserver.settled(time.monotonic()):
         for key, _ in selector.select(0.1):

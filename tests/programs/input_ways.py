@@ -1,4 +1,4 @@
-"""Gets its input in many ways, and prints how long it has waited for it in each, and how long each has taken."""
+"""Reads its input in many ways; prints for each how long it has waited for input, and how long it took."""
 
 import json
 import time
@@ -44,7 +44,7 @@ def in_python() -> None:
 
 
 def inside_out() -> None:
-    """tf.data calls a generator that itself reads from tf.data."""
+    """tf.data calls a generator that reads from tf.data."""
     for _ in tf.data.Dataset.from_generator(make_data, output_signature=make_data().element_spec):
         pass
 

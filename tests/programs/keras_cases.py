@@ -1,10 +1,10 @@
-"""Trains tiny models in many ways under one strategy, and writes what came out as JSON: `keras_cases.py DIR [CASE…]`.
+"""Trains tiny models in many ways under one strategy, and writes the results as JSON: `keras_cases.py DIR [CASE…]`.
 
-An ordinary user's script: it knows TF_CONFIG and tf.distribute, and runs alone as well as in a cluster, on
+An ordinary user's script: it uses TF_CONFIG and tf.distribute, and runs alone as well as in a cluster, on
 Keras 3 as well as on tf_keras (TF_USE_LEGACY_KERAS=1). Run by distlaunch with `--strategy mirrored` or
 `central_storage`, it trains on several devices of one process. Data, initial weights and the order of the samples are
 fixed, so that runs can be compared number by number. Every case builds its own model; a case that raises is
-written down with its traceback, and the next one runs.
+written with its traceback, and the next one runs.
 """
 
 import json
@@ -49,9 +49,9 @@ from tiny_keras import (  # noqa: E402 - imports Keras, as `tf.keras` in the str
 )
 
 EPOCHS = 2
-"""An end and a beginning. More would test no more: an epoch's iterators take far longer to make than its few steps."""
+"""One change of epoch. More epochs would test no more, and making their iterators takes far longer than their steps."""
 OWN = OUT / f"files-{TASK}"
-"""Where this worker keeps the files that it must not share."""
+"""The folder for this worker's unshared files."""
 
 
 def regression(*layers: Any, build: bool = False, rate: float = 0.05, **compile_options: Any) -> Any:
@@ -71,7 +71,7 @@ def fit(model: Any, x: Any, y: Any, *, epochs: int = EPOCHS, **options: Any) -> 
 
 @case
 def plain_fit() -> Result:
-    """`model.fit` on arrays that divide evenly, with a model that is not built before."""
+    """`model.fit` on arrays that divide evenly, with a model that is not built yet."""
     return fit(regression(), *samples(32))
 
 
@@ -159,13 +159,13 @@ def mean_of_means(count: int, workers: int = 2) -> Any:
 
 @case
 def uneven_fit_as_mean_of_means() -> Result:
-    """What `uneven_fit` amounts to, written for one process."""
+    """The equivalent of `uneven_fit` in one process."""
     return {} if not ALONE else fit(regression(), *samples(37), sample_weight=mean_of_means(37))
 
 
 @case
 def uneven_fit_with_idle_worker_as_mean_of_means() -> Result:
-    """What `uneven_fit_with_idle_worker` amounts to, written for one process."""
+    """The equivalent of `uneven_fit_with_idle_worker` in one process."""
     return {} if not ALONE else fit(regression(), *samples(33), sample_weight=mean_of_means(33))
 
 
@@ -216,7 +216,7 @@ def batch_normalization() -> Result:
 
 @case
 def batch_normalization_with_idle_worker() -> Result:
-    """Plain BatchNormalization with last batches of which one worker gets nothing."""
+    """Plain BatchNormalization with last batches that leave one worker idle."""
     return normalized(33)
 
 
@@ -251,13 +251,13 @@ class HalvedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore
 
 @case
 def batch_normalization_by_halves() -> Result:
-    """What `batch_normalization` amounts to, written for one process."""
+    """The equivalent of `batch_normalization` in one process."""
     return {} if not ALONE else normalized_by(HalvedBatchNormalization(momentum=0.8), 32)
 
 
 @case
 def batch_normalization_with_idle_worker_by_halves() -> Result:
-    """What `batch_normalization_with_idle_worker` amounts to, written for one process."""
+    """The equivalent of `batch_normalization_with_idle_worker` in one process."""
     if not ALONE:
         return {}
     layer = HalvedBatchNormalization(momentum=0.8)
@@ -271,7 +271,7 @@ def synchronized_batch_normalization() -> Result:
 
 
 class OwnStep(keras.Sequential):  # type: ignore[misc]  # TensorFlow has no types
-    """A model with its own train_step, which returns other names than the compiled metrics have."""
+    """A model whose train_step returns other names than those of the compiled metrics."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -289,7 +289,7 @@ class OwnStep(keras.Sequential):  # type: ignore[misc]  # TensorFlow has no type
 
 @case
 def custom_train_step() -> Result:
-    """Values that a train_step computes itself are averaged over the workers."""
+    """Values computed by a custom train_step are averaged over the workers."""
     with strategy.scope():
         model = OwnStep([dense(8, "tanh"), dense(1)])
         model.compile(keras.optimizers.SGD(0.05), "mse")
@@ -312,11 +312,11 @@ def steps_per_execution() -> Result:
 
 @case
 def gradient_accumulation() -> Result:
-    """The optimizer applies the mean of two batches' gradients: that of one batch twice as large."""
+    """The optimizer applies the mean of two batches' gradients, which equals that of one batch twice as large."""
     model = regression()
     x, y = samples(48)
     with strategy.scope():
-        options = {} if LEGACY else {"gradient_accumulation_steps": 2}  # which tf_keras does not have
+        options = {} if LEGACY else {"gradient_accumulation_steps": 2}  # tf_keras has no accumulation
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9, **options), "mse")
     model.fit(x, y, batch_size=BATCH * (2 if LEGACY else 1), epochs=EPOCHS, shuffle=False, verbose=0)
     return {"weights": weights(model)}
@@ -350,7 +350,7 @@ def early_stopping() -> Result:
     """Training stops when the validation loss gets worse, and goes back to the best weights."""
     x, _ = samples(19, seed=1)
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
-    validation = (x, np.full((19, 1), 0.3, "float32"))  # fits what the model learns for a while only
+    validation = (x, np.full((19, 1), 0.3, "float32"))  # the model fits this better for some epochs only
     result = fit(regression(), *samples(32), epochs=40, validation_data=validation, callbacks=[stopping])
     return {**result, "stopped_epoch": int(stopping.stopped_epoch)}
 
@@ -367,7 +367,7 @@ def model_checkpoint() -> Result:
     passed: list[Any] = []
     callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: passed.append(weights(model))))
     result = {**fit(model, *samples(32), epochs=3, callbacks=callbacks), "passed": passed}
-    if LEGACY and TASK != 0:  # tf_keras leaves nothing but the chief's files
+    if LEGACY and TASK != 0:  # tf_keras keeps only the chief's files
         return result
     saved = keras.models.load_model(str(best))
     reloaded = keras.models.clone_model(saved)
@@ -376,7 +376,7 @@ def model_checkpoint() -> Result:
 
 
 def clipped(accumulated: int = 1, **clipping: Any) -> Result:
-    """Clipping that most gradients need, so that it matters whether a replica's part of them is clipped, or the sum."""
+    """Clipping that affects most gradients, so that clipping each replica's part differs from clipping the sum."""
     model = regression()
     x, y = samples(16 * (accumulated + 1))
     if not LEGACY and accumulated > 1:  # tf_keras has no accumulation; a batch twice as large is the same
@@ -407,13 +407,13 @@ def global_clipnorm() -> Result:
 
 @case
 def clipnorm_with_accumulation() -> Result:
-    """What is clipped is the mean of two batches' gradients."""
+    """Clips the mean of two batches' gradients."""
     return clipped(accumulated=2, clipnorm=0.4)
 
 
 @case
 def clipvalue_of_nadam() -> Result:
-    """Nadam has an update step of its own around the common one."""
+    """Nadam has its own update step around the common one."""
     model = regression(dense(1))
     with strategy.scope():
         model.compile(keras.optimizers.Nadam(0.01, clipvalue=0.2), "mse")
@@ -422,7 +422,7 @@ def clipvalue_of_nadam() -> Result:
 
 @case
 def clipnorm_with_mixed_precision() -> Result:
-    """What is clipped is not scaled any more."""
+    """Clips gradients after they have been unscaled."""
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         return clipped(clipnorm=0.4)
@@ -445,7 +445,7 @@ def global_clipnorm_of_embedding() -> Result:
 
 
 class AppliedStep(keras.Sequential):  # type: ignore[misc]  # TensorFlow has no types
-    """A model with its own train_step, which calls `optimizer.apply` and adds its loss up by itself."""
+    """A model whose train_step calls `optimizer.apply` and computes its own loss."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -462,7 +462,7 @@ class AppliedStep(keras.Sequential):  # type: ignore[misc]  # TensorFlow has no 
 
 @case
 def global_clipnorm_in_own_step() -> Result:
-    """A train_step of the model's own, with `optimizer.apply`."""
+    """A custom train_step with `optimizer.apply`."""
     with strategy.scope():
         model = AppliedStep([dense(8, "tanh"), dense(1)])
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.7))
@@ -472,7 +472,7 @@ def global_clipnorm_in_own_step() -> Result:
 
 @case
 def loop_of_its_own() -> Result:
-    """No fit, but a tf.function, in which the optimizer is used for the first time."""
+    """A custom loop in a tf.function, in which the optimizer is used for the first time."""
     x, y = samples(32)
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), dense(8, "tanh"), dense(1)])
@@ -517,7 +517,7 @@ def moving_average_with_overwrite() -> Result:
 
 @case
 def metrics_of_all_kinds() -> Result:
-    """Metrics that add, and metrics that assign what they have counted."""
+    """Metrics that add to their state, and metrics that assign it."""
     x, y = samples(32)
     labels = (y > 0).astype("float32")
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""A worker that asks the others for something when its program has ended, and the leader is gone: TASK."""
+"""TASK does another all-reduce after its program has ended, when the leader is gone: TASK."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""A loop of its own that tells its steps. TASK leaves one out, so that all wait for each other: TASK HOW."""
+"""A custom loop that reports its steps. TASK skips one, so that all workers wait for each other: TASK HOW."""
 
 import os
 import sys

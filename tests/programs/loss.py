@@ -1,4 +1,4 @@
-"""Trains nothing and reports it: STEPS SECONDS [fail].
+"""Reports progress without training: STEPS SECONDS [fail].
 
 Prints hostile text, reports a loss and images per second, and saves a checkpoint; with `fail`, worker:1 fails in the
 middle of the first attempt. Needs no TensorFlow.

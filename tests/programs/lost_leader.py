@@ -1,4 +1,4 @@
-"""A worker that looks for the leader where there is none: TASK."""
+"""Gives TASK a wrong address for the leader: TASK."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""A task that serves at its port of TF_CONFIG, says a word to each other task and hears its own back; then prints so.
+"""A task that echoes on its port of TF_CONFIG, sends a word to each other task, reads the echo, and prints the result.
 
-usage: meet.py WORD [SECONDS]: the word is said again and again for so long.
+usage: meet.py WORD [SECONDS]: sends the word again and again for SECONDS.
 """
 
 import json
@@ -57,4 +57,4 @@ others = [(host.strip("[]"), int(port)) for host, _, port in addresses if f"{hos
 for other in others:
     meet(*other)
 print(f"met {len(others)} at {' '.join(sorted({host for host, _ in others}))}", flush=True)
-time.sleep(1)  # the others have still to meet this one
+time.sleep(1)  # the others may not have met this task yet

@@ -1,4 +1,4 @@
-"""Has SIGTERM handled in one WAY, says so, and waits: `notices_term.py WAY`; says so when that notices it."""
+"""Prints `ready` and waits for SIGTERM, handled in one WAY; a handler prints `noticed`: `notices_term.py WAY`."""
 
 import asyncio
 import faulthandler
@@ -74,7 +74,7 @@ match sys.argv[1]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ready()
         wait()
-    case "library":  # a handler that Python does not know, as TensorFlow's
+    case "library":  # like TensorFlow's, a handler that Python does not know
         faulthandler.register(signal.SIGTERM, chain=False)
         ready()
         wait()

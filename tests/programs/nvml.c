@@ -1,5 +1,5 @@
 /* A stand-in for libnvidia-ml.so.1. NVML_GPUS has a character for each GPU:
-   'a' answers everything, 'p' has neither power nor temperature, 'l' is lost, 'h' hangs, 'c' crashes. */
+   'a' answers every query, 'p' has neither power nor temperature, 'l' is lost, 'h' hangs, 'c' crashes. */
 #include <stdlib.h>
 #include <string.h>
 #include <stdio.h>

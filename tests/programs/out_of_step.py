@@ -1,4 +1,4 @@
-"""Workers that train with Keras, until one of them does something else: HOW."""
+"""Workers train with Keras, until worker:0 deviates: HOW."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The demo with a pause before each step: it goes on for as long as a test needs, and leaves the machine to others."""
+"""The demo with a pause before each step, so that it lasts as long as a test needs without loading the machine."""
 
 import runpy
 import time

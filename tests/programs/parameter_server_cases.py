@@ -1,8 +1,8 @@
 """Trains tiny models under ParameterServerStrategy by `model.fit`: `parameter_server_cases.py DIR [CASE…]`.
 
-An ordinary user's script, for Keras 3 and for tf_keras (TF_USE_LEGACY_KERAS=1); without TF_CONFIG it trains alone. What
-comes out is written as JSON. Data, initial weights and the order of the samples are fixed, so with one worker runs can
-be compared number by number.
+An ordinary user's script, for Keras 3 and for tf_keras (TF_USE_LEGACY_KERAS=1); without TF_CONFIG it trains alone. It
+writes its results as JSON. Data, initial weights and the order of the samples are fixed, so that runs with one worker
+can be compared number by number.
 """
 
 import os
@@ -20,7 +20,7 @@ CLUSTER = "TF_CONFIG" in os.environ
 strategy = (
     tf.distribute.ParameterServerStrategy(
         tf.distribute.cluster_resolver.TFConfigClusterResolver(),
-        # Which Keras 3 has to do without; get_weights of tf_keras would give the parts.
+        # Keras 3 must work without a partitioner; with one, get_weights of tf_keras would return the parts.
         variable_partitioner=None if PLAIN else tf.distribute.experimental.partitioners.FixedShardsPartitioner(2),
     )
     if CLUSTER
@@ -48,7 +48,7 @@ from tiny_keras import (  # noqa: E402 - imports Keras, as `tf.keras` in the str
 
 @keras.utils.register_keras_serializable()
 class Samples(keras.metrics.Metric):  # type: ignore[misc]  # TensorFlow has no types
-    """How many samples have been seen, in the way that Keras 3 writes its metrics: read, add, assign."""
+    """The number of samples seen, counted as Keras 3 writes its metrics: read, add, assign."""
 
     def __init__(self, name: str = "samples", **options: Any) -> None:
         super().__init__(name=name, **options)
@@ -66,7 +66,7 @@ def batches(count: int, seed: int = 0) -> Any:
 
 
 def by_function(read: Callable[[Any], Any]) -> Any:
-    """Data that each worker makes itself: the class that tf_keras has for it, or the function alone."""
+    """Data that each worker makes itself: tf_keras's class for this, or the function alone."""
     if not CLUSTER:
         return read(tf.distribute.InputContext())
     return keras.utils.experimental.DatasetCreator(read) if LEGACY else read
@@ -94,7 +94,7 @@ def fit(model: Any, *data: Any, epochs: int = 3, steps: int = 5, **options: Any)
 
 @case
 def fit_on_dataset() -> Result:
-    """A tf.data.Dataset, and a model that is not built before."""
+    """A tf.data.Dataset, and a model that is not built yet."""
     model = regression()
     result = fit(model, batches(40).repeat())
     variables = model.optimizer.variables() if LEGACY else [*model.variables, *model.optimizer.variables]
@@ -123,7 +123,7 @@ def fit_on_arrays() -> Result:
 
 @case
 def fit_on_distributed_dataset() -> Result:
-    """Data sets that a strategy or a coordinator has distributed by itself already."""
+    """A data set that a coordinator has already distributed."""
     if not CLUSTER:
         return {"created": fit(regression(), batches(40).repeat())}
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -133,14 +133,14 @@ def fit_on_distributed_dataset() -> Result:
 
 @case
 def validation() -> Result:
-    """Validation after each epoch, the last batch of which is one sample."""
+    """Validation after each epoch, with a last batch of one sample."""
     data = batches(17, seed=1)
     return fit(regression(), batches(40).repeat(), validation_data=data, validation_steps=3)
 
 
 @case
 def steps_per_execution() -> Result:
-    """Four steps are done at once, with ten steps in an epoch."""
+    """Four steps per execution, with ten steps in an epoch."""
     return fit(
         regression(steps_per_execution=4),
         batches(80).repeat(),
@@ -152,7 +152,7 @@ def steps_per_execution() -> Result:
 
 @case
 def evaluate() -> Result:
-    """`model.evaluate`, whose last batch is smaller, on a data set and on arrays, against what NumPy computes."""
+    """`model.evaluate` with a smaller last batch, on a data set and on arrays, compared with NumPy."""
     model = regression()
     fit(model, batches(40).repeat(), epochs=1)
     x, y = samples(37, seed=2)
@@ -181,7 +181,7 @@ def single_batches() -> Result:
 
 
 class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
-    """Writes down what the callbacks of epochs get."""
+    """Records the arguments of epoch callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has n
 
 @case
 def callbacks() -> Result:
-    """Early stopping, a schedule of learning rates, checkpoints of models and of weights, and one of its own."""
+    """Early stopping, a learning rate schedule, checkpoints of models and of weights, and a custom callback."""
     x, _ = samples(16, seed=1)
     best, latest = OUT / "best.keras", OUT / "latest.weights.h5"
     watch = Watch()
@@ -215,7 +215,7 @@ def callbacks() -> Result:
         model := regression(build=True),
         batches(40).repeat(),
         epochs=30,
-        # Which fits what the model learns for a while only.
+        # Data that the model fits better for some epochs only.
         validation_data=tf.data.Dataset.from_tensor_slices((x, np.full((16, 1), 0.3, "float32"))).batch(BATCH),
         validation_steps=2,
         callbacks=[
@@ -238,7 +238,7 @@ def callbacks() -> Result:
 
 
 class WatchBatches(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
-    """Writes down what the callbacks of batches get."""
+    """Records the arguments of batch callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class WatchBatches(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlo
 
 @case
 def batch_callbacks() -> Result:
-    """Callbacks of batches get the metrics of the steps that are done. tf_keras refuses them."""
+    """Batch callbacks get the metrics of the finished steps. tf_keras refuses batch callbacks."""
     watch = WatchBatches()
     fit(regression(), batches(40).repeat(), callbacks=[watch], epochs=2)
     return {"seen": watch.seen}
@@ -258,7 +258,7 @@ def batch_callbacks() -> Result:
 
 @case
 def backup_and_restore() -> Result:
-    """A fit is interrupted after two epochs; another one goes on, and ends as if nothing had happened."""
+    """A fit is interrupted after two epochs; another one resumes, and ends as if nothing had happened."""
 
     def run(*callbacks: Any) -> Result:
         return fit(regression(build=True), batches(40).repeat(), epochs=4, callbacks=list(callbacks))
@@ -285,7 +285,7 @@ class OwnStep(keras.Sequential):  # type: ignore[misc]  # TensorFlow has no type
 
 @case
 def custom_train_step() -> Result:
-    """What a train_step returns itself: that of the last step is in the history."""
+    """A custom train_step: its value of the last step is in the history."""
     with strategy.scope():
         model = OwnStep([dense(1)])
         model.compile(keras.optimizers.SGD(0.05), "mse")
@@ -294,7 +294,7 @@ def custom_train_step() -> Result:
 
 @case
 def normalized_and_dropped_out() -> Result:
-    """Layers with state of their own: BatchNormalization, and Dropout with its generator."""
+    """Layers with state: BatchNormalization, and Dropout with its generator."""
     layers = keras.layers
     model = regression(dense(8), layers.BatchNormalization(), layers.Dropout(0.0), dense(1))
     return fit(model, batches(40).repeat())
@@ -302,7 +302,7 @@ def normalized_and_dropped_out() -> Result:
 
 @case
 def converges() -> Result:
-    """Enough steps that a linear model is learnt, however the workers take turns."""
+    """Enough steps to learn a linear model, however the workers take turns."""
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[Samples()])
@@ -314,9 +314,9 @@ def converges() -> Result:
 
 @case
 def without_steps() -> Result:
-    """What fit does when nobody says how many steps an epoch has."""
+    """`fit` without the number of steps per epoch."""
     if not CLUSTER:
-        return {}  # it would train for ever
+        return {}  # alone, it would train for ever
     x, y = samples(20)
     by_itself = regression().fit(x, y, batch_size=BATCH, epochs=2, verbose=0).history["samples"]
     refusals = []
@@ -330,7 +330,7 @@ def without_steps() -> Result:
 
 @case
 def refused() -> Result:
-    """What cannot be had under this strategy says so."""
+    """Unsupported features under this strategy are refused with a message."""
     refusals = []
     data, (x, y) = batches(40).repeat(), samples(40)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -363,13 +363,13 @@ def failing(x: Any, y: Any) -> Any:
 
 @case
 def failures() -> Result:
-    """A step that fails on a worker ends fit with its exception; another fit works. So does one whose data end."""
+    """A step that fails on a worker ends `fit` with its exception. Another `fit` works, and one whose data end too."""
     with strategy.scope():
         model = regression()
     message = ""
     try:
         fit(model, batches(40).repeat().map(failing))
-    except Exception as error:  # noqa: BLE001 - whatever Keras makes of it
+    except Exception as error:  # noqa: BLE001 - Keras may wrap it in any exception
         message = str(error)
     again = fit(model, batches(40).repeat())
     ended = fit(regression(), by_function(lambda _: batches(40)), steps=50, epochs=1)
@@ -377,7 +377,7 @@ def failures() -> Result:
 
 
 class UntilWorkerIsBack(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
-    """Lets training end three epochs after a log has its second line of a server that serves."""
+    """Ends training three epochs after a log has its second line that says that a server serves."""
 
     def __init__(self, log: str) -> None:
         super().__init__()

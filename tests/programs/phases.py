@@ -1,7 +1,7 @@
-"""Stays in each phase of a run until it is let go: it opens its port after DIR/form, and ends after DIR/end.
+"""Holds a run in each phase: opens its port once DIR/form exists, and ends once DIR/end exists.
 
-`phases.py DIR`. It leaves a daemon behind that ignores SIGTERM, and so does it itself once DIR/stopping is there.
-Its tensorflow is one of the test's own, which is imported in no time.
+`phases.py DIR`. It leaves a daemon behind that ignores SIGTERM; once DIR/stopping exists, it ignores SIGTERM itself.
+Its `tensorflow` is the test's stand-in.
 """
 
 import json
@@ -22,7 +22,7 @@ def exists(name: str) -> bool:
 
 
 def count(index: int) -> int:
-    """The steps of a worker; all do the next one together."""
+    """The number of steps that a worker has begun; all workers do the next step together."""
     path = pathlib.Path(directory, f"step-{index}")
     return int(path.read_text()) if path.exists() else 0
 

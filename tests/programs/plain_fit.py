@@ -1,4 +1,4 @@
-"""Trains with `model.fit` under MultiWorkerMirroredStrategy, as TensorFlow's guide does; knows of no launcher."""
+"""Trains with `model.fit` under MultiWorkerMirroredStrategy, as TensorFlow's guide does, without any launcher."""
 
 import keras
 import numpy as np

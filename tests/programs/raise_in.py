@@ -1,4 +1,4 @@
-"""The named task raises; every other one waits to be stopped."""
+"""The named task raises; every other task waits to be stopped."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Reports one step, says so, and waits to be stopped. Needs no TensorFlow."""
+"""Reports one step, prints `up`, and waits to be stopped. Needs no TensorFlow."""
 
 import time
 

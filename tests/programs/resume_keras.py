@@ -1,6 +1,6 @@
-"""Keras with BackupAndRestore, in a folder of all workers or in each one's own: EPOCHS (shared | own | empty) [PAUSE].
+"""Keras with BackupAndRestore, in a shared folder or in one folder per worker: EPOCHS (shared | own | empty) [PAUSE].
 
-In the first attempt worker:1 dies in its third epoch; with PAUSE nobody does, and each epoch takes so many seconds.
+In the first attempt worker:1 dies in its third epoch; with PAUSE it does not, and each epoch takes PAUSE seconds more.
 """
 
 import os
@@ -18,7 +18,7 @@ epochs, where = int(sys.argv[1]), sys.argv[2]
 pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
 task, attempt = os.environ["DISTLAUNCH_TASK"], int(os.environ["DISTLAUNCH_ATTEMPT"])
 folder = Path(os.environ["DISTLAUNCH_CHECKPOINT_DIR"], "backup" if where == "shared" else task.replace(":", "-"))
-if where == "empty" and task != "worker:0":  # a disk of its own, that did not survive
+if where == "empty" and task != "worker:0":  # as if its own disk had been lost
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""A loop of its own with tf.train.CheckpointManager; worker:1 fails in epoch 3: EPOCHS (kill | term | handler)."""
+"""A custom loop with tf.train.CheckpointManager; worker:1 fails in epoch 3: EPOCHS (kill | term | handler)."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ with strategy.scope():
 checkpoint = tf.train.Checkpoint(weight=weight, epoch=epoch, done=done)
 shared = Path(os.environ["DISTLAUNCH_CHECKPOINT_DIR"], "loop")
 chief = task == "worker:0"
-# As TensorFlow's guide has it: every worker saves, only the chief's is kept.
+# As in TensorFlow's guide: every worker saves, and only the chief's checkpoint is kept.
 manager = tf.train.CheckpointManager(checkpoint, str(shared) if chief else tempfile.mkdtemp(), max_to_keep=2)
 handler = None
 if how != "kill":

@@ -1,7 +1,7 @@
-"""Saves as tutorials do: every worker gives the same paths: `save_together.py DIR`.
+"""Saves as tutorials do, to the same paths on every worker: `save_together.py DIR`.
 
-An ordinary user's script, which runs alone as well as in a cluster. What it has saved stays in DIR; what it has read
-back, and what it cannot show by files, is in `DIR/../results-TASK.json`.
+An ordinary user's script, which runs alone as well as in a cluster. Saved files stay in DIR; the values read back from
+them, and other results, are in `DIR/../results-TASK.json`.
 """
 
 import json
@@ -24,7 +24,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy() if CLUSTER else tf.distri
 
 @keras.utils.register_keras_serializable()
 class Spread(keras.initializers.Initializer):  # type: ignore[misc]  # TensorFlow has no types
-    """All numbers different from each other, the same in every run."""
+    """Numbers that differ from each other, and are the same in every run."""
 
     def __call__(self, shape: Any, dtype: Any = None, **_: Any) -> Any:
         flat = np.sin(1 + np.arange(int(np.prod(shape)), dtype="float64")) / 2
@@ -40,7 +40,7 @@ def layers() -> list[Any]:
 
 @keras.utils.register_keras_serializable()
 class Tracking(keras.Model):  # type: ignore[misc]  # TensorFlow has no types
-    """Has a metric of its own, which is saved with it, and which takes all workers to be read."""
+    """A model with its own metric, which is saved with the model, and which only all workers together can read."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -84,7 +84,7 @@ def load_all(names: list[str], folder: pathlib.Path = OUT) -> dict[str, list[lis
             model = build("tracking" if name.startswith("tracking") else "plain")
             model.load_weights(folder / name)
         else:
-            # Keras 3.15 does not find "mse" again in a file of the old format.
+            # Keras 3.15 does not find "mse" when it loads a file of the old format.
             model = keras.models.load_model(folder / name, compile=not name.endswith(".h5"))
         loaded[name] = numbers(model)
     return loaded
@@ -96,7 +96,7 @@ board = keras.callbacks.TensorBoard(str(OUT / "board"), histogram_freq=1)
 fit(
     model,
     3,
-    # The largest loss is the first.
+    # The first loss is the largest.
     ModelCheckpoint(OUT / "best.keras", monitor="loss", mode="max", save_best_only=True),
     ModelCheckpoint(OUT / "epochs" / "{epoch:02d}-{val_loss:.2f}.keras", verbose=1),
     ModelCheckpoint(OUT / "latest.weights.h5", save_weights_only=True, save_freq=3),
@@ -105,7 +105,7 @@ fit(
     keras.callbacks.CSVLogger(OUT / "log.csv"),
     board,
 )
-# At once, on every worker: all of it is there when `fit` has returned.
+# Every worker loads at once: all files exist when `fit` has returned.
 epochs = sorted(f"epochs/{path.name}" for path in (OUT / "epochs").iterdir())
 results["after fit"] = load_all(["best.keras", "latest.weights.h5", "old.h5", *epochs])
 results["own"] = load_all([f"own/{TASK}.keras"])[f"own/{TASK}.keras"]
@@ -116,20 +116,20 @@ tracking = build("tracking")
 fit(tracking, 1, ModelCheckpoint(OUT / "tracking.keras"))
 results["tracking"] = load_all(["tracking.keras"])
 
-# A worker that saves alone waits for nobody, nor does one that has a callback alone.
+# A worker that saves alone, or alone has a callback, does not wait for the others.
 if TASK == 0:
     model.save(OUT / "alone.keras")
 os.chdir(OUT / "own")
 pathlib.Path(f"folder-{TASK}").mkdir()
 os.chdir(f"folder-{TASK}")
-# The first is the same name for different files, the second are different names for the same one.
+# `here.keras` is one name for different files; `link` and `epochs` are two names for the same folder.
 if TASK == 0:
     (OUT / "link").symlink_to(OUT / "epochs")
 fit(
     model,
     1,
     ModelCheckpoint("here.keras"),
-    ModelCheckpoint("ram://store/remote.keras"),  # each process has its own of these stores, which shows who wrote
+    ModelCheckpoint("ram://store/remote.keras"),  # each process has its own store, which shows who wrote
     ModelCheckpoint(f"ram://store/{TASK}.keras"),
     ModelCheckpoint(OUT / ("link", "epochs")[TASK] / "linked.keras", verbose=1),
     *([ModelCheckpoint(OUT / "alone-in-fit.keras")] if TASK == 1 else []),
@@ -141,12 +141,12 @@ for again in (False, True):
     model.save(OUT / "final.keras")
     model.save_weights(OUT / "final.weights.h5")
     model.save(OUT / "final.h5")
-    if not again:  # Keras 3.15 by itself cannot
+    if not again:  # Keras 3.15 cannot overwrite a folder
         model.save(OUT / "folder", zipped=False)
     keras.saving.save_model(model, OUT / "by-function.keras")
     model.export(OUT / "exported")
 model.export(OUT.parent / f"exported-{TASK}")
-# At once, too.
+# Every worker loads these at once, too.
 results["final"] = load_all(["final.keras", "final.weights.h5", "final.h5", "folder", "by-function.keras"])
 served = tf.saved_model.load(str(OUT / "exported"))
 results["served"] = float(served.serve(tf.ones((1, 4)))[0, 0])

@@ -1,8 +1,8 @@
-"""Does ten steps a second, and saves each tenth; from what was saved, goes on for 20 steps at most.
+"""Does ten steps a second, and saves every tenth; after a saved step, it does 20 more steps at most.
 
-Saves on SIGTERM, which takes SAVE_S.
+Saves on SIGTERM, which takes SAVE_S; if SAVE_S is negative, it ignores SIGTERM.
 
-saves.py STEPS [SAVE_S [STATUS]]: ends with STATUS after a save on SIGTERM.
+saves.py STEPS [SAVE_S [STATUS]]: exits with STATUS after a save on SIGTERM.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Tries ports of a host again and again until its stdin ends; prints which have answered in HTTP/2.
+"""Tries ports of a host again and again until its stdin ends; prints the ports that answered in HTTP/2.
 
 usage: scan.py HOST FIRST LAST
 """
@@ -9,7 +9,7 @@ import socket
 import sys
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2 says first."""
+"""The first bytes from an HTTP/2 client."""
 SETTINGS = b"\4"
 """The type of the frame with which a server answers."""
 

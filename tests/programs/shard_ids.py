@@ -1,4 +1,4 @@
-"""Tells which of the demo's images this worker gets in an epoch: (data | file), as the demo shares them out."""
+"""Prints which of the demo's images this worker gets in an epoch, sharded as the demo does: (data | file)."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
-"""A task that is hard to get rid of: it, its child, a daemon with a session of its own and a stopped child ignore TERM.
+"""A task that is hard to kill: the task, its child, a daemon in its own session and a stopped child ignore TERM.
 
-`spawn_tree.py TASK COUNT`: the task so named fails once COUNT trees stand in this working directory.
+`spawn_tree.py TASK COUNT`: that task fails once COUNT tasks in this working directory have their trees.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Prints, as one line of JSON, what a task can see of itself, then ends with the status it is told, or with 0."""
+"""Prints a task's view of itself as one line of JSON, then exits with its first argument as the status, or with 0."""
 
 import json
 import os
@@ -8,7 +8,7 @@ descriptors = {}
 for name in os.listdir("/proc/self/fd"):
     try:
         descriptors[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    except OSError:  # the one that this listing used
+    except OSError:  # the descriptor that listed the folder
         continue
 print(
     json.dumps(

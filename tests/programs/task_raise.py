@@ -1,4 +1,4 @@
-"""Fails, with an exception that has something to say."""
+"""Fails with an exception that has a message."""
 
 
 def step(batch: int) -> None:

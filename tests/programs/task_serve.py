@@ -1,4 +1,4 @@
-"""Opens the port it is told, as TensorFlow's server does, and waits."""
+"""Opens the port given as its argument, as TensorFlow's server does, and waits."""
 
 import socket
 import sys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 config = json.loads(os.environ["TF_CONFIG"])
 port = config["cluster"][config["task"]["type"]][config["task"]["index"]].rpartition(":")[2]
-server = socket.create_server(("", int(port)), reuse_port=True)  # as TensorFlow does: distlaunch holds the port
+server = socket.create_server(("", int(port)), reuse_port=True)  # as TensorFlow does, because distlaunch holds the port
 number = 0
 while not Path(sys.argv[1]).exists():
     number += 1

@@ -1,4 +1,4 @@
-"""Trains with Keras, 20 steps an epoch and EPOCHS of them; prints when each step is done, and keeps a backup."""
+"""Trains EPOCHS epochs of 20 steps with Keras; prints when each step is done, and keeps a backup."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""What programs that train tiny models in many ways have in common: data, initial weights, and a list of cases.
+"""Shared parts of programs that train tiny models in many ways: data, initial weights, and a list of cases.
 
-It knows Keras 3 and tf_keras (TF_USE_LEGACY_KERAS=1). Data, initial weights and the order of the samples are fixed, so
-that runs can be compared number by number. Importing it imports Keras, which a program with a strategy does afterwards.
+It supports Keras 3 and tf_keras (TF_USE_LEGACY_KERAS=1). Data, initial weights and the order of the samples are fixed,
+so that runs can be compared number by number. It imports Keras, so a program makes its strategy before it imports this.
 """
 
 import importlib
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 CLUSTER = "TF_CONFIG" in os.environ
 BATCH = 8
-"""Samples per global batch: what one process sees at once, or all workers together."""
+"""Samples per global batch, in one process or over all workers together."""
 OUT = pathlib.Path(sys.argv[1])
 
 keras: Any = tf.keras
@@ -38,7 +38,7 @@ def case(function: Case) -> Case:
 
 @keras.utils.register_keras_serializable()
 class Spread(keras.initializers.Initializer):  # type: ignore[misc]  # TensorFlow has no types
-    """The same numbers on every Keras, all different from each other."""
+    """Numbers that differ from each other, and are the same with every Keras."""
 
     def __call__(self, shape: Any, dtype: Any = None, **_: Any) -> Any:
         flat = np.sin(1 + np.arange(int(np.prod(shape)), dtype="float64")) / 2
@@ -69,7 +69,7 @@ def history(fitted: Any) -> dict[str, list[float]]:
 
 
 class InterruptionError(Exception):
-    """What stops a training run half-way."""
+    """Stops training half-way."""
 
 
 class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
@@ -79,7 +79,7 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow h
 
 
 def run_cases(names: list[str], file: pathlib.Path, **more: Any) -> bool:
-    """Writes what the cases return, and `more`, as JSON. A case that raises is written down with its traceback.
+    """Writes the cases' results, and `more`, as JSON. A case that raises is written with its traceback.
 
     Returns:
         Whether no case has raised.
@@ -91,7 +91,7 @@ def run_cases(names: list[str], file: pathlib.Path, **more: Any) -> bool:
         start = time.monotonic()
         try:
             results[name] = CASES[name]()
-        except Exception:  # noqa: BLE001 - what a case raises is its result
+        except Exception:  # noqa: BLE001 - the traceback is the case's result
             failed = True
             results[name] = {"error": traceback.format_exc()}
             traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Trains with Keras, 20 steps an epoch, as a worker of a cluster; in the first attempt one task is odd: TASK HOW."""
+"""A worker that trains with Keras, 20 steps per epoch; in the first attempt, TASK misbehaves: TASK HOW [EPOCHS]."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ def load_batch(number: int) -> object:
     if odd and how == "sleep-in-input" and number >= 15:
         time.sleep(600)
     if odd and how == "slow":
-        time.sleep(0.12)
+        time.sleep(0.4)  # a batch is split among three workers, so it serves three steps
     return np.full((8, 4), number % 7, "float32")
 
 

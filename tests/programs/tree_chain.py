@@ -1,6 +1,6 @@
-"""Never the same process for long: each forks its successor and exits; with `setsid`, each in a session of its own.
+"""A chain of processes: each forks its successor and exits; with `setsid`, each runs in its own session.
 
-It ends by itself in the end: what a failed test leaves running must not load the machine for ever.
+It ends by itself after a while, so that a failed test does not leave it loading the machine for ever.
 """
 
 import os

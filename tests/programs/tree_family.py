@@ -1,8 +1,8 @@
 """Starts the processes named on its command line, prints `NAME PID` for each, then `stands`, and waits.
 
-child; grandchild (below a middle process); daemon (double fork, a session of its own, its parent gone); zombie;
-stopped (by SIGSTOP). Before them: `--ignore-term` has all of them ignore TERM; `--leave` ends this process with 0,
-once all stand and it can read a line from the file named next.
+child; grandchild (below a middle process); daemon (double fork, its own session, its parent gone); zombie; stopped (by
+SIGSTOP). Before them: `--ignore-term` makes all of them ignore TERM; `--leave FILE` ends this process with 0 once all
+are started and FILE exists.
 """
 
 import os
@@ -43,7 +43,7 @@ def start(name: str) -> None:
                     os._exit(0)
                 os.close(writing)
                 wait()
-            # Only a stranger's child knows that its parent is gone.
+            # The daemon's parent is gone once another process has adopted it.
             while name == "daemon" and os.getppid() == pid:
                 time.sleep(0.001)
         os.write(writing, str(os.getpid()).encode())

@@ -1,6 +1,6 @@
-"""A way to a node: runs the words that follow, with pipes between them and our own stdin and stdout.
+"""A way to a node: runs the command that follows, and connects it to this process's stdin and stdout by pipes.
 
-What it runs goes on without it, as on another machine.
+The command outlives this process, as it would on another machine.
 """
 
 import os
