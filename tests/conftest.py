@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,14 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.available import find_python
+from tests.inherited import reset_inherited_state
 from tests.scheduling import Longest
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
+
+reset_inherited_state()  # before pytest starts processes of its own
 
 # The duration of a test depends on what else is running, so no test has a deadline.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -101,10 +104,9 @@ COSTLY = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kube
 
 @pytest.fixture(scope="session")
 def python39() -> str:
-    """The oldest Python that nodes may have. `python3.9` on PATH may be only a forwarder to nothing."""
-    python = shutil.which("python3.9") or sys.executable
-    asked = subprocess.run([python, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, check=False)
-    if asked.stdout != b"(3, 9)\n":
+    """The oldest Python that nodes may have."""
+    python = find_python("3.9")
+    if python is None:
         pytest.skip("no python3.9 on PATH")
     return python
 
@@ -171,6 +173,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[_COUNTED] = {
         case for each in first_cases.values() for case in [*each.values()][:COUNTED_TESTS]
     }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def work_in_root() -> Iterator[None]:
+    """Runs the tests in the same folder, wherever pytest was started: its arguments are relative to that place."""
+    before = Path.cwd()
+    os.chdir(ROOT)
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture(autouse=True)

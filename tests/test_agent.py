@@ -555,12 +555,13 @@ def test_no_port_is_called_open_before_the_task_has_opened_it(client: Client) ->
     assert client.received(Listening) == []
 
 
-def test_the_end_of_a_task_is_reported_at_once(client: Client) -> None:
+def test_the_end_of_a_task_is_reported_while_others_run_with_its_time(client: Client) -> None:
     client.greet()
+    before = time.time()
     client.start(command("worker:0", "sh", "-c", "exit 7"), command("worker:1", "sleep", "600"))
-    ended = client.expect(Exited, timeout_s=5.0)
+    ended = client.expect(Exited)
     assert (ended.task, ended.exit) == ("worker:0", TaskExit(code=7))
-    assert abs(time.time() - ended.time) < 1.0
+    assert before - 1 < ended.time < time.time() + 1  # the node's clock need not be read at the same moment as ours
 
 
 def test_a_crash_is_passed_along_with_the_users_line(client: Client) -> None:

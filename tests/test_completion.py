@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import struct
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 
 from launcher.cli.completion import complete_tasks, join_at_colons
 from launcher.cli.main import cli
+from tests.available import find_program
 from tests.cases import first_quick
 from tests.conftest import distlaunch_command
 from tests.runs_on_disk import write_run
@@ -65,7 +65,7 @@ class Terminal:
     """An interactive shell on a terminal."""
 
     def __init__(self, shell: str, folder: Path) -> None:
-        if shutil.which(shell) is None:
+        if find_program(shell, "-c", "true") is None:
             pytest.skip(f"{shell} is not installed")
         command, start = SHELLS[shell]
         home = folder.parent / "home"

@@ -384,18 +384,14 @@ class TestNobodyReads:
 class TestCommand:
     @pytest.mark.slow
     def test_shows_a_million_lines_all_of_them_in_order(self, distlaunch: Distlaunch) -> None:
-        begin = time.monotonic()
-
         ran = distlaunch("local", "--workers", "1", str(PROGRAMS / "chatty_lines.py"), str(MILLION))
 
-        took = time.monotonic() - begin
         assert ran.status == 0
         log = ran.log()
         expected = [f"line {number}" for number in range(MILLION)]
         expected.insert(501_000, "half of it")
         assert log == "".join(f"{line}\n" for line in expected).encode()
         assert ran.stdout == "".join(f"worker:0 │ {line}\n" for line in expected)
-        assert took < 20
 
     def test_shows_a_line_of_10_mb_cut_and_keeps_all_of_it(self, distlaunch: Distlaunch) -> None:
         ran = distlaunch(

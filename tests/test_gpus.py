@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import stat
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 from launcher.commands.requests import ask_status
 from launcher.run.directory import RunDir
 from tests.apart import linux
+from tests.available import find_compiler
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.witness import wait_until
@@ -45,7 +45,7 @@ SAMPLE = GpuSample("0", 0.37, 20 << 30, 80 << 30, 251.5, 64.0)
 
 
 def compile_library(folder: Path, *options: str) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
+    compiler = find_compiler()
     if compiler is None:
         pytest.skip("no C compiler to build a stand-in for NVML")
     library = folder / LIBRARY
@@ -256,10 +256,8 @@ class TestWatch:
         turn(mine)
         [pid] = mine.pids
         eventually(lambda: self.is_in_library(pid), 30)
-        began = time.monotonic()
         assert turn(mine) == []
         mine.end()
-        assert time.monotonic() - began < 5
         assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
         mine.pids.clear()
 

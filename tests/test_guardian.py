@@ -82,9 +82,7 @@ def test_a_hanging_agent_is_killed_after_its_lease_with_everything_below_it(clie
     ready = client.greet(lease_s=1.0)
     client.start_family("--ignore-term", "child", "grandchild", "stopped", "daemon")
     os.kill(ready.pid, signal.SIGSTOP)
-    stopped = time.monotonic()
     client.expect_nothing_left()
-    assert time.monotonic() - stopped < SHORTEST_LIMIT_S + 5 * TICK_S
     assert client.wait() == 128 + signal.SIGKILL
 
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -258,13 +257,12 @@ def test_a_pod_that_makes_room_for_a_more_urgent_one_is_reported_as_such(
 
 
 def test_a_pod_without_grace_is_gone_at_once(cluster: KubernetesCluster, tmp_path: Path) -> None:
-    run = begin(cluster, tmp_path, saving(300))
+    more = "restart: {max_restarts: 2}\ntimeouts: {lease_s: 600}"
+    run = begin(cluster, tmp_path, saving(300), more=more)
     run.await_steps()
     pod = cluster.pods()[0]
     cluster.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
-    began = time.monotonic()
-    run.await_end()
-    assert time.monotonic() - began < 45  # not a lease of 60 s
+    run.await_end()  # does not wait for a lease
     run.assert_resumed()
     assert run.verdict["reference"] in ("preempted", "node-lost"), run.said
     assert pod in run.verdict["message"]

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,17 +171,16 @@ def sessions_of(task: str, trees: dict[int, str]) -> list[psutil.Process]:
 
 
 def test_the_end_of_an_agent_is_no_dropped_connection(hosts: Hosts, tmp_path: Path) -> None:
-    run = Run(hosts, tmp_path, f"program: {{script: {TREE}, args: [none, 2]}}\n")
+    rest = f"program: {{script: {TREE}, args: [none, 2]}}\ntimeouts: {{lease_s: 600}}\n"
+    run = Run(hosts, tmp_path, rest)
     with run:
         run.wait_for(b"the tree stands")
         trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
         [session, *_] = sessions_of("worker:1", trees)
         guardian, *_ = (p for p in session.children() if command_of(p)[-1:] == ["node"])
         [agent] = guardian.children()
-        started = time.monotonic()
         agent.kill()
-        assert run.process.wait(timeout=60) == 3, run.said
-        assert time.monotonic() - started < 15
+        assert run.process.wait(timeout=60) == 3, run.said  # without waiting for the lease
     assert "Error: node gpu-b was lost: the agent was ended by SIGKILL (signal 9)" in run.said
     assert "0 processes left on 2 nodes" in run.said
     assert marked(run.mark) == []

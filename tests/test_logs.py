@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.run import file_watch
 from launcher.run.file_watch import STAT_S, FileWatch
 from launcher.run.journal_reading import JournalReader, read_last_entries
 from launcher.run.looking import NAMES
@@ -367,7 +368,8 @@ def test_files_are_checked_at_most_once_a_second_while_nothing_happens(tmp_path:
 
 @linux
 @pytest.mark.parametrize("change", ["log", "new log", "new attempt", "run.json", "key"])
-def test_a_change_is_seen_at_once(tmp_path: Path, change: str) -> None:
+def test_a_change_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    monkeypatch.setattr(file_watch, "STAT_S", 1000.0)
     run = RunFolder(tmp_path / "run")
     run.write("worker:0", [(T, "a")])
     log = run.log("worker:0")
@@ -382,9 +384,7 @@ def test_a_change_is_seen_at_once(tmp_path: Path, change: str) -> None:
         "key": lambda: os.write(typed, b"q"),
     }
     changes[change]()
-    began = time.monotonic()
     assert watch.wait([keys]) == ([keys] if change == "key" else [])
-    assert time.monotonic() - began < 0.5 * STAT_S
     watch.close()
     os.close(keys)
     os.close(typed)
@@ -395,7 +395,7 @@ def test_a_run_is_followed_through_its_restart(tmp_path: Path) -> None:
     """Every byte of both attempts of a real run is shown."""
     go = tmp_path / "go"
     program = (
-        "for i in 1 2 3; do echo $DISTLAUNCH_ATTEMPT.$i; sleep 0.1; done; printf end; "
+        "for i in 1 2 3; do echo $DISTLAUNCH_ATTEMPT.$i; sleep 0.5; done; printf end; "
         f"until [ -e {go} ]; do sleep 0.05; done; exit 3"
     )
     arguments = ["-n", "2", "--max-restarts", "1", "--", "sh", "-c", program]
@@ -425,7 +425,7 @@ def test_a_run_is_followed_through_its_restart(tmp_path: Path) -> None:
     )
     times = [json.loads(line)["time"] for line in again.stdout.splitlines()]
     assert times == sorted(times)
-    assert 0.15 < times[-1] - times[0] < 5.0  # three lines, a tenth of a second apart
+    assert times[-1] - times[0] > 0.15  # three lines, half a second apart
 
 
 def _exists(path: Path) -> None:

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -26,6 +25,7 @@ from launcher.report.goodput import Goodput
 from launcher.report.metrics import make_families, make_registry
 from launcher.report.run_events import StateName
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
+from launcher.run import metrics_server
 from launcher.run.metrics_file import MetricsFile
 from launcher.run.metrics_server import MetricsServer
 from launcher.spec.fields import Endpoint, parse_endpoint
@@ -245,12 +245,11 @@ class TestServer:
         with serving() as port, socket.create_connection(("127.0.0.1", port)):
             assert "distlaunch_run_attempt" in get(port)[1]
 
-    def test_its_end_does_not_wait_for_clients(self) -> None:
+    def test_its_end_does_not_wait_for_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(metrics_server._Handler, "timeout", 1000.0)
         with serving() as port:
             silent = socket.create_connection(("127.0.0.1", port))
             get(port)
-            began = time.monotonic()
-        assert time.monotonic() - began < 1.0
         silent.close()
 
     def test_a_status_that_cannot_be_made_is_the_scrapes_failure(self, capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.available import find_program
 from tests.conftest import Distlaunch, Ran
 from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
@@ -30,11 +31,10 @@ pytestmark = pytest.mark.ssh
 
 ECHO = "program: {command: [echo, here]}\n"
 ODD = "gpu-odd"
-SOON_S = 20.0
-"""No error may take longer, even on a slow machine and with all attempts to connect."""
+SHELLS = ("sh", "bash", "tcsh", "csh", "zsh", "fish")
+SOON_S = 120.0
+"""No error may take as long as a start-up timeout of 600 s, however busy the machine is."""
 IMPATIENT = "timeouts: {start_s: 2}\n"
-IMPATIENT_S = 12.0
-"""How long a run may take if its nodes have 2 s to answer."""
 NO_OTHER_CACHE = "mount -t tmpfs none /var/tmp"
 """A node without a usable home keeps files in /var/tmp; they must not stay on the machine that runs the tests."""
 
@@ -246,7 +246,7 @@ def test_a_bashrc_that_ends_the_shell_tells_the_status_of_the_shell(node: Nodes)
 
 def test_a_bashrc_that_waits_does_not_hold_the_run_up_and_starts_nothing_later(node: Nodes) -> None:
     node.start_with_bashrc(f"while [ ! -e {node.folder}/go-on ]; do sleep 0.1; done")
-    ran = node.up(ECHO + IMPATIENT, timeout=IMPATIENT_S)
+    ran = node.up(ECHO + IMPATIENT)
     assert node.bashrc_was_read
     assert ran.status == 3
     assert ODD in _error(ran)
@@ -254,9 +254,9 @@ def test_a_bashrc_that_waits_does_not_hold_the_run_up_and_starts_nothing_later(n
     wait_until(lambda: marked(node.mark) == [], "the shell continues, finds no client, and ends")
 
 
-@pytest.mark.parametrize("shell", [name for name in ("sh", "bash", "tcsh", "csh", "zsh", "fish") if shutil.which(name)])
+@pytest.mark.parametrize("shell", filter(None, (find_program(shell, "-c", "true") for shell in SHELLS)))
 def test_any_login_shell_that_is_here_will_do(node: Nodes, shell: str) -> None:
-    node.start(prepare=[node.login_shell(shutil.which(shell) or shell)])
+    node.start(prepare=[node.login_shell(shell)])
     node.works()
 
 
@@ -356,7 +356,7 @@ def test_a_server_that_falls_silent_does_not_hold_the_run_up(make_nodes: MakeNod
     nodes = make_nodes(make_addresses(names=SILENCE))
     for name, address in nodes.hosts.addresses.items():
         nodes.stack.enter_context(_talker(address, nodes.hosts.port, SILENCE[name], hang_up=False))
-    ran = nodes.up(ECHO + IMPATIENT, timeout=IMPATIENT_S)
+    ran = nodes.up(ECHO + IMPATIENT)
     assert ran.status == 3
     assert [name for name in SILENCE if name not in _error(ran)] == []
 
@@ -421,9 +421,9 @@ def _python(version: tuple[int, int], folder: Path) -> str:
     """An interpreter of that version; if there is none, a program that claims to be one."""
     name = f"python{version[0]}.{version[1]}"
     found = [str(path) for path in sorted(Path.home().glob(f".pyenv/versions/*/bin/{name}"))]
-    for path in [*found, shutil.which(name)]:
-        if path is not None and subprocess.run([path, "-c", "pass"], capture_output=True).returncode == 0:
-            return path
+    for path in [*found, name]:
+        if (works := find_program(path, "-c", "pass")) is not None:
+            return works
     code = f"import sys; sys.version_info = ({version[0]}, {version[1]}, 0)\n"
     stand_in = folder / name
     stand_in.write_text(f'#!/bin/sh\nshift; exec {sys.executable} -c {shlex.quote(code)}"$1" "$2" "$3" "$4"\n')

@@ -1,0 +1,32 @@
+"""Which programs this machine has: each is run once, because a file on PATH may only forward to nothing."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+
+
+@functools.cache
+def find_program(name: str, *arguments: str, output: bytes | None = None) -> str | None:
+    """The path of a program that ends with status 0, and prints `output` if that is given; None if there is none."""
+    path = shutil.which(name)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60
+        )
+    except OSError:  # not for this machine
+        return None
+    return path if done.returncode == 0 and output in (None, done.stdout) else None
+
+
+def find_python(version: str) -> str | None:
+    """The interpreter `pythonVERSION` of PATH, for a version like `3.9`."""
+    show = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return find_program(f"python{version}", "-c", show, output=f"{version}\n".encode())
+
+
+def find_compiler() -> str | None:
+    return find_program("cc", "--version") or find_program("gcc", "--version")
