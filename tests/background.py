@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import distlaunch_command
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, wait_until
 
 Popen = Callable[[list[str], int], "subprocess.Popen[bytes]"]
 """Starts a command with this descriptor as its stderr."""
@@ -81,4 +81,4 @@ def running(folder: Path, *arguments: str) -> Iterator[BackgroundRun]:
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGINT)
             run.process.wait(30)
-    wait_until(lambda: marked(mark) == [], "nothing is left")
+    await_none_left(mark)

@@ -15,6 +15,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from launcher.errors import EXIT_BUG
+from tests import second_chance
 from tests.available import find_python
 from tests.inherited import reset_inherited_state
 from tests.scheduling import Longest
@@ -93,6 +95,8 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
             timeout=timeout,
             check=False,
         )
+        if done.returncode == EXIT_BUG:
+            raise second_chance.NoSecondChanceError(f"exit status {EXIT_BUG}:\n{done.stderr}")
         return Ran(done.returncode, done.stdout, done.stderr, directory)
 
     return run
@@ -109,6 +113,10 @@ def python39() -> str:
     if python is None:
         pytest.skip("no python3.9 on PATH")
     return python
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(second_chance)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -212,5 +220,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """With DISTLAUNCH_NO_SKIPS set, as in CI, lets a skipped test fail the run: CI has all that the tests need."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter is not None else []
-    if os.environ.get("DISTLAUNCH_NO_SKIPS") and skipped and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if os.environ.get("DISTLAUNCH_NO_SKIPS") and skipped:
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        failures = session.config.pluginmanager.get_plugin("failures")
+        if failures is not None:
+            for report in skipped:
+                failures.note(second_chance.Failure(report.nodeid, "it was skipped", report.longreprtext))

@@ -21,7 +21,7 @@ from tests import loopback
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.sshd import QUIET, make_addresses, make_hosts, running_sshd
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, marked, wait_until
 
 Who = Literal["guardian", "agent", "forkserver", "task", "controller", "reattachment"]
 Phase = Literal["before start", "forming", "training", "stopping"]
@@ -220,7 +220,7 @@ class _Run:
             victim.resume()
         status = self._process.wait(END_S)
         ended = time.monotonic()
-        wait_until(lambda: marked(self._mark) == [], f"nothing is left of {marked(self._mark)}", END_S)
+        await_none_left(self._mark, END_S)
         empty = time.monotonic()
         self._check(status)
         return Played(ended - hit, empty - hit)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import select
@@ -26,7 +25,8 @@ from tests import loopback
 from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
-from tests.witness import make_mark, marked
+from tests.second_chance import assert_same_bytes
+from tests.witness import assert_none_left, make_mark, marked
 from worker_entry.agent.task_log import TaskLog
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
@@ -178,7 +178,7 @@ class Client:
         """Waits until the agent, its guardian and everything they started are gone."""
 
         def nothing() -> None:
-            assert marked(self.mark) == []
+            assert_none_left(self.mark)
 
         eventually(nothing)
 
@@ -819,8 +819,8 @@ def test_the_bytes_of_a_log_arrive_as_they_are_in_the_file(client: Client, outpu
     client.expect(Empty)
     assert agent.memory_info().rss < RSS_LIMIT
     received = bytes(client.logs.get("worker:0", b""))
-    assert hashlib.sha256(received).digest() == hashlib.sha256(expected).digest()
-    assert log.read_bytes() == expected
+    assert_same_bytes(received, expected)
+    assert_same_bytes(log.read_bytes(), expected)
 
 
 def test_a_controller_that_does_not_read_stops_no_task(client: Client, tmp_path: Path) -> None:

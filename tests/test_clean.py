@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import distlaunch_command
 from tests.sshd import Hosts, running_hosts, skip_without_openssh
-from tests.witness import MARK, make_mark, marked, wait_until
+from tests.witness import MARK, assert_none_left, make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh
 
@@ -85,7 +85,7 @@ def test_leftovers_of_a_killed_distlaunch_are_stopped_at_once(hosts: Hosts, tmp_
     assert len(marked(mark)) >= 4
     done = clean(hosts, str(tmp_path / "run"))
     assert (done.returncode, done.stdout.count(" 0 left")) == (0, 2), done
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 def test_an_agent_that_hangs_is_stopped_without_waiting_for_its_lease(hosts: Hosts, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_an_agent_that_hangs_is_stopped_without_waiting_for_its_lease(hosts: Hos
     kill_distlaunch(process)
     done = clean(hosts, str(tmp_path / "run"))
     assert (done.returncode, done.stdout.count(" 0 left")) == (0, 2), done
-    assert marked(mark) == []
+    assert_none_left(mark)
     assert not any(agent.is_running() for agent in agents.values())
 
 
@@ -122,7 +122,7 @@ def test_orphans_of_killed_agents_are_stopped_and_other_processes_are_not(hosts:
         assert any(psutil.pid_exists(p.pid) for p in left)
         done = clean(hosts, str(tmp_path / "run"))
         assert (done.returncode, done.stdout.count(" 0 left")) == (0, 2), done
-        assert marked(mark) == []
+        assert_none_left(mark)
         assert [other.poll() for other in others] == [None, None]
     finally:
         for other in others:
@@ -143,7 +143,7 @@ def test_a_node_that_cannot_be_asked_is_named(hosts: Hosts, tmp_path: Path) -> N
     finally:
         hosts.known_hosts.write_text(trust)
     assert clean(hosts, str(tmp_path / "run")).returncode == 0
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 def test_a_spec_stands_for_all_its_runs_that_are_not_running(hosts: Hosts, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from launcher.console.writer import NOTES_LIMIT, PROGRESS_S, Console
 from launcher.tasks import TaskId
 from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
-from tests.witness import make_mark, marked, wait_until
+from tests.second_chance import assert_same_bytes
+from tests.witness import assert_none_left, make_mark, wait_until
 
 W0, W9, W10 = (TaskId("worker", index) for index in (0, 9, 10))
 PUPPET = str(PROGRAMS / "chatty_puppet.py")
@@ -390,8 +391,8 @@ class TestCommand:
         log = ran.log()
         expected = [f"line {number}" for number in range(MILLION)]
         expected.insert(501_000, "half of it")
-        assert log == "".join(f"{line}\n" for line in expected).encode()
-        assert ran.stdout == "".join(f"worker:0 │ {line}\n" for line in expected)
+        assert_same_bytes(log, "".join(f"{line}\n" for line in expected).encode())
+        assert_same_bytes(ran.stdout.encode(), "".join(f"worker:0 │ {line}\n" for line in expected).encode())
 
     def test_shows_a_line_of_10_mb_cut_and_keeps_all_of_it(self, distlaunch: Distlaunch) -> None:
         ran = distlaunch(
@@ -399,7 +400,7 @@ class TestCommand:
         )
 
         assert ran.status == 0
-        assert ran.log() == b"x" * 10_000_000 + b"\nnext\n"
+        assert_same_bytes(ran.log(), b"x" * 10_000_000 + b"\nnext\n")
         assert ran.stdout.splitlines() == [
             f"worker:0 │ {'x' * 8192}... (cut here; the log has the whole line)",
             "worker:0 │ next",
@@ -442,7 +443,7 @@ class TestCommand:
         assert status == 128 + signal.SIGPIPE
         assert "Traceback" not in said
         assert "Exception ignored" not in said
-        assert marked(mark) == []
+        assert_none_left(mark)
 
     def test_is_not_blocked_by_a_reader_that_does_not_read_and_uses_little_memory(self, tmp_path: Path) -> None:
         run = tmp_path / "run"

@@ -25,7 +25,7 @@ from launcher.run.control import CLIENTS, NEW, PATH_LIMIT, AskStatus, ask
 from launcher.run.directory import RunDir
 from launcher.run.record import read_record
 from tests.conftest import distlaunch_command
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, wait_until
 
 UP = ("-n", "1", "--", "sh", "-c", "echo up; exec sleep 600")
 NEVER_UP = ("-n", "2", "--", "sh", "-c", "exec sleep 600")
@@ -87,7 +87,7 @@ class TestUp:
         assert [(task["task"], task["state"]) for task in status["tasks"]] == [("worker:0", "runs")]
         assert ask_to_end(RunDir(folder))
         assert run_json(folder)["outcome"] == "interrupted"
-        wait_until(lambda: marked(mark) == [], "nothing is left")
+        await_none_left(mark)
 
     def test_ends_as_the_foreground_would_if_the_run_ends_first(self, folder: Path) -> None:
         done = detach(
@@ -287,7 +287,7 @@ def test_a_killed_controller_is_detected_and_the_next_run_removes_its_socket(fol
     with pytest.raises(UsageError, match="has ended"):
         ask_status(RunDir(folder))
     assert not ask_to_end(RunDir(folder))
-    wait_until(lambda: marked(mark) == [], "its tasks are gone")
+    await_none_left(mark)
     assert path.exists()
     other = folder.parent / "other"
     assert detach(other, *UP).returncode == 0

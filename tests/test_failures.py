@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_a_failure_stops_the_others_and_their_trees(distlaunch: Distlaunch) -> N
     mark = make_mark()
     ran = distlaunch("local", "--workers", "3", TREE, "worker:1", "3", env=mark)
     assert ran.status == 1
-    assert marked(mark) == []
+    assert_none_left(mark)
     attempt = ran.report["attempts"][0]
     assert attempt["tasks"][1]["exit_code"] == 3
     assert [task["exit_signal"] for task in attempt["tasks"]] == [9, None, 9]
@@ -76,7 +76,7 @@ def test_the_portable_fallback_stops_the_others_too(distlaunch: Distlaunch) -> N
     assert ran.status == 1
     assert "Error: worker:1 on local exited with status 1 after" in ran.stderr
     assert "stopped by distlaunch: worker:0, worker:2" in ran.stderr
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 def test_a_task_that_raised_and_was_then_stopped_is_reported_with_its_exception(
@@ -118,7 +118,7 @@ def test_leftover_processes_of_a_task_are_stopped_and_counted_though_the_run_suc
     mark = make_mark()
     ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "setsid sleep 600 & exit 0", env=mark)
     assert ran.status == 0
-    assert marked(mark) == []
+    assert_none_left(mark)
     assert ran.report["attempts"][0]["left_behind"] == 1
     assert "0 processes left on this machine (1 process that outlived its task was stopped)" in ran.stderr
 
@@ -189,7 +189,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def test_a_signal_stops_everything_and_the_report_is_written(running: Running) -> None:
     running.process.send_signal(signal.SIGINT)
     assert running.finish() == 130
-    assert marked(running.mark) == []
+    assert_none_left(running.mark)
     report = json.loads((running.directory / "report.json").read_text())
     assert (report["outcome"], report["exit_status"]) == ("interrupted", 130)
     assert report["attempts"][0]["processes_left"] == 0
@@ -220,7 +220,7 @@ def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> 
                 break
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 # --- distlaunch itself dies ---
@@ -230,14 +230,14 @@ def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> 
 def test_nothing_is_left_after_sigkill_of_the_controller(running: Running) -> None:
     running.process.kill()
     running.finish()
-    wait_until(lambda: marked(running.mark) == [], "all processes of the run are gone")
+    await_none_left(running.mark)
 
 
 @pytest.mark.parametrize("victim", ["agent", "guardian"])
 def test_nothing_is_left_after_sigkill_of_the_nodes_agent(running: Running, victim: str) -> None:
     getattr(running, victim).kill()
     assert running.finish() == 3
-    assert marked(running.mark) == []
+    assert_none_left(running.mark)
     assert "[node-lost]" in running.stderr
     assert "0 processes left on this machine" in running.stderr
 
@@ -248,7 +248,7 @@ def test_nothing_is_left_after_sigkill_of_agent_and_guardian_together(running: R
     for process in (running.guardian, running.agent):
         process.kill()
     assert running.finish() == 3
-    assert marked(running.mark) == []
+    assert_none_left(running.mark)
 
 
 def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interrupted(running: Running) -> None:
@@ -259,7 +259,7 @@ def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interr
     wait_until(lambda: "killing all tasks" in running.stderr, "distlaunch handles the second signal")
     running.agent.resume()
     assert running.finish() == 130
-    assert marked(running.mark) == []
+    assert_none_left(running.mark)
 
 
 # --- the run cannot start ---
@@ -410,7 +410,7 @@ def test_a_full_disk_is_reported_and_nothing_is_left(distlaunch: Distlaunch, tmp
         )
         assert done.returncode in (1, 3)
         assert "No space left on device" in done.stderr
-        assert marked(mark) == []
+        assert_none_left(mark)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
@@ -479,7 +479,7 @@ def test_the_first_of_two_workers_that_fail_in_training_is_the_cause(distlaunch:
     mark = make_mark()
     ran = distlaunch("local", "--workers", "2", "train.py", env=mark)
     assert ran.status == 1
-    assert marked(mark) == []
+    assert_none_left(mark)
     assert "Error: worker:1 on local exited with status 1" in ran.stderr
     assert f"KeyError: 'bad sample'   {tmp_path / 'train.py'}:8" in ran.stderr
     attempt = ran.report["attempts"][0]

@@ -20,7 +20,7 @@ import worker_entry
 from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.test_task import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, readable, run, write
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, make_mark, wait_until
 from worker_entry.agent import forkserver_client
 from worker_entry.program.finding import may_import
 from worker_entry.protocol.values import Program, TaskExit
@@ -282,7 +282,7 @@ class TestRealClusters:
         ran = distlaunch("local", "-n", "64", "--oversubscribe", "trivial.py", env=mark)
         assert ran.status == 0, ran.stderr
         assert ran.stderr.count("exit status 0") == 64
-        assert marked(mark) == []
+        assert_none_left(mark)
 
     def test_a_forkserver_serves_all_attempts(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         mark = make_mark()
@@ -291,7 +291,7 @@ class TestRealClusters:
         assert ran.status == 0, ran.stderr
         assert len(ran.report["attempts"]) == 3
         assert "not forked" not in ran.stderr
-        assert marked(mark) == []
+        assert_none_left(mark)
         starts = (ran.directory / "forkserver.log").read_text().count("oneDNN custom operations")
         assert starts in (0, 1, 2)  # lines of one import, not of three
 
@@ -321,7 +321,7 @@ class TestRealClusters:
             finally:
                 process.kill()
         assert "not forked" not in (tmp_path / "stderr").read_text()
-        assert marked(mark) == []
+        assert_none_left(mark)
 
 
 @pytest.mark.slow

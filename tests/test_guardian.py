@@ -18,7 +18,7 @@ from tests.apart import apart_on_linux, linux
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.test_agent import Client, command
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, marked, wait_until
 from worker_entry.agent.liveness import SHORTEST_LIMIT_S, TICK_S, HangTimer, LoopCounter
 from worker_entry.protocol.messages import Exited, Noted
 from worker_entry.protocol.orders import Beat, Goodbye, Preload
@@ -175,7 +175,7 @@ def test_clean_stops_a_run_on_this_machine_whose_agent_hangs(tmp_path: Path, gua
                 distlaunch_command("clean", str(directory)), capture_output=True, text=True, timeout=60, check=False
             )
             assert (done.returncode, " 0 left" in done.stdout) == (0, True), done
-            wait_until(lambda: marked(mark) == [], "nothing is left")
+            await_none_left(mark)
         finally:
             for left in marked(mark):
                 left.kill()

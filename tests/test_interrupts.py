@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import distlaunch_command
 from tests.polling import eventually
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, make_mark, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def test_a_storm_of_signals_costs_neither_the_report_nor_the_exit_status(
         report = report_of(tmp_path)
         assert report["outcome"] == ("succeeded" if seconds == "0" else "interrupted")
         assert process.returncode == report["exit_status"]
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 @pytest.mark.quick

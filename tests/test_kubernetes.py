@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.kubernetes import IMAGE, KubernetesCluster, find_cluster
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 pytestmark = pytest.mark.kubernetes
 
@@ -90,7 +90,7 @@ class Run:
         """Waits for the end, and checks that neither processes nor objects of the cluster are left."""
         assert self.process.wait(timeout_s) == status, self.said
         self._reader.join(10)
-        assert marked(self.mark) == []
+        assert_none_left(self.mark)
         assert self.cluster.pods() == []
         if (self.directory / "report.json").exists() and self.report["attempts"]:
             assert self.report["pods_left"] == 0
@@ -324,7 +324,7 @@ def test_a_killed_controller_is_replaced_and_its_pods_are_removed(cluster: Kuber
     assert run.log(0).endswith("ends at 200\n")
     assert {task["node"] for task in run.report["attempts"][0]["tasks"]} == {*pods}
     assert run.report["pods_left"] == 0
-    assert marked(run.mark) == []
+    assert_none_left(run.mark)
 
 
 def test_clean_removes_the_pods_of_a_run_without_a_controller(cluster: KubernetesCluster, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_clean_removes_the_pods_of_a_run_without_a_controller(cluster: Kubernete
     done = call(cluster, "clean", str(run.directory))
     assert done.returncode == 0, done.stderr
     assert cluster.show("pods,jobs", "--selector=app.kubernetes.io/managed-by=distlaunch") == []
-    assert marked(run.mark) == []
+    assert_none_left(run.mark)
 
 
 def test_check_asks_pods_and_removes_them(cluster: KubernetesCluster, tmp_path: Path) -> None:
@@ -505,5 +505,5 @@ def test_a_run_in_a_pod_makes_its_pods_with_few_rights_and_all_goes_with_its_job
     denied = ("create pods", "get secrets", "get configmaps", "list nodes", "create jobs.batch -n kube-system")
     assert not any(map(may, denied))
     cluster.kubectl("delete", "job", job, "--wait=false")
-    wait_until(lambda: marked(mark) == [], "all tasks have ended", 60)
+    await_none_left(mark, 60)
     assert int((saved / "worker-0").read_text()) > 0

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
+from tests.second_chance import assert_same_bytes
 from tests.sshd import Hosts, running_hosts, sessions, skip_without_openssh
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh
 
@@ -102,10 +103,10 @@ def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Host
         lines = run.log(worker).splitlines()
         assert [line.split()[1] for line in lines[:-1]] == [b"%d" % number for number in range(len(lines) - 1)]
         assert lines[-1] == b"the last line"
-        assert run.log(worker) == run.log_there(worker)
+        assert_same_bytes(run.log(worker), run.log_there(worker))
     assert "0 processes left on 2 nodes" in run.said
     assert run.said.count("the connection broke; its tasks continue") == 6
-    assert marked(run.mark) == []
+    assert_none_left(run.mark)
 
 
 def test_an_end_that_comes_without_a_connection_is_reported_afterwards(hosts: Hosts, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_an_end_that_comes_without_a_connection_is_reported_afterwards(hosts: Ho
             process.kill()
     for worker in range(2):
         assert len(run.log(worker)) == 5_000_008
-        assert run.log(worker) == run.log_there(worker)
+        assert_same_bytes(run.log(worker), run.log_there(worker))
     assert "no data for 4 s; its tasks continue" in run.said
     assert [task["exit_code"] for task in run.report["attempts"][0]["tasks"]] == [3, 3]
     assert "0 processes left on 2 nodes" in run.said
@@ -154,7 +155,7 @@ def test_a_node_that_stays_away_for_longer_than_the_lease_is_lost_and_empty(host
         session.suspend()
         try:
             assert run.process.wait(timeout=60) == 3, run.said
-            wait_until(lambda: marked(run.mark) == [], "the lost node has ended its tasks on its own")
+            await_none_left(run.mark)
         finally:
             session.kill()
             daemon.resume()
@@ -183,7 +184,7 @@ def test_the_end_of_an_agent_is_no_dropped_connection(hosts: Hosts, tmp_path: Pa
         assert run.process.wait(timeout=60) == 3, run.said  # without waiting for the lease
     assert "Error: node gpu-b was lost: the agent was ended by SIGKILL (signal 9)" in run.said
     assert "0 processes left on 2 nodes" in run.said
-    assert marked(run.mark) == []
+    assert_none_left(run.mark)
 
 
 def test_an_agent_that_was_killed_with_its_guardian_is_reported_as_ended(hosts: Hosts, tmp_path: Path) -> None:
@@ -199,4 +200,4 @@ def test_an_agent_that_was_killed_with_its_guardian_is_reported_as_ended(hosts: 
         guardian.kill()
         assert run.process.wait(timeout=60) == 3, run.said
     assert "Error: node gpu-b was lost: its agent has ended (the connection broke)" in run.said
-    assert marked(run.mark) == []
+    assert_none_left(run.mark)

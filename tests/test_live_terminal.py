@@ -24,7 +24,7 @@ from launcher.errors import UsageError
 from launcher.run.directory import RunDir
 from tests.conftest import PROGRAMS, ROOT, distlaunch_command
 from tests.terminals import Terminal
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, wait_until
 
 WIDE = 250
 """Enough columns for the path of a run's folder."""
@@ -68,7 +68,7 @@ class LiveRun:
         if self.files.run.exists():
             with contextlib.suppress(UsageError):
                 ask_to_end(self.files, now=True)
-        wait_until(lambda: marked(self.mark) == [], "nothing is left")
+        await_none_left(self.mark)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from tests.background import BackgroundRun
 from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.run_folders import RunFolder
+from tests.second_chance import assert_same_bytes
 
 T = 1_700_000_000.0
 """2023-11-14T22:13:20Z."""
@@ -415,7 +416,7 @@ def test_a_run_is_followed_through_its_restart(tmp_path: Path) -> None:
     go.touch()
     assert run.end() == 1
     written = {(attempt, task): run.log(task, attempt) for attempt in (1, 2) for task in (0, 1)}
-    assert raw.end().encode() == written[1, 0] + written[2, 0]
+    assert_same_bytes(raw.end().encode(), written[1, 0] + written[2, 0])
     got = [json.loads(line) for line in merged.end().splitlines()]
     for task in (0, 1):
         lines_of = [entry["line"] for entry in got if entry["task"] == f"worker:{task}"]

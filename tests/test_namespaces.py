@@ -17,8 +17,9 @@ import pytest
 
 from tests.conftest import Ran, distlaunch_command
 from tests.namespaces import CONTROLLER, Network, running_network, sshd_command
+from tests.second_chance import assert_same_bytes
 from tests.sshd import PORT, SSHD
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, make_mark, marked, wait_until
 
 pytestmark = [
     pytest.mark.ssh,
@@ -129,7 +130,7 @@ def test_nothing_of_a_network_stays_after_a_failure(tmp_path: Path) -> None:
             fail(network)
     (suffix,) = raised.value.args
     assert [process.wait() for process in processes] == [-signal.SIGKILL] * 3
-    assert marked(mark) == []
+    assert_none_left(mark)
     assert [path for path in Path("/run/netns").iterdir() if suffix in path.name] == []
     assert suffix not in Path("/etc/passwd").read_text()
 
@@ -154,7 +155,7 @@ def test_two_nodes_train_the_demo(user_network: Network, tmp_path: Path) -> None
     assert ran.report["versions"]["tensorflow"]
     for name, host in zip(("worker-0", "worker-1"), network.hosts.values(), strict=True):
         files = host.node_files(ran.report["run_id"]) / "attempt-1"
-        assert ran.log(name) == (files / f"{name}.log").read_bytes()
+        assert_same_bytes(ran.log(name), (files / f"{name}.log").read_bytes())
         assert list(files.glob("*.log")) == [files / f"{name}.log"]  # the other log is on the other host
         assert re.search(rb"of 2: validation accuracy 0\.9[5-9]", ran.log(name))
 
@@ -168,7 +169,7 @@ def test_tasks_run_as_who_logs_in(network: Network, tmp_path: Path) -> None:
         files = host.node_files(ran.report["run_id"])
         assert files.owner() == network.user
         assert files.stat().st_mode & 0o777 == 0o700
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 # --- the way there ---
@@ -187,7 +188,7 @@ def test_a_node_behind_a_bastion_is_reached(user_network: Network, tmp_path: Pat
     assert ran.status == 0, ran.stderr
     assert re.fullmatch(rb"10\.77\.0\.1 \d+ 10\.77\.0\.11\n", ran.log("worker-0"))
     assert re.fullmatch(rb"10\.77\.0\.11 \d+ 10\.77\.0\.12\n", ran.log("worker-1"))
-    assert marked(mark) == []  # including the proxy process
+    assert_none_left(mark)  # including the proxy process
 
 
 @pytest.mark.parametrize("way", ["ssh -W", "a program", "a line of shell"])
@@ -207,7 +208,7 @@ def test_a_proxy_command_of_the_users_is_the_way(root_network: Network, tmp_path
     source = "10.77.0.11" if way == "ssh -W" else CONTROLLER[0]
     assert re.fullmatch(rf"{source} \d+ 10\.77\.0\.12\n", ran.log().decode())
     assert (tmp_path / "used").exists() == (way != "ssh -W")
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from launcher.verdict.models import Verdict
 from tests.conftest import Distlaunch
 from tests.polling import eventually
 from tests.web_servers import Request, WebServer, serving
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 from worker_entry.protocol import environment
 
 ALL = ("failed", "restarted", "stalled", "succeeded")
@@ -312,7 +312,7 @@ class TestNotifier:
             notifier.note(FAILED)
             eventually(lambda: check(server.bodies != [] and marked(mark) != []))
             notifier.settle(0.2)
-            wait_until(lambda: marked(mark) == [], "the command and what it has started are gone")
+            await_none_left(mark)
         assert warnings == ["a notification was not delivered: the end of the run waits for 0.2 s at most"]
 
     @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ class TestNotifier:
         with serving(drip) as server, notifying(tmp_path, server.url, hanging(mark)) as (notifier, warnings):
             notifier.note(FAILED)
             notifier.settle(10.0)
-            assert marked(mark) == []
+            assert_none_left(mark)
         assert sorted(warnings) == [
             "the command of `notify` has failed: it did not end within 0.2 s; the run continues",
             "the webhook of `notify` has failed: no answer within 0.2 s; the run continues",
@@ -487,7 +487,7 @@ class TestRuns:
         assert ran.status == 0
         assert "a notification was not delivered: the end of the run waits for 5 s at most" in ran.stderr
         assert "0 processes left on this machine" in ran.stderr
-        assert marked(mark) == []
+        assert_none_left(mark)
 
 
 # --- the spec ---

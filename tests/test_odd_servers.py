@@ -25,7 +25,7 @@ import yaml
 from tests.available import find_program
 from tests.conftest import Distlaunch, Ran
 from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, skip_without_openssh
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, await_none_left, make_mark, marked
 
 pytestmark = pytest.mark.ssh
 
@@ -112,7 +112,7 @@ class Nodes:
         count = len(self.hosts.addresses)
         assert sorted(ran.stdout.splitlines()) == [f"worker:{index} │ here" for index in range(count)]
         assert f"0 processes left on {count} node" in ran.stderr
-        assert marked(self.mark) == []
+        assert_none_left(self.mark)
         return ran
 
     def refused(self, *, python: str = sys.executable) -> str:
@@ -124,7 +124,7 @@ class Nodes:
         assert ran.status == 3, ran.stderr
         assert [name for name in self.hosts.addresses if name not in _error(ran)] == []
         assert [task["started"] for task in ran.report["attempts"][0]["tasks"]] == [None] * len(self.hosts.addresses)
-        assert marked(self.mark) == []
+        assert_none_left(self.mark)
         return _error(ran)
 
 
@@ -251,7 +251,7 @@ def test_a_bashrc_that_waits_does_not_hold_the_run_up_and_starts_nothing_later(n
     assert ran.status == 3
     assert ODD in _error(ran)
     (node.folder / "go-on").touch()
-    wait_until(lambda: marked(node.mark) == [], "the shell continues, finds no client, and ends")
+    await_none_left(node.mark)
 
 
 @pytest.mark.parametrize("shell", filter(None, (find_program(shell, "-c", "true") for shell in SHELLS)))
@@ -390,14 +390,14 @@ def test_a_megabyte_of_odd_environment_arrives_byte_for_byte(node: Nodes) -> Non
     assert ran.status == 0, ran.stderr
     expected = {name: hashlib.sha256(value.encode()).hexdigest() for name, value in {**written, **named}.items()}
     assert json.loads(ran.log()) == expected
-    assert marked(node.mark) == []
+    assert_none_left(node.mark)
 
 
 def _check_full(ran: Ran, node: Nodes) -> None:
     assert ran.status in (1, 3), ran.stderr
     assert ODD in _error(ran)
     assert "0 processes left on 1 node" in ran.stderr
-    assert marked(node.mark) == []
+    assert_none_left(node.mark)
     assert "No space left on device" in _error(ran)
 
 

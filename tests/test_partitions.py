@@ -16,8 +16,9 @@ import pytest
 from tests.background import BackgroundRun
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.namespaces import CONTROLLER, Network, running_network
+from tests.second_chance import assert_same_bytes
 from tests.sshd import SSHD
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 pytestmark = [
     pytest.mark.ssh,
@@ -76,7 +77,7 @@ def test_a_node_that_is_cut_off_for_20_s_in_the_middle_of_training_trains_on(net
     assert accuracies[0] == accuracies[1] != []
     for worker, name in enumerate(network.hosts):
         files = network.hosts[name].node_files(run.report["run_id"])
-        assert run.log(worker) == (files / "attempt-1" / f"worker-{worker}.log").read_bytes()
+        assert_same_bytes(run.log(worker), (files / "attempt-1" / f"worker-{worker}.log").read_bytes())
 
 
 TREE = "spawn_tree.py"
@@ -117,7 +118,7 @@ def test_a_machine_that_vanishes_is_reported_and_nothing_is_left_on_the_others(
     assert run.end() == 3, run.said
     assert "Error: node gpu-b was lost: " in run.said
     assert "0 processes left on 1 node" in run.said
-    assert marked(run.mark) == []
+    assert_none_left(run.mark)
 
 
 def test_all_nodes_are_empty_after_the_lease_when_the_controllers_machine_is_gone(
@@ -130,7 +131,7 @@ def test_all_nodes_are_empty_after_the_lease_when_the_controllers_machine_is_gon
         host.down()
     run.process.kill()
     run.process.communicate()
-    wait_until(lambda: marked(run.mark) == [], "all nodes are empty", 60)
+    await_none_left(run.mark, 60)
 
 
 @pytest.mark.parametrize("loss", ["its answers get lost", "our beats get lost", "its agent hangs and it is cut off"])

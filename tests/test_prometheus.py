@@ -22,7 +22,7 @@ from tests.background import BackgroundRun
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.test_metrics import free_port
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -105,7 +105,7 @@ def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(tmp_path: P
             if run.process.poll() is None:
                 run.process.send_signal(signal.SIGTERM)
                 run.process.wait(60)
-    wait_until(lambda: marked(mark) == [], "nothing is left")
+    await_none_left(mark)
 
 
 def find_series(address: str, what: str, number: int) -> list[dict[str, Any]]:

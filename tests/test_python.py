@@ -26,7 +26,7 @@ from launcher.report.run_events import Ended, RunStarted
 from launcher.tasks import TaskId
 from tests.conftest import distlaunch_command
 from tests.test_docs import LAUNCHER_PAGE, blocks
-from tests.witness import MARK, make_mark, marked, wait_until
+from tests.witness import MARK, assert_none_left, await_none_left, make_mark, marked, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -226,7 +226,7 @@ def test_a_system_without_threads_is_an_error_and_leaves_nothing(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(ProcessLimitError):
         run(spec)
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 @pytest.mark.quick
@@ -250,7 +250,7 @@ def test_ctrl_c_during_the_start_stops_everything(mark: dict[str, str]) -> None:
     program.send_signal(signal.SIGINT)
     assert program.communicate(timeout=60)[0] == ""
     assert program.returncode == -signal.SIGINT
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 def test_a_cluster_outside_of_its_block_says_what_to_do() -> None:
@@ -354,7 +354,7 @@ def test_an_exception_in_the_block_stops_everything(mark: dict[str, str]) -> Non
         assert len(marked(mark)) > 3  # the controller, its agent, two tasks
         print(1 / 0)
         pytest.fail("the exception was lost")
-    assert marked(mark) == []
+    assert_none_left(mark)
     report = cluster.wait()
     assert (report.outcome, report.exit_status) == ("interrupted", 143)
     assert report.attempts[0].processes_left == 0
@@ -363,14 +363,14 @@ def test_an_exception_in_the_block_stops_everything(mark: dict[str, str]) -> Non
 def test_a_run_that_takes_too_long_is_stopped(mark: dict[str, str]) -> None:
     with pytest.raises(TimeoutError, match="is not over after"):
         run_local(command=FOREVER, timeout_s=0.1)
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 def test_stopping_at_once_waits_for_no_grace(mark: dict[str, str]) -> None:
     with Cluster(local_spec(command=IGNORES_TERM, settings=["timeouts.stop_grace_s=600"])) as cluster:
         assert [next(cluster.logs(task)) for task in cluster.tasks] == ["begins", "begins"]
         cluster.stop(now=True)
-        assert marked(mark) == []
+        assert_none_left(mark)
     assert cluster.wait().outcome == "interrupted"
 
 
@@ -387,7 +387,7 @@ def test_ctrl_c_leaves_the_block_and_stops_everything(mark: dict[str, str]) -> N
     _, errors = program.communicate(timeout=60)
     assert program.returncode == -signal.SIGINT
     assert errors.endswith("KeyboardInterrupt\n")
-    assert marked(mark) == []
+    assert_none_left(mark)
     assert json.loads((directory / "report.json").read_text())["outcome"] == "interrupted"
 
 
@@ -406,7 +406,7 @@ def test_a_second_ctrl_c_waits_for_no_grace(mark: dict[str, str]) -> None:
     program.send_signal(signal.SIGINT)
     program.communicate(timeout=60)
     assert program.returncode == -signal.SIGINT
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 def test_a_killed_program_takes_its_run_along_though_its_child_holds_the_pipe(mark: dict[str, str]) -> None:
@@ -435,7 +435,7 @@ def test_a_killed_controller_is_an_error_and_leaves_nothing(mark: dict[str, str]
         psutil.Process(controller).kill()
         with pytest.raises(ControllerLostError, match="ended with SIGKILL"):
             cluster.wait()
-    wait_until(lambda: marked(mark) == [], "nothing is left")
+    await_none_left(mark)
     assert len([*cluster.events()]) > 3  # the events end nevertheless
 
 

@@ -26,7 +26,8 @@ from launcher.transports.outgoing import PASSING_LIMIT
 from launcher.transports.resumable_link import ResumableLink
 from tests.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
 from tests.cases import first_quick
-from tests.witness import make_mark, marked, wait_until
+from tests.second_chance import assert_same_bytes
+from tests.witness import await_none_left, make_mark, wait_until
 from worker_entry.agent import reattach
 from worker_entry.agent import reattachment as reattachments
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
@@ -338,9 +339,10 @@ def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int)
     kinds = [type(m) for m in delivered if not isinstance(m, (LinkNews, Sampled))]
     assert kinds == [Ready, Prepared, Started, Exited, Empty]
     assert next(m for m in delivered if isinstance(m, Exited)).exit == TaskExit(code=7)
-    assert (tmp_path / "mirror").read_bytes() == (tmp_path / "node" / "attempt-1" / "worker-0.log").read_bytes()
+    written = tmp_path / "node" / "attempt-1" / "worker-0.log"
+    assert_same_bytes((tmp_path / "mirror").read_bytes(), written.read_bytes())
     assert (tmp_path / "mirror").read_bytes().endswith(bytes(3_000_000))
-    wait_until(lambda: marked(mark) == [], "agent and reattachments have ended")
+    await_none_left(mark)
 
 
 @pytest.mark.slow
@@ -372,7 +374,7 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_reattac
     assert [type(m) for m in delivered] == [Ready, LinkDropped, LinkClosed]
     assert "not reconnected within 5 s: the agent does not answer" in str(delivered[-1])
     assert len(used) <= 4
-    wait_until(lambda: marked(mark) == [], "the guardian has ended the agent, and reattachments end on their own")
+    await_none_left(mark)
 
 
 # --- a reattachment, to which the test speaks as the agent ---

@@ -25,7 +25,7 @@ from launcher.gang.restarts import (
 )
 from launcher.spec.parts import RestartSpec
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, make_mark, marked, wait_until
 
 FLAKY = str(PROGRAMS / "fail_at_first.py")
 FREE = [name for name, failure in FAILURES.items() if not failure.counted]
@@ -163,7 +163,7 @@ def test_a_cluster_that_fails_is_started_again_as_one(distlaunch: Distlaunch) ->
     assert "Restarting in 1 s: attempt 3 (restart 2 of 2)" in ran.stderr
     assert "    1: worker:1 on local exited with status 7 after" in ran.stderr
     assert "0 processes left on this machine" in ran.stderr
-    assert marked(mark) == []
+    assert_none_left(mark)
     run_ids = set()
     for number, attempt in enumerate(ran.report["attempts"], 1):
         assert attempt["attempt"] == number

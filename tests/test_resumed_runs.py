@@ -22,7 +22,7 @@ from launcher.run.history import read_history
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.polling import eventually
 from tests.sshd import Hosts, running_hosts, skip_without_openssh
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, wait_until
 
 TICKING = str(PROGRAMS / "ticking.py")
 WORKERS = ("worker-0", "worker-1")
@@ -156,7 +156,7 @@ class TestAfterItsEnd:
         again = distlaunch("resume", str(started.directory), run_dir=False)
         assert again.status == 0, again.stderr
         assert "Stopping leftover processes of the last attempt" in again.stderr
-        wait_until(lambda: marked(mark) == [], "nothing is left")
+        await_none_left(mark)
         assert (started.directory / "attempt-2").is_dir()
         assert read_goodput(started.directory)["restarting_s"] > 0
 
@@ -267,7 +267,7 @@ class TestTakeover:
         up, ended = attempt["cluster_up"], max(task["ended"] for task in attempt["tasks"])
         assert goodput["restarting_s"] == 0
         assert goodput["training_s"] == pytest.approx(ended - up, abs=0.2)  # as exact as a node's clock is known
-        wait_until(lambda: marked(run.mark) == [], "nothing is left")
+        await_none_left(run.mark)
 
     @pytest.mark.parametrize("phase", ["connecting", "forming", "stopping"])
     def test_in_another_phase_the_cluster_starts_again(self, hosts: Hosts, tmp_path: Path, phase: str) -> None:
@@ -287,7 +287,7 @@ class TestTakeover:
         assert process.wait(60) == 0, run.said
         for worker in WORKERS:
             check_log(run.log(worker, attempt).read_bytes())
-        wait_until(lambda: marked(run.mark) == [], "nothing is left")
+        await_none_left(run.mark)
 
     def test_after_the_lease_the_cluster_starts_again(self, hosts: Hosts, tmp_path: Path) -> None:
         run = Ticking(hosts, tmp_path, "timeouts: {lease_s: 3, stop_grace_s: 1}\n")
@@ -295,7 +295,7 @@ class TestTakeover:
         assert process.wait(60) == 0, run.said
         run.wait_for(3)
         os.kill(run_json(run.folder)["controller"]["pid"], signal.SIGKILL)
-        wait_until(lambda: marked(run.mark) == [], "the tasks have ended with the lease", 60)
+        await_none_left(run.mark, 60)
         assert run.resume("-d").wait(60) == 0, run.said
         run.wait_for(3, attempt=2)
         controller = run_json(run.folder)["controller"]["pid"]

@@ -21,7 +21,7 @@ from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
 from launcher.run.directory import RunDir
 from tests.conftest import distlaunch_command
 from tests.runs_on_disk import GONE, write_run
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, wait_until
 
 DAY_S = 86_400.0
 ELSEWHERE = {"host": "gpu-a", "boot": "2f6c1c6e-0000-4000-8000-000000000000"}
@@ -70,7 +70,7 @@ def running(runs: Path) -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.terminate()
     process.communicate(timeout=60)
-    wait_until(lambda: not marked(mark), "nothing is left")
+    await_none_left(mark)
 
 
 class TestRm:

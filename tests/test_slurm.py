@@ -25,7 +25,7 @@ from launcher.transports.gathering import Gathering
 from launcher.transports.way import Opening
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.slurm import KILL_WAIT_S, SlurmCluster, running_slurm
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -103,7 +103,7 @@ class Submitted:
     def await_end(self, timeout_s: float = 60) -> None:
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY")
         wait_until(lambda: self.cluster.state(self.job) in ended, "the job has ended", timeout_s)
-        wait_until(lambda: marked(self.mark) == [], "nothing is left", 30)
+        await_none_left(self.mark, 30)
 
 
 def call(

@@ -16,8 +16,9 @@ import pytest
 
 from tests import loopback
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
+from tests.second_chance import assert_same_bytes
 from tests.sshd import Hosts, make_hosts, running_hosts, running_sshd, skip_without_openssh
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, await_none_left, make_mark, marked
 from worker_entry.protocol.log_index import parse_index
 
 pytestmark = pytest.mark.ssh
@@ -44,7 +45,8 @@ def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distl
     assert "0 processes left on 2 nodes" in ran.stderr
     for task in ("worker-0", "worker-1"):
         log = ran.log(task)
-        assert log == (hosts.node_files(ran.report["run_id"]) / "attempt-1" / f"{task}.log").read_bytes()
+        written = hosts.node_files(ran.report["run_id"]) / "attempt-1" / f"{task}.log"
+        assert_same_bytes(log, written.read_bytes())
         assert log.endswith(f"\ndone on {task.replace('-', ':')}\n".encode())
         offsets, moments = parse_index((ran.directory / "attempt-1" / f"{task}.log.index").read_bytes())
         assert offsets[-1] == len(log)
@@ -104,7 +106,7 @@ def test_a_restart_uses_the_machine_that_the_command_names_then(distlaunch: Dist
     attempts = ran.report["attempts"]
     assert [[task["node"] for task in attempt["tasks"]] for attempt in attempts] == [["gpu-a"], ["gpu-b"]]
     assert "0 processes left" in ran.stderr
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 def test_workers_dial_the_address_that_their_node_is_reached_by(distlaunch: Distlaunch, hosts: Hosts) -> None:
@@ -141,7 +143,7 @@ def test_a_node_behind_a_jump_host_is_reached(distlaunch: Distlaunch, hosts: Hos
     assert ran.status == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ here", "worker:1 │ here"]
     assert f"-W {hosts.known_name('gpu-b')} -- gpu-a" in (hosts.folder / "ssh.log").read_text()
-    assert marked(mark) == []  # including the proxy, a child of distlaunch
+    assert_none_left(mark)  # including the proxy, a child of distlaunch
 
 
 def test_arguments_and_environment_arrive_as_they_are(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_no_command_line_shows_anything_of_the_users(hosts: Hosts, tmp_path: Pat
         assert "wait.py" not in lines
         process.terminate()
         assert process.wait(timeout=30) == 143
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 @pytest.mark.quick
@@ -330,7 +332,7 @@ def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, h
     assert ran.status == 1
     assert "Error: worker:1 on gpu-b exited with status 3" in ran.stderr
     assert "0 processes left on 2 nodes" in ran.stderr
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
@@ -348,7 +350,7 @@ def test_nothing_is_left_on_any_node_when_the_controller_is_ended(hosts: Hosts, 
         assert len(marked(mark)) >= 2 * 4
         process.send_signal(signum)
         assert process.wait(timeout=60) == (130 if signum == signal.SIGINT else -signal.SIGKILL)
-    wait_until(lambda: marked(mark) == [], "all processes of the run are gone")
+    await_none_left(mark)
 
 
 @pytest.mark.tensorflow

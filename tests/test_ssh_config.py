@@ -18,7 +18,7 @@ from launcher.transports.ssh import config
 from launcher.transports.ssh.config import SshTarget, load_target, parse_target
 from launcher.transports.ssh.limits import find_limit
 from launcher.transports.targets import find_way
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark
 
 Configure = Callable[[bytes], None]
 
@@ -218,4 +218,4 @@ def test_a_configuration_that_hangs_is_reported_and_leaves_no_process(
     monkeypatch.setattr(config, "ANSWER_S", 1.0)
     with pytest.raises(LinkError, match=r"`ssh -G gpu-a` does not answer within 1 s; a `Match exec` .* may hang"):
         load_target("gpu-a")
-    wait_until(lambda: marked(mark) == [], "no process of it is left")
+    await_none_left(mark)

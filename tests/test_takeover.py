@@ -37,9 +37,10 @@ from tests import loopback
 from tests.agent_streams import ENTRY, FarEnd, Pipes, beat_often
 from tests.cases import first_quick
 from tests.polling import eventually
+from tests.second_chance import assert_same_bytes
 from tests.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.takeover_driver import RUN_ID, Case, messages_in, read_journal
-from tests.witness import MARK, make_mark, marked, wait_until
+from tests.witness import MARK, await_none_left, make_mark, wait_until
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
     Attached,
@@ -371,7 +372,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
         link.give_up()
     assert held.links[-1].join(20)
     held.links[-1].give_up()
-    wait_until(lambda: marked({**held.mark}) == [], "nothing is left")
+    await_none_left({**held.mark})
 
 
 PORTS = loopback.ports()
@@ -488,7 +489,8 @@ def test_the_end_of_an_attempt_that_nobody_has_handled_comes_after_its_whole_log
     held.take(held.resumption(1, handled=empty - 1))
     held.expect(Empty)
     assert [message for _, message in held.frames()] == [Empty(1, 0, 0)]
-    assert (held.root / "mirror").read_bytes() == (held.root / "node" / "attempt-1" / "worker-0.log").read_bytes()
+    written = held.root / "node" / "attempt-1" / "worker-0.log"
+    assert_same_bytes((held.root / "mirror").read_bytes(), written.read_bytes())
 
 
 @pytest.mark.slow
@@ -676,7 +678,7 @@ def _relaying(relay: Relay) -> Iterator[Relay]:
             process.kill()
         process.wait()
     mark = {MARK: relay.env[MARK]}
-    wait_until(lambda: marked(mark) == [], "nothing is left", relay.case.lease_s + 20)
+    await_none_left(mark, relay.case.lease_s + 20)
 
 
 @linux
@@ -727,7 +729,7 @@ def test_an_agent_whose_lease_has_expired_is_gone_and_the_takeover_says_so(tmp_p
     wait_until(lambda: relay.kinds().count(Started) == 2, "both tasks have started")
     relay.started[-1].kill()
     relay.started[-1].wait()
-    wait_until(lambda: marked(mark) == [], "the lease is over")
+    await_none_left(mark)
     relay.start().wait(60)
     assert relay.journal[-1] == {
         "closed": "its agent has ended (its controller is gone)",
@@ -776,4 +778,4 @@ def test_over_ssh_a_killed_and_a_stopped_controller_are_followed(hosts: Hosts, t
             process.wait()
     [closed] = [entry for entry in relay.journal if "closed" in entry]
     assert closed["replaced"], closed
-    wait_until(lambda: marked(mark) == [], "nothing is left")
+    await_none_left(mark)

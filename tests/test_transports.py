@@ -26,6 +26,7 @@ from launcher.transports.local import LocalTransport
 from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
+from tests.second_chance import assert_same_bytes
 from tests.witness import MARK, make_mark, marked, open_descriptors, wait_until
 from worker_entry.protocol.field_limits import BODY_LIMIT
 from worker_entry.protocol.framing import MARKER, ProtocolError, encode
@@ -378,7 +379,7 @@ def test_frames_before_a_broken_frame_are_delivered(connect: Connect, tmp_path: 
     node = connect(python=program(tmp_path, f"os.write(1, open({str(tmp_path / 'frames')!r}, 'rb').read())"))
     assert node.expect(Listening) == Listening("worker:0", 2.0)
     assert "not a header" in node.expect(LinkClosed).reason
-    assert (node.mirror_root / "attempt-1" / "worker-0.log").read_bytes() == bytes(BODY_LIMIT)
+    assert_same_bytes((node.mirror_root / "attempt-1" / "worker-0.log").read_bytes(), bytes(BODY_LIMIT))
 
 
 def test_a_log_that_cannot_be_written_ends_the_link(connect: Connect, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
-from tests.witness import make_mark, marked
+from tests.witness import assert_none_left, make_mark
 
 pytestmark = pytest.mark.tensorflow
 
@@ -48,7 +48,7 @@ def test_the_worker_that_broke_the_cluster_is_named(distlaunch: Distlaunch, star
     assert words in ran.stderr
     if "raise" in how:  # the user's own line, wherever TensorFlow has put it
         assert f"{FAIL}:16" in ran.stderr
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 def test_a_worker_that_a_signal_stopped_is_named_at_once_and_in_the_end(distlaunch: Distlaunch, tmp_path: Path) -> None:

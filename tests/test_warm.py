@@ -23,7 +23,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.polling import eventually
 from tests.sshd import running_hosts, skip_without_openssh
-from tests.witness import make_mark, marked
+from tests.witness import assert_none_left, make_mark, marked
 from worker_entry.protocol import environment
 from worker_entry.system.memory_pressure import MemoryPressure
 
@@ -114,7 +114,7 @@ def bench(python: str, tmp_path: Path) -> Iterator[Bench]:
 
 
 def _assert_empty(mark: Mapping[str, str]) -> None:
-    assert marked(dict(mark)) == []
+    assert_none_left(dict(mark))
 
 
 def _assert_up(log: Path) -> None:

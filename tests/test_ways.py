@@ -24,7 +24,7 @@ from tests.containers import build_image, output_of, skip_without_docker
 from tests.kubernetes import find_cluster
 from tests.slurm import running_slurm
 from tests.sshd import make_hosts, running_sshd, skip_without_openssh
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import assert_none_left, await_none_left, make_mark, wait_until
 
 HOSTILE = ["a b", "'", '"', "$HOME `id` \\", "line\nbreak", "ünïcode ⚙", "-x", "*", ";", "&&", "\t", "#", "~", "%h"]
 
@@ -153,7 +153,7 @@ def test_a_way_that_breaks_is_opened_again_and_nothing_is_lost(place: Place, tmp
     assert said.count("nothing was lost") == 2
     last = int((tmp_path / "last").read_text())
     assert log.read_text() == "".join(f"line {number}\n" for number in range(1, last + 1))
-    assert marked(mark) == []
+    assert_none_left(mark)
 
 
 def break_way(place: Place, controller: int) -> None:
@@ -187,7 +187,7 @@ def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "0 processes left" in said
-    wait_until(lambda: marked(mark) == [], "nothing is left")
+    await_none_left(mark)
 
 
 # --- programs that are no way ---

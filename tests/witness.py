@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shlex
+import time
 import uuid
 from collections.abc import Callable, Iterator
 
 import psutil
 
 from tests.polling import eventually
+from tests.second_chance import NoSecondChanceError
 
 MARK = "DISTLAUNCH_TEST_MARK"
 
@@ -30,6 +33,29 @@ def _find(value: str) -> Iterator[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
+
+
+def assert_none_left(mark: dict[str, str]) -> None:
+    """Fails without a second chance if a process with the mark is alive."""
+    left = marked(mark)
+    if left:
+        raise NoSecondChanceError("processes are left behind:\n" + "\n".join(map(_describe, left)))
+
+
+def _describe(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        with process.oneshot():
+            age_s = time.time() - process.create_time()
+            return (
+                f"{process.pid}, child of {process.ppid()}, {process.status()}, started {age_s:.1f} s ago: "
+                f"{shlex.join(process.cmdline())}"
+            )
+    return f"{process.pid}, which has ended since"
+
+
+def await_none_left(mark: dict[str, str], timeout_s: float = 30.0) -> None:
+    """Waits until no process with the mark is alive; fails without a second chance if one stays."""
+    eventually(lambda: assert_none_left(mark), timeout_s)
 
 
 def open_descriptors() -> set[str]:
