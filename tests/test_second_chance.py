@@ -116,7 +116,7 @@ def test_it():
         "1 bytes instead of 2, different from byte 1 on",
     ),
     "exit status 70": (
-        "def test_it():\n    start('-c', '')\n    assert times('a') > 1, 'Error: a bug in distlaunch: KeyError() [bug]'",
+        "def test_it():\n    start('-c', '')\n    assert times('a') > 1, 'Error: a bug in distlaunch: KeyError()'",
         "distlaunch has reported a bug of its own",
     ),
     "a crash of pytest": ("def test_it():\n    start('-c', '')\n    times('a') > 1 or os._exit(3)", "has crashed"),
