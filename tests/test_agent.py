@@ -25,8 +25,8 @@ from tests import loopback
 from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
-from tests.second_chance import assert_same_bytes
-from tests.witness import assert_none_left, make_mark, marked
+from tests.second_chance import NoSecondChanceError, assert_same_bytes
+from tests.witness import assert_none_left, make_mark, marked, wait_until
 from worker_entry.agent.task_log import TaskLog
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
@@ -41,6 +41,7 @@ from worker_entry.protocol.messages import (
     Ready,
     Refused,
     Started,
+    Status,
 )
 from worker_entry.protocol.orders import VERSION, Beat, Goodbye, Hello, Inspect, Preload, Prepare, Start, Stop
 from worker_entry.protocol.values import CrashRecord, Place, Problem, Program, TaskExit, TaskRequest, TaskStart
@@ -144,6 +145,10 @@ class Client:
         """The messages of this type that were received but not yet taken."""
         return [message for message in self._received if isinstance(message, kind)]
 
+    def in_order(self) -> list[Message]:
+        """All messages that were received but not yet taken."""
+        return [*self._received]
+
     def receive(self, timeout_s: float) -> bool:
         """Reads once; returns False at the end of the stream."""
         assert self.process.stdout is not None
@@ -158,7 +163,8 @@ class Client:
         for message, body in self._decoder.feed(data):
             if isinstance(message, Log):
                 log = self.logs.setdefault(message.task, bytearray())
-                assert message.offset == len(log) or self.logs_may_restart, "a gap or a repetition in the log"
+                if message.offset != len(log) and not self.logs_may_restart:
+                    raise NoSecondChanceError("a gap or a repetition in the log")
                 assert message.length == len(body)
                 log += body
             else:
@@ -574,6 +580,33 @@ def test_a_crash_is_passed_along_with_the_users_line(client: Client) -> None:
     assert before <= ended.crash.time <= ended.time
     place = Place(RAISE, 5)
     assert ended.crash == CrashRecord(ended.crash.time, "ValueError", "no batch of 32", RAISE, 5, None, place)
+
+
+@linux
+def test_how_far_all_tasks_have_come_is_reported_before_an_end(client: Client, tmp_path: Path) -> None:
+    """The end may be a failure, after which a controller stops the attempt and ignores the progress of its tasks."""
+    go, reported, program = tmp_path / "go", tmp_path / "reported", tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "from worker_entry import progress\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+        f"progress.report(); open({str(reported)!r}, 'w'); time.sleep(600)\n"
+    )
+    ready = client.greet()
+    fails = command("worker:1", "sh", "-c", f"until [ -e {reported} ]; do sleep 0.01; done; exit 7")
+    pids = client.start(script("worker:0", str(program)), fails)
+    os.kill(ready.pid, signal.SIGSTOP)  # both happen while the agent cannot look
+    go.touch()
+    wait_until(lambda: psutil.Process(pids["worker:1"]).status() == psutil.STATUS_ZOMBIE, "worker:1 has failed")
+    os.kill(ready.pid, signal.SIGCONT)
+    while not client.received(Exited):
+        client.receive(20.0)
+    kinds = [
+        type(message)
+        for message in client.in_order()
+        if isinstance(message, Exited) or (isinstance(message, Status) and message.status.progress is not None)
+    ]
+    assert kinds[:2] == [Status, Exited]
 
 
 def test_a_foreign_crash_record_is_ignored(client: Client, tmp_path: Path) -> None:

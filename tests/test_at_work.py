@@ -15,11 +15,13 @@ pytestmark = pytest.mark.slow  # each waits for several seconds
 
 SOON = """
 import launcher.gang.busy, launcher.gang.decide, launcher.cli.main, launcher.gang.stalls
-launcher.gang.stalls.LEAST_S, launcher.gang.busy.ACTIVE_S, launcher.gang.decide.RECHECK_S = 3.0, 0.5, 20.0
+launcher.gang.stalls.LEAST_S, launcher.gang.busy.ACTIVE_S, launcher.gang.decide.RECHECK_S = 15.0, 0.5, 2.0
 launcher.cli.main.main()
 """
-"""distlaunch that suspects a stall after 3 s without a step instead of 120 s. It checks again much later: after a long
-callback, TensorFlow itself now and then pauses for 6 s, without any work, where Keras drops an epoch's iterator."""
+"""distlaunch that suspects a stall after 15 s without a step instead of 120 s, and looks again after 2 s, not 60 s.
+
+After a callback of some seconds, TensorFlow itself now and then pauses for 6 s where Keras drops an epoch's iterator.
+"""
 LOOP = """
     import os, sys, threading, time
     from worker_entry import progress
@@ -134,7 +136,7 @@ class TestStall:
             class Slow(keras.callbacks.Callback):
                 def on_epoch_end(self, epoch, logs=None):
                     if mine and epoch == 0:
-                        time.sleep(8)
+                        time.sleep(22)
             data = tf.data.Dataset.from_tensor_slices((np.ones((64, 4)), np.ones((64, 1)))).batch(8)
             model.fit(data, epochs=2, callbacks=[Slow()], verbose=0)
         """

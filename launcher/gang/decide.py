@@ -35,7 +35,7 @@ from launcher.gang.events import (
 )
 from launcher.gang.facts import is_news, record
 from launcher.gang.out_of_step import is_out_of_step
-from launcher.gang.stalls import is_progress, is_stalled
+from launcher.gang.stalls import is_progress, is_stalled, stall_limit_s
 from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, IndividualRestart, Phase, Reason
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import replace
@@ -213,9 +213,10 @@ def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> D
                 deadline=deadline,
                 is_looked_at_again=False,
             ), ()
-        # A task that was at work may have just finished, and gets time for a step.
+        # A task that was at work may have just finished, and gets the usual time for a step.
         if is_excused(state, reason, state.busy) and reason is Reason.STALLED and not state.is_looked_at_again:
-            return replace(state, suspicion=None, excused=now + RECHECK_S, deadline=None, is_looked_at_again=True), ()
+            until = now + (stall_limit_s(state) or RECHECK_S)
+            return replace(state, suspicion=None, excused=until, deadline=None, is_looked_at_again=True), ()
     if isinstance(event, StacksReceived) or _is_due(state, now):
         return _stop(state, reason, FAILURE_GRACE_S, now)
     return state, ()

@@ -209,8 +209,7 @@ class Attempts:
         if problem is None and self._pending is not None and hello is not None and ready:
             order, self._pending = self._pending, None
             problem = self._start(order, hello)
-        for pid, status in self._tree.reap():
-            self._tasks.note_exit(pid, status)
+        self._tasks.note_exits(self._tree.reap())
         self._tasks.observe_logs()
         tasks = self._tasks.by_name
         for message in (*self._task_watch.poll(tasks, self._ports, self._tree, now), *self._stacks.poll(tasks, now)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.task_process import StartedTask
@@ -76,14 +76,22 @@ class RunningTasks:
             self._send(Noted(f"tasks are not forked from a preloaded TensorFlow: {reason}"))
         forkserver.release_unless_kept()
 
-    def note_exit(self, pid: int, status: int) -> None:
+    def note_exits(self, exits: Sequence[tuple[int, int]]) -> None:
+        """Reports the ends of processes, given as pids and wait statuses."""
         ended = clock.now()
+        if exits:  # an end stops the attempt, and the controller then ignores how far the other tasks have come
+            for task in self.by_name.values():
+                if task.running:
+                    for last in task.new_status():
+                        self._send(last)
+        for pid, status in exits:
+            self._note_exit(pid, status, ended)
+
+    def _note_exit(self, pid: int, status: int, ended: float) -> None:
         for task in self.by_name.values():
             if task.pid == pid:
                 task.running = False
                 self._ports.forming.discard(task.name)
-                for last in task.new_status():  # what a killed task wrote last
-                    self._send(last)
                 self._send(task.report_end(TaskExit.from_wait_status(status), ended, self._oom))
 
     def observe_logs(self, *, last: bool = False) -> None:
