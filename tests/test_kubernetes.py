@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -116,12 +117,14 @@ def begin(
     image: str = IMAGE,
     more: str = "restart: {max_restarts: 2}",
     env: dict[str, str] | None = None,
+    pod_env: Mapping[str, str] = MappingProxyType({}),
+    shared: Sequence[Path] = (),
 ) -> Run:
-    """Starts a run whose pods share a folder for checkpoints."""
+    """Starts a run whose pods share a folder for checkpoints, and others."""
     mark, saved = make_mark(), folder / "checkpoints"
     saved.mkdir()
     saved.chmod(0o777)
-    template = cluster.write_template(folder, saved, env=mark)
+    template = cluster.write_template(folder, saved, *shared, env={**mark, **pod_env})
     spec = folder / "spec.yaml"
     spec.write_text(
         f"name: test\nnodes: {{from: kubernetes, image: '{image}', template: {template}, "
@@ -396,6 +399,20 @@ def test_an_exceeded_quota_is_reported_as_the_reason(cluster: KubernetesCluster,
 def test_a_signal_ends_the_wait_for_pods(cluster: KubernetesCluster, tmp_path: Path) -> None:
     run = begin(cluster, tmp_path, saving(1), pods="count: 2, gpus: 1")
     wait_until(lambda: "Insufficient nvidia.com/gpu" in run.said, "it waits")
+    run.process.send_signal(signal.SIGINT)
+    run.await_end(status=130)
+
+
+def test_pods_that_are_deleted_while_their_python_starts_end_at_once(
+    cluster: KubernetesCluster, tmp_path: Path
+) -> None:
+    """The kernel drops a signal for a process 1 that does not expect it; the pods would stay for all of their grace."""
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text("import time; time.sleep(6)\n")
+    more = "timeouts: {stop_grace_s: 600}"
+    run = begin(cluster, tmp_path, saving(1), more=more, pod_env={"PYTHONPATH": str(slow)}, shared=[slow])
+    wait_until(lambda: len(cluster.pods("Running")) == 2, "the containers run")
     run.process.send_signal(signal.SIGINT)
     run.await_end(status=130)
 

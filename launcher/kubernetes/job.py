@@ -18,6 +18,15 @@ UNMET_S = 86_400.0
 """A pod ends after this long without an agent: its controller is gone."""
 KEPT_S = 3600
 """How long the record of such a job remains."""
+AWAIT_KEEPER = """
+import time
+for _ in range(100):
+    with open("/proc/1/status") as status:
+        if int(status.read().partition("SigBlk:")[2].split()[0], 16) >> 14 & 1:
+            break
+    time.sleep(0.1)
+"""
+"""Waits until process 1 blocks SIGTERM (15, so bit 14): before that, the kernel drops the signal."""
 RETRIES = 1_000_000
 """Pods that may be lost: the run itself counts its restarts."""
 
@@ -44,11 +53,15 @@ def make_job(
     name = make_name(run, JOB_NAME_LENGTH)
     text = Path(keeper.__file__).read_text(encoding="utf-8")
     first_s = max(source.wait_s + idle_s, UNMET_S)
+    python = source.python or "python3"
+    # Otherwise, a pod that is deleted while its Python starts stays until its grace is over.
+    stop = {"preStop": {"exec": {"command": [python, "-c", AWAIT_KEEPER]}}}
     pod = make_pod_spec(
         source,
         template,
-        command=[source.python or "python3", "-c", text, str(first_s), str(idle_s)],
+        command=[python, "-c", text, str(first_s), str(idle_s)],
         grace_s=grace_s + TERMINATION_S,
+        container={"lifecycle": stop},
     )
     given: Mapping[str, Any] = template.get("metadata") or {}
     labels = {**(given.get("labels") or {}), **make_labels(name)}
