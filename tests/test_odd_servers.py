@@ -254,7 +254,7 @@ def test_a_bashrc_that_waits_does_not_hold_the_run_up_and_starts_nothing_later(n
     await_none_left(node.mark)
 
 
-@pytest.mark.parametrize("shell", filter(None, (find_program(shell, "-c", "true") for shell in SHELLS)))
+@pytest.mark.parametrize("shell", [*filter(None, (find_program(shell, "-c", "true") for shell in SHELLS))])
 def test_any_login_shell_that_is_here_will_do(node: Nodes, shell: str) -> None:
     node.start(prepare=[node.login_shell(shell)])
     node.works()
