@@ -209,9 +209,9 @@ def _read(file: Path) -> list[Failure]:
 
 @contextlib.contextmanager
 def _busy_programs(count: int) -> Iterator[None]:
-    """Programs of the same priority as the tests; where the kernel shares out CPUs by session, each has its own."""
+    """Programs that compute, with the same priority as the tests, and in their session."""
     command = [sys.executable, "-c", "while True: pass"]
-    running = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    running = [subprocess.Popen(command) for _ in range(count)]
     try:
         yield
     finally:
