@@ -177,7 +177,7 @@ class TestAtWork:
         assert state.reason is Reason.STALLED
 
     def test_it_is_asked_again_after_a_minute_and_stopped_once_all_have_waited_for_as_long_as_usual(self) -> None:
-        """Its work may have just ended, and TensorFlow may drop the iterator of a long epoch for up to a minute."""
+        """Its work may have just ended, and TensorFlow may take a minute to drop the iterator of a long epoch."""
         state = self.asked(w0=(self.CALLBACK, self.IDLE))
         state, actions = play_on(state, 179.0, Tick(), 180.0, Tick(), StacksReceived({}))
         assert (state.phase, state.suspicion, actions) == (Phase.RUNNING, None, [AskStacks()])
