@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,8 @@ import pytest
 
 FILE = "DISTLAUNCH_FAILED"
 BUG = "a bug in distlaunch: "
-"""What distlaunch says of itself with exit status 70."""
+BUG_STATUS = re.compile(r"assert \(?70\b|\breturncode[:=] ?70\b")
+"""What distlaunch says of itself with exit status 70, and how pytest shows that status."""
 BUSY = 4
 """How many busy programs run beside the second and the third repetition."""
 TRIES = ((0, "alone"), (BUSY, f"beside {BUSY} busy programs"), (BUSY, f"again beside {BUSY} busy programs"))
@@ -139,7 +141,7 @@ class TestPlugin:
         if call.excinfo is not None and call.excinfo.errisinstance(NoSecondChanceError):
             return call.excinfo.exconly()
         shown = "\n".join([report.longreprtext, *(text for _, text in report.sections)])
-        if BUG in shown:
+        if BUG in shown or BUG_STATUS.search(shown):
             return "distlaunch has reported a bug of its own"
         if self._purity.is_pure(getattr(item, "fixturenames", ())):
             return "no other process, thread or connection can have disturbed it"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from launcher.run.interrupts import Interruption, Interrupts
 from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.witness import assert_none_left, make_mark, wait_until
@@ -77,6 +78,45 @@ class TestWhileTheFolderIsHashed:
             process.send_signal(signal.SIGUSR1)
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 143
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Interrupts]:
+    installed = Interrupts()
+    installed.install()
+    yield installed
+    installed.restore()
+
+
+@pytest.mark.quick
+def test_an_interruption_that_becomes_another_error_on_its_way_is_still_one(interrupts: Interrupts) -> None:
+    """Seen once: SIGUSR1 right after SIGTERM, and Python's SystemError, as if it were a bug in distlaunch."""
+
+    @interrupts.raising()
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Interruption as interruption:
+            raise SystemError("<method 'append'> returned a result with an exception set") from interruption
+
+    with pytest.raises(Interruption) as raised:
+        work()
+    assert raised.value.signum == signal.SIGTERM
+
+
+@pytest.mark.quick
+def test_an_error_without_an_interruption_stays_what_it_is(interrupts: Interrupts) -> None:
+    with pytest.raises(Interruption), interrupts.raising():
+        signal.raise_signal(signal.SIGHUP)
+    interrupts.deliver_to(lambda _: None)
+
+    @interrupts.raising()
+    def work() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        work()
 
 
 def test_a_check_that_is_interrupted_leaves_no_folder(tmp_path: Path) -> None:

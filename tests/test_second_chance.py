@@ -119,6 +119,14 @@ def test_it():
         "def test_it():\n    start('-c', '')\n    assert times('a') > 1, 'Error: a bug in distlaunch: KeyError()'",
         "distlaunch has reported a bug of its own",
     ),
+    "exit status 70 without a word": (
+        """
+def test_it():
+    status = 70 if times("a") == 1 else 0
+    assert start("-c", f"exit({status})").returncode == 0
+""",
+        "distlaunch has reported a bug of its own",
+    ),
     "a crash of pytest": ("def test_it():\n    start('-c', '')\n    times('a') > 1 or os._exit(3)", "has crashed"),
 }
 

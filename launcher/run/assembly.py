@@ -59,7 +59,7 @@ def _make_bundle_of(spec: ClusterSpec, cwd: str, interrupts: Interrupts) -> Bund
     """Bundles the program's folder if the spec syncs it to other nodes."""
     if spec.sync is None:
         return None
-    with interrupts.raising():  # may take minutes; other libraries may turn an interruption into another error
+    with interrupts.raising():  # may take minutes
         return make_bundle(spec.sync, Path(cwd))
 
 

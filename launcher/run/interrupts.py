@@ -32,6 +32,8 @@ class Interrupts:
         self._previous: dict[signal.Signals, Any] = {}
         self._early: list[int] = []
         self._raises = False
+        self._raised: int | None = None
+        """The signal for which Interruption was raised in the current slow work."""
         self._hangup_counts = True
         self._deliver: Callable[[int], None] | None = None
 
@@ -45,13 +47,19 @@ class Interrupts:
     def raising(self) -> Iterator[None]:
         """For slow work that starts no process, or only processes that end by themselves; see `asked` for other work.
 
-        Interruption is raised at most once, and only here.
+        Interruption is raised at most once, and only here. If the work ends with another error after that, the error is
+        a consequence: a library may turn exceptions into its own, and so does Python (a SystemError) if a second signal
+        comes while the first one's exception is on its way.
         """
-        self._raises = True
+        self._raises, self._raised = True, None
         try:
             for signum in self._early:
                 self._raise(signum)
             yield
+        except Exception as error:
+            if self._raised is None:
+                raise
+            raise Interruption(self._raised) from error
         finally:
             self._raises = False
 
@@ -108,5 +116,5 @@ class Interrupts:
 
     def _raise(self, signum: int) -> None:
         if self._raises and signum in SIGNALS:
-            self._raises = False
+            self._raises, self._raised = False, signum
             raise Interruption(signum)
