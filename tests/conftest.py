@@ -24,8 +24,6 @@ from tests.scheduling import Longest
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
 
-reset_inherited_state()  # before pytest starts processes of its own
-
 # The duration of a test depends on what else is running, so no test has a deadline.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -116,6 +114,7 @@ def python39() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    reset_inherited_state()  # not at import: processes of tests import this module, too, with variables of their own
     config.pluginmanager.register(second_chance)
 
 

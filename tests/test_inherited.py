@@ -52,6 +52,13 @@ def test_a_starters_signals_umask_limits_locale_and_variables_are_reset() -> Non
     assert shown["environ"] == {"LC_ALL": LOCALE}
 
 
+def test_a_process_of_a_test_that_imports_conftest_keeps_its_variables() -> None:
+    """The portable fallback is chosen by such a variable."""
+    script = "import os, tests.conftest; print(os.environ['DISTLAUNCH_PORTABLE'])"
+    env = {**os.environ, "DISTLAUNCH_PORTABLE": "1", "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=True).stdout == b"1\n"
+
+
 def test_tests_run_with_that_state() -> None:
     """Of this very process, whoever started it."""
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)] == [
