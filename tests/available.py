@@ -17,7 +17,7 @@ def find_program(name: str, *arguments: str, output: bytes | None = None) -> str
         done = subprocess.run(
             [path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60
         )
-    except OSError:  # not for this machine
+    except (OSError, subprocess.TimeoutExpired):  # not for this machine, or it hangs
         return None
     return path if done.returncode == 0 and output in (None, done.stdout) else None
 

@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import socket
 import subprocess
 import tarfile
@@ -19,6 +18,7 @@ from typing import IO
 
 import pytest
 
+from tests.available import find_program
 from tests.background import BackgroundRun
 from tests.witness import wait_until
 
@@ -41,18 +41,14 @@ def output_of(*argv: str, timeout_s: float = UP_S, env: Mapping[str, str] | None
     return done.stdout
 
 
-def _works(*argv: str) -> bool:
-    return shutil.which(argv[0]) is not None and subprocess.run(argv, capture_output=True, check=False).returncode == 0
-
-
 @functools.cache
 def compose_versions() -> tuple[str, ...]:
     """The installed versions of Compose, the current one last."""
-    return tuple(name for name, command in VERSIONS.items() if _works(*command, "version"))
+    return tuple(name for name, command in VERSIONS.items() if find_program(*command, "version"))
 
 
 def skip_without_docker() -> None:
-    if not _works("docker", "info"):
+    if find_program("docker", "info") is None:
         pytest.skip("no Docker engine answers")
     if not compose_versions():
         pytest.skip("Docker has no Compose")

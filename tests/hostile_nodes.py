@@ -26,6 +26,7 @@ from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Deliver, LinkBroken, LinkClosed, LinkNews, LogSink, Resumption
+from launcher.transports.framed_link import FramedLink
 from launcher.transports.resumable_link import ResumableLink
 from tests.fake_nodes import Answers
 from tests.hostile_frames import RandomFrames
@@ -137,24 +138,13 @@ class FarAgent:
 
 
 @dataclass
-class FarLink:
+class FarLink(FramedLink):
     agent: FarAgent
-    frames: ResumableLink
-    kept = None
+    _frames: ResumableLink
 
     @property
-    def last_heard(self) -> float:
-        return self.frames.last_heard
-
-    @property
-    def clock_offset_s(self) -> float:
-        return self.frames.clock_offset_s
-
-    def send(self, message: Message, body: bytes = b"") -> None:
-        self.frames.send(message, body)
-
-    def confirm(self, frame: int) -> None:
-        self.frames.confirm(frame)
+    def kept(self) -> None:
+        return None
 
     def drop_if_silent(self, limit_s: float) -> None:
         """Does nothing: the agent always answers."""
@@ -164,8 +154,8 @@ class FarLink:
 
     def close(self) -> int | None:
         self.agent.finish()
-        self.frames.join(20)
-        self.frames.give_up()
+        self._frames.join(20)
+        self._frames.give_up()
         return 0
 
 

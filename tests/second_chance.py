@@ -37,9 +37,15 @@ TRIES = ((0, "alone"), (BUSY, f"beside {BUSY} busy programs"), (BUSY, f"again be
 MOST = 20
 """If more tests failed, something is broken, and repeating them would take the time of a whole run."""
 DISTURBED_BY = {
-    *("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind", "socket.connect"),
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.system",
+    "socket.bind",
+    "socket.connect",
+    "subprocess.Popen",
 }
-"""Events of Python's auditing after which something else than the test decides when things happen."""
+"""Events of Python's auditing after which not only the test decides when things happen."""
 
 
 class NoSecondChanceError(AssertionError):
@@ -72,7 +78,7 @@ class Failure:
 
 
 class Purity:
-    """Knows which tests were alone in the world: no other process, thread or connection can have disturbed them."""
+    """Knows which tests are pure: no other process, thread or connection can have disturbed them."""
 
     def __init__(self) -> None:
         self._disturbed = False
@@ -111,7 +117,7 @@ class Purity:
 
 
 class TestPlugin:
-    """Finds out, where the tests run, which failures are final."""
+    """Finds out which failures are final; in each process that runs tests."""
 
     __test__ = False
 
@@ -149,7 +155,7 @@ class TestPlugin:
 
 
 class NotePlugin:
-    """Notes the failures, where the results of all processes come together."""
+    """Writes the failures of all processes to a file; only in pytest's main process."""
 
     __test__ = False
 

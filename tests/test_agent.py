@@ -26,7 +26,7 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.second_chance import NoSecondChanceError, assert_same_bytes
-from tests.witness import assert_none_left, make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, marked, wait_until
 from worker_entry.agent.task_log import TaskLog
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
@@ -182,11 +182,7 @@ class Client:
 
     def expect_nothing_left(self) -> None:
         """Waits until the agent, its guardian and everything they started are gone."""
-
-        def nothing() -> None:
-            assert_none_left(self.mark)
-
-        eventually(nothing)
+        await_none_left(self.mark, 15.0)
 
     def close(self) -> str:
         """Ends everything, by force if necessary; returns the agent's stderr."""
@@ -195,12 +191,12 @@ class Client:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
+        left = ""
         try:
             self.expect_nothing_left()
-            left = []
-        except AssertionError:
-            left = marked(self.mark)
-            for process in left:
+        except NoSecondChanceError as error:
+            left = str(error)
+            for process in marked(self.mark):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         self.process.kill()
@@ -209,7 +205,8 @@ class Client:
         assert self.process.stderr is not None
         with self.process.stdout, self.process.stderr:
             self._errors = self.process.stderr.read().decode(errors="replace")
-        assert left == [], f"{left} were left; {self._errors}"
+        if left:
+            raise NoSecondChanceError(f"{left}\n{self._errors}")
         return self._errors
 
 

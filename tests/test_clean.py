@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import distlaunch_command
 from tests.sshd import Hosts, running_hosts, skip_without_openssh
-from tests.witness import MARK, assert_none_left, make_mark, marked, wait_until
+from tests.witness import MARK, assert_none_left, await_none_left, make_mark, marked
 
 pytestmark = pytest.mark.ssh
 
@@ -170,7 +170,7 @@ def test_a_spec_stands_for_all_its_runs_that_are_not_running(hosts: Hosts, tmp_p
         check=False,
     )
     assert (done.returncode, done.stdout.count(" 0 left")) == (0, 2), done
-    wait_until(lambda: [p for p in marked(mark) if p.pid != psutil.Process().pid] == [], "nothing is left")
+    await_none_left(mark, spare={os.getpid()})
 
 
 def test_a_path_or_id_that_is_not_a_run_is_reported(hosts: Hosts, tmp_path: Path) -> None:

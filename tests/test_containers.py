@@ -25,7 +25,8 @@ from tests.containers import (
     running_cluster,
     skip_without_docker,
 )
-from tests.witness import wait_until
+from tests.polling import eventually
+from tests.second_chance import NoSecondChanceError
 
 pytestmark = pytest.mark.docker
 
@@ -80,9 +81,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-def left(cluster: Cluster, *services: str) -> list[str]:
-    """What runs in these containers."""
-    return [process for service in services for process in cluster.processes(service)]
+def assert_empty(cluster: Cluster, *services: str) -> None:
+    """Fails without a second chance if something runs in these containers."""
+    left = [process for service in services for process in cluster.processes(service)]
+    if left:
+        raise NoSecondChanceError(f"left in {', '.join(services)}: {left}")
 
 
 # --- as in the README ---
@@ -104,7 +107,7 @@ def test_the_demo_runs_from_inside_with_one_command_and_leaves_nothing(version: 
         report = made.compose("run", "--rm", "-T", "controller", "check", "--json", "cluster_specs/compose.yaml")
         assert '"good": true' in report
         assert '"cores": 1' in report  # what `cpus:` allows, not what the machine has
-        assert left(made, "worker-1", "worker-2") == []
+        assert_empty(made, "worker-1", "worker-2")
 
 
 @pytest.mark.tensorflow
@@ -113,7 +116,7 @@ def test_the_demo_runs_from_the_host(cluster: Cluster, tmp_path: Path) -> None:
     assert run.end() == 0, run.said
     assert b"worker:0 of 2: validation accuracy 0." in run.log(0)
     assert "0 processes left on 2 nodes" in run.said
-    assert left(cluster, "worker-1", "worker-2") == []
+    assert_empty(cluster, "worker-1", "worker-2")
 
 
 def test_containers_are_reached_without_sshd(cluster: Cluster, tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_containers_are_reached_without_sshd(cluster: Cluster, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 2.0 /project") == 2
     assert "0 processes left on 2 nodes" in done.stderr
-    assert left(cluster, "worker-1", "worker-2") == []
+    assert_empty(cluster, "worker-1", "worker-2")
 
 
 def test_the_specs_for_the_host_match_the_compose_file() -> None:
@@ -167,10 +170,10 @@ def test_a_container_that_is_paused_for_longer_is_lost_and_ends_its_tasks_once_u
     try:
         assert run.end() == 3, run.said
         assert "Error: node worker-2 was lost: no data for 2 s" in run.said
-        assert left(cluster, "worker-1") == []
+        assert_empty(cluster, "worker-1")
     finally:
         output_of("docker", "unpause", cluster.container("worker-2"))
-    wait_until(lambda: left(cluster, "worker-2") == [], "its lease is over", 20)
+    eventually(lambda: assert_empty(cluster, "worker-2"), 20)
 
 
 def test_a_container_without_network_for_less_than_the_lease_trains_on(cluster: Cluster, tmp_path: Path) -> None:
@@ -192,7 +195,7 @@ def test_a_container_without_network_for_longer_is_lost_and_ends_its_tasks_by_it
     with cluster.cable_pulled("worker-2"):
         assert run.end() == 3, run.said
         assert "Error: node worker-2 was lost: no data for 2 s" in run.said
-        wait_until(lambda: left(cluster, "worker-1", "worker-2") == [], "nothing is left, even there", 20)
+        eventually(lambda: assert_empty(cluster, "worker-1", "worker-2"), 20)
 
 
 def test_a_container_out_of_memory_is_reported_as_such(cluster: Cluster, tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_a_container_out_of_memory_is_reported_as_such(cluster: Cluster, tmp_pat
     assert run.end() == 1, run.said
     assert "Error: worker:1 on worker-2 ran out of memory: it was killed by SIGKILL" in run.said
     assert run.report["attempts"][0]["verdict"]["reference"] == "out-of-memory"
-    assert left(cluster, "worker-1", "worker-2") == []
+    assert_empty(cluster, "worker-1", "worker-2")
 
 
 def test_a_container_whose_disk_is_full_is_reported_as_such(cluster: Cluster, tmp_path: Path) -> None:
@@ -208,7 +211,7 @@ def test_a_container_whose_disk_is_full_is_reported_as_such(cluster: Cluster, tm
     assert run.end() == 3, run.said
     assert run.report["attempts"][0]["verdict"]["reference"] == "disk-full"
     assert "worker-3" in run.said
-    assert left(cluster, "worker-1", "worker-3") == [], run.said
+    assert_empty(cluster, "worker-1", "worker-3")
 
 
 def test_a_container_with_a_wrong_clock_gets_a_warning_and_its_times_are_corrected(
@@ -233,7 +236,7 @@ def test_a_container_that_is_killed_is_a_lost_node(cluster: Cluster, tmp_path: P
     output_of("docker", "kill", cluster.container("worker-2"))
     assert run.end() == 3, run.said
     assert "Error: node worker-2 was lost: " in run.said
-    assert left(cluster, "worker-1") == []
+    assert_empty(cluster, "worker-1")
     cluster.up("worker-2")
 
 
@@ -254,7 +257,7 @@ def test_training_resumes_in_a_fresh_container_from_its_last_epoch(cluster: Clus
     assert "worker-2: back after " in run.said
     assert b"epoch 3 begins" not in run.log(1, attempt=2)
     assert run.log(0, attempt=2).count(b"begins") == run.log(1, attempt=2).count(b"begins") >= 4
-    assert left(cluster, "worker-1", "worker-2") == []
+    assert_empty(cluster, "worker-1", "worker-2")
 
 
 # --- a spec in containers ---
@@ -277,7 +280,7 @@ def test_a_spec_for_real_machines_is_rehearsed_on_three_containers(tmp_path: Pat
     with running_cluster(project, file=file, env={"NODE_CPUS": "0.5"}) as made:
         said = made.compose("run", "--rm", "-T", "controller")
         assert said.count("sum 3.0 /project True") == 3
-        assert left(made, "gpu-a", "node-2", "node-3") == []
+        assert_empty(made, "gpu-a", "node-2", "node-3")
 
 
 def test_every_compose_file_is_accepted(tmp_path: Path) -> None:

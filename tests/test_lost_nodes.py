@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import distlaunch_command
 from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, sessions, skip_without_openssh
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh
 
@@ -80,7 +80,8 @@ def run_and_lose_worker_1(
             status = process.wait(timeout=90)
         finally:
             process.kill()
-    wait_until(lambda: marked(mark) == [] and not living_sessions(), "nothing is left anywhere")
+    await_none_left(mark)
+    wait_until(lambda: not living_sessions(), "no session is left anywhere")
     return status, (folder / "stderr").read_text(), json.loads((folder / "run" / "report.json").read_text())
 
 

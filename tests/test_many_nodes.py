@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import distlaunch_command
 from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, sessions, skip_without_openssh
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import await_none_left, make_mark, wait_until
 
 pytestmark = pytest.mark.ssh
 
@@ -72,7 +72,8 @@ def test_64_nodes_start_together_and_nothing_is_left_on_any(hosts: Hosts, tmp_pa
     assert len(report["attempts"][0]["tasks"]) == NODES
     for worker, log in enumerate(logs):
         assert log.read_text() == f"waiting\nworker:{worker} has ended\n"
-    wait_until(lambda: marked(mark) == [] and sessions() == [], "all processes of the run are gone")
+    await_none_left(mark)
+    wait_until(lambda: sessions() == [], "all sessions of the run are gone")
 
     cpu_s = usage.ru_utime + usage.ru_stime
     took = re.findall(r"Succeeded in ([\d.]+ s)", said)

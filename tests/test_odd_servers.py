@@ -412,7 +412,7 @@ def _own_mounts() -> list[str]:
     """The words before a shell script that run it in a mount namespace of its own."""
     me = [] if os.geteuid() == 0 else ["--map-current-user", "--keep-caps"]
     words = ["unshare", *me, "--mount"]
-    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True).returncode != 0:
+    if find_program(*words, "true") is None:
         pytest.skip("mounting is not permitted here")
     return [*words, "sh", "-ec"]
 

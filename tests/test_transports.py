@@ -27,7 +27,7 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.second_chance import assert_same_bytes
-from tests.witness import MARK, make_mark, marked, open_descriptors, wait_until
+from tests.witness import MARK, assert_none_left, make_mark, marked, open_descriptors, wait_until
 from worker_entry.protocol.field_limits import BODY_LIMIT
 from worker_entry.protocol.framing import MARKER, ProtocolError, encode
 from worker_entry.protocol.log_index import parse_index
@@ -96,10 +96,12 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     mark = make_mark()
     monkeypatch.setenv(MARK, mark[MARK])
     yield mark
-    left = [process for process in marked(mark) if process.pid != os.getpid()]
-    for process in left:
-        process.kill()
-    assert left == []
+    try:
+        assert_none_left(mark, spare={os.getpid()})
+    finally:
+        for process in marked(mark):
+            if process.pid != os.getpid():
+                process.kill()
 
 
 Connect = Callable[..., Node]
@@ -162,7 +164,7 @@ def test_a_tree_that_does_not_want_to_end_is_gone_once_a_link_is_closed(
 
     eventually(stands)
     assert node.close() == 0
-    assert [process.pid for process in marked(mark) if process.pid != os.getpid()] == []
+    assert_none_left(mark, spare={os.getpid()})
 
 
 def test_a_log_is_here_byte_for_byte_once_its_attempt_is_empty(node: Node, tmp_path: Path) -> None:

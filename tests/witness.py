@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import psutil
 
@@ -35,9 +35,9 @@ def _find(value: str) -> Iterator[psutil.Process]:
                 yield process
 
 
-def assert_none_left(mark: dict[str, str]) -> None:
-    """Fails without a second chance if a process with the mark is alive."""
-    left = marked(mark)
+def assert_none_left(mark: dict[str, str], spare: Collection[int] = ()) -> None:
+    """Fails without a second chance if a process with the mark is alive; `spare`: pids that may be."""
+    left = [process for process in marked(mark) if process.pid not in spare]
     if left:
         raise NoSecondChanceError("processes are left behind:\n" + "\n".join(map(_describe, left)))
 
@@ -53,9 +53,9 @@ def _describe(process: psutil.Process) -> str:
     return f"{process.pid}, which has ended since"
 
 
-def await_none_left(mark: dict[str, str], timeout_s: float = 30.0) -> None:
-    """Waits until no process with the mark is alive; fails without a second chance if one stays."""
-    eventually(lambda: assert_none_left(mark), timeout_s)
+def await_none_left(mark: dict[str, str], timeout_s: float = 30.0, spare: Collection[int] = ()) -> None:
+    """Waits until no process with the mark is alive; fails as `assert_none_left` does if one stays."""
+    eventually(lambda: assert_none_left(mark, spare), timeout_s)
 
 
 def open_descriptors() -> set[str]:

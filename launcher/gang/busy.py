@@ -16,7 +16,7 @@ from worker_entry.protocol.values import Activity
 ACTIVE_S = 15.0
 """A task is at work if its node has measured work this recently."""
 RECHECK_S = 60.0
-"""How long a cluster with a task at work is not asked again; once it is no longer, it has the usual time for a step."""
+"""How long a cluster with a task at work is not asked again."""
 
 
 def find_busy(state: AttemptState) -> dict[TaskId, str]:

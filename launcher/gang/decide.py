@@ -213,10 +213,11 @@ def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> D
                 deadline=deadline,
                 is_looked_at_again=False,
             ), ()
-        # A task that was at work may have just finished, and gets the usual time for a step.
+        # A task that was at work may have just finished, and the cluster gets the usual time for a step.
         if is_excused(state, reason, state.busy) and reason is Reason.STALLED and not state.is_looked_at_again:
-            until = now + (stall_limit_s(state) or RECHECK_S)
-            return replace(state, suspicion=None, excused=until, deadline=None, is_looked_at_again=True), ()
+            limit_s = stall_limit_s(state)
+            assert limit_s is not None  # the limit that the cluster has exceeded
+            return replace(state, suspicion=None, excused=now + limit_s, deadline=None, is_looked_at_again=True), ()
     if isinstance(event, StacksReceived) or _is_due(state, now):
         return _stop(state, reason, FAILURE_GRACE_S, now)
     return state, ()
