@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 from launcher.errors import EXIT_BUG
-from tests import second_chance
+from tests import second_chance, tiers
 from tests.available import find_python
 from tests.inherited import reset_inherited_state
 from tests.scheduling import Longest
@@ -100,10 +100,6 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
     return run
 
 
-COSTLY = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kubernetes", "slow"}
-"""Marks of tests that only a complete run includes, unless they are marked `quick` as well."""
-
-
 @pytest.fixture(scope="session")
 def python39() -> str:
     """The oldest Python that nodes may have."""
@@ -116,38 +112,16 @@ def python39() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     reset_inherited_state()  # not at import: processes of tests import this module, too, with variables of their own
     config.pluginmanager.register(second_chance)
+    config.pluginmanager.register(tiers)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run all tests, not only the quick ones")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the quick tests, unless the user asks for others: with --all, with -m, or by naming a module or a test.
-
-    With DISTLAUNCH_QUICK_PASSED set, as in CI after the quick tests have passed, --all runs only the others.
-    """
-    if config.option.markexpr:
-        return
-    if config.option.all:
-        if os.environ.get("DISTLAUNCH_QUICK_PASSED"):
-            _keep(items, config, lambda item: not _is_quick(item))
-        return
-    # pytest collects only what is named: an item whose file is among the names was asked for.
-    named = [Path(config.invocation_params.dir, name.partition("::")[0]) for name in config.args]
-    modules = {path.resolve() for path in named if path.is_file()}
-    _keep(items, config, lambda item: _is_quick(item) or item.path in modules)
-
-
-def _is_quick(item: pytest.Item, costly: Set[str] = COSTLY) -> bool:
-    marks = {mark.name for mark in item.iter_markers()}
-    return "quick" in marks or not marks & costly
-
-
-def _keep(items: list[pytest.Item], config: pytest.Config, is_kept: Callable[[pytest.Item], bool]) -> None:
-    kept = [item for item in items if is_kept(item)]
-    config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
-    items[:] = kept
+    parser.addoption("--all", action="store_true", help="run all tests, not only those that run by default")
+    parser.addoption(
+        "--since",
+        metavar="REVISION",
+        help="run the main promises of all parts, and the costly tests of what has changed since this revision",
+    )
 
 
 _COUNTED = pytest.StashKey[set[str]]()
@@ -196,12 +170,13 @@ def count_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """Limits the cost of coverage: this process is always measured, the processes that it starts only in some tests.
 
     Measuring a process takes 70 to 200 ms of CPU. Of a test with several cases, only the first case is measured, and no
-    test that has a requirement, unless it is quick. Together with UNCOUNTED and COUNTED_TESTS, this leaves a third of
-    the quick tests' processes, and misses 1% of the lines that they cover.
+    test that has a requirement, unless it is a smoke test. Together with UNCOUNTED and COUNTED_TESTS, this leaves a
+    third of the processes of `pytest`, and misses 1% of the lines that they cover.
     """
     start = request.config.stash[_START]
     chosen = request.path.stem not in UNCOUNTED and request.node.nodeid in request.config.stash[_COUNTED]
-    if start and chosen and _is_quick(request.node, COSTLY - {"slow"}):
+    marks = tiers.marks_of(request.node)
+    if start and chosen and (tiers.SMOKE in marks or marks.isdisjoint(tiers.REQUIREMENTS)):
         monkeypatch.setenv("COVERAGE_PROCESS_START", start)
 
 

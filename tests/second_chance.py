@@ -31,6 +31,8 @@ FILE = "DISTLAUNCH_FAILED"
 BUG = "a bug in distlaunch: "
 BUG_STATUS = re.compile(r"assert \(?70\b|\breturncode[:=] ?70\b")
 """What distlaunch says of itself with exit status 70, and how pytest shows that status."""
+PURE = "pure"
+"""The name of what each report says: whether its test has been pure so far."""
 BUSY = 4
 """How many busy programs run beside the second and the third repetition."""
 TRIES = ((0, "alone"), (BUSY, f"beside {BUSY} busy programs"), (BUSY, f"again beside {BUSY} busy programs"))
@@ -141,6 +143,7 @@ class TestPlugin:
         report = yield
         if report.failed:
             vars(report)["final"] = self._find_reason(item, call, report)  # travels with the report to the main process
+        vars(report)[PURE] = self._purity.is_pure(getattr(item, "fixturenames", ()))
         return report
 
     def _find_reason(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> str:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import Distlaunch
 
+COVERS = ("launcher/gang", "worker_entry/agent/activity.py", "worker_entry/agent/task_watch.py")
+
 pytestmark = pytest.mark.slow  # each waits for several seconds
 
 SOON = """

@@ -20,6 +20,8 @@ from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.run_folders import RunFolder
 
+COVERS = ("launcher/console", "launcher/commands", "launcher/run/looking.py", "launcher/run/run_watch.py")
+
 T = 1_700_000_000.0
 ROWS = 10
 

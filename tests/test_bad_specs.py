@@ -16,6 +16,8 @@ from launcher.spec.loading import load_spec
 from tests.cases import first_quick
 from tests.conftest import Distlaunch
 
+COVERS = ("launcher/spec",)
+
 FOLDER = Path(__file__).parent / "bad_specs"
 FILES = sorted(FOLDER.glob("*.yaml"))
 

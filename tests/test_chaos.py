@@ -22,6 +22,8 @@ from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import W0, W1, make_policy, play, running
 from worker_entry.protocol.values import Injection, Progress
 
+COVERS = ("launcher/gang", "worker_entry/task/faults.py", "launcher/run/actions.py")
+
 
 def spec_of(program: ProgramSpec | None = None) -> ClusterSpec:
     return make_spec(

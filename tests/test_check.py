@@ -27,6 +27,15 @@ from tests.sshd import SSHD, Hosts, make_hosts, running_sshd, skip_without_opens
 from tests.test_namespaces import up
 from tests.witness import wait_until
 
+COVERS = (
+    "launcher/gang",
+    "launcher/transports",
+    "worker_entry/agent/checks",
+    "launcher/commands",
+    "launcher/run/assembly.py",
+    "launcher/run/preview.py",
+)
+
 pytestmark = pytest.mark.ssh
 
 SHOW = "program: {command: [printenv, TF_CONFIG]}\n"

@@ -20,6 +20,8 @@ from worker_entry.protocol.environment import CHILDREN as VARIABLE
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.values import Program, TaskOrder
 
+COVERS = ("worker_entry/children", "worker_entry/task", "worker_entry/hooks")
+
 
 def run_python(*arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[str, str]:
     """Runs Python and returns its stdout and stderr."""

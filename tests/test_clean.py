@@ -15,6 +15,14 @@ from tests.conftest import distlaunch_command
 from tests.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.witness import MARK, assert_none_left, await_none_left, make_mark, marked
 
+COVERS = (
+    "launcher/commands",
+    "launcher/transports/node_cleanup.py",
+    "worker_entry/agent/cleanup.py",
+    "worker_entry/agent/ending.py",
+    "worker_entry/agent/guardian.py",
+)
+
 pytestmark = pytest.mark.ssh
 
 LEFT = "trap '' TERM HUP; setsid sleep 601 & echo waiting; exec sleep 600"

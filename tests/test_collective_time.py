@@ -8,6 +8,8 @@ import pytest
 
 from tests.conftest import PROGRAMS, Distlaunch
 
+COVERS = ("worker_entry/hooks",)
+
 pytestmark = pytest.mark.tensorflow
 
 PROGRAM = str(PROGRAMS / "deterministic.py")

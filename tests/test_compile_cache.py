@@ -18,6 +18,8 @@ from worker_entry.protocol import environment
 from worker_entry.protocol.kept import CacheUsed
 from worker_entry.protocol.values import Program, TaskStart
 
+COVERS = ("worker_entry/program", "worker_entry/agent/cache_watch.py")
+
 pytestmark = linux
 needs_tensorflow = pytest.mark.skipif(installed_version("tensorflow") is None, reason="TensorFlow is not installed")
 WHOLE = b"\x0a\x03key\x12\x02hl\x1a\x01c"

@@ -24,6 +24,8 @@ from tests.cases import first_quick
 from tests.conftest import distlaunch_command
 from tests.runs_on_disk import write_run
 
+COVERS = ("launcher/cli",)
+
 NAMES = ("20261121-100000-train-aaaa", "20261121-110000-train-bbbb", "20261121-120000-eval-cccc")
 """Three run names; the last run is still running."""
 

@@ -32,6 +32,8 @@ from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.second_chance import assert_same_bytes
 from tests.witness import assert_none_left, make_mark, wait_until
 
+COVERS = ("launcher/console",)
+
 W0, W9, W10 = (TaskId("worker", index) for index in (0, 9, 10))
 PUPPET = str(PROGRAMS / "chatty_puppet.py")
 MILLION = 1_000_000

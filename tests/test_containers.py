@@ -28,6 +28,8 @@ from tests.containers import (
 from tests.polling import eventually
 from tests.second_chance import NoSecondChanceError
 
+COVERS = ("docker", "cluster_specs", "launcher/plan", "launcher/transports")
+
 pytestmark = pytest.mark.docker
 
 LONG = "import time\nprint('works', flush=True)\ntime.sleep(600)\n"

@@ -24,6 +24,8 @@ from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.witness import wait_until
 
+COVERS = ("launcher/run/controller.py", "launcher/run/control.py", "launcher/commands")
+
 
 @contextmanager
 def stranger() -> Iterator[tuple[subprocess.Popen[bytes], Controller]]:
@@ -181,7 +183,7 @@ class TestRun:
             assert asked.stderr.startswith("Error: this run's controller is in another container on ")
             assert process.poll() is None
 
-    @pytest.mark.quick
+    @pytest.mark.smoke
     def test_ends_when_asked_to(self, tmp_path: Path) -> None:
         with running(tmp_path) as process:
             assert ask(tmp_path, "down", "run").stdout == f"Stopped: {tmp_path}/run\n"

@@ -15,6 +15,8 @@ import pytest
 
 from tests.conftest import PROGRAMS, Distlaunch
 
+COVERS = ("worker_entry/demo", "worker_entry/strategies.py", "worker_entry/progress.py", "cluster_specs")
+
 DEMO = Path(__file__).parents[1] / "worker_entry" / "demo"
 
 TOLERANCE = 0.003
@@ -81,7 +83,7 @@ def test_imports_nothing_of_the_launcher() -> None:
     assert not {name.partition(".")[0] for name in imported} & {"distlaunch", "launcher"}
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 @pytest.mark.tensorflow
 def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path: Path) -> None:
     """Slow: the demo trains to a good accuracy, and another process loads its model."""

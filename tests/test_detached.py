@@ -27,6 +27,14 @@ from launcher.run.record import read_record
 from tests.conftest import distlaunch_command
 from tests.witness import await_none_left, make_mark, wait_until
 
+COVERS = (
+    "launcher/run/detached.py",
+    "launcher/run/control.py",
+    "launcher/run/controller.py",
+    "launcher/commands",
+    "launcher/cli",
+)
+
 UP = ("-n", "1", "--", "sh", "-c", "echo up; exec sleep 600")
 NEVER_UP = ("-n", "2", "--", "sh", "-c", "exec sleep 600")
 """Two workers that never open their ports."""

@@ -18,6 +18,8 @@ from worker_entry.program.environment import find_program_env
 from worker_entry.program.import_variables import ProgramEnv
 from worker_entry.protocol.values import Program
 
+COVERS = ("worker_entry/task", "worker_entry/program")
+
 pytestmark = linux
 
 REAL = {

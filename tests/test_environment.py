@@ -15,6 +15,14 @@ from launcher.cli.main import _main, cli
 from launcher.errors import EXIT_BUG
 from tests.conftest import Distlaunch, distlaunch_command
 
+COVERS = (
+    "launcher/cli",
+    "launcher/__main__.py",
+    "launcher/errors.py",
+    "launcher/run/directory.py",
+    "launcher/run/launch.py",
+)
+
 
 def run(folder: Path, command: list[str], *, before: str = "") -> subprocess.CompletedProcess[str]:
     """Runs the command from a shell that can close streams and remove its own folder first."""
@@ -66,7 +74,7 @@ class TestCurrentDirectory:
         ran = run(tmp_path, distlaunch_command("--help"), before="mkdir gone; cd gone; rmdir ../gone;")
         assert (ran.returncode, ran.stderr) == (0, "")
 
-    @pytest.mark.quick
+    @pytest.mark.smoke
     def test_that_is_not_utf_8_is_reported(self, tmp_path: Path) -> None:
         folder = tmp_path / os.fsdecode(b"caf\xe9")
         folder.mkdir()

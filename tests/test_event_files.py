@@ -33,6 +33,13 @@ from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.orders import Scalars
 from worker_entry.protocol.scalars import ScalarPoint
 
+COVERS = (
+    "worker_entry/agent/event_files.py",
+    "launcher/report/scalars.py",
+    "launcher/run/scalars.py",
+    "worker_entry/protocol/scalars.py",
+)
+
 Curve = list[tuple[float, int, float]]
 
 needs_tensorboard = pytest.mark.skipif(

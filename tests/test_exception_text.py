@@ -13,6 +13,8 @@ import pytest
 from launcher.verdict.exception_text import LENGTH, find_sentence
 from tests.conftest import PROGRAMS
 
+COVERS = ("launcher/verdict", "worker_entry/task/crash_record.py")
+
 LABEL = r"Received a label value of 14 which is outside the valid range of \[0, 10\)\. .*"
 REAL = {
     "bad label": LABEL + r" \(node compile_loss/…/SparseSoftmaxCrossEntropyWithLogits\)",

@@ -15,6 +15,8 @@ from tests.exported import core_manifests, export, pods_of
 from tests.kubernetes import IMAGE, KubernetesCluster, find_cluster
 from tests.witness import wait_until
 
+COVERS = ("launcher/kubernetes", "worker_entry/pod")
+
 pytestmark = pytest.mark.kubernetes
 
 NAMESPACE = "distlaunch-export"

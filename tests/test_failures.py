@@ -19,6 +19,19 @@ import pytest
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
+COVERS = (
+    "launcher/errors.py",
+    "launcher/failures.py",
+    "launcher/tasks.py",
+    "launcher/wording.py",
+    "launcher/printable.py",
+    "launcher/console",
+    "launcher/gang",
+    "launcher/report",
+    "launcher/verdict",
+    "launcher/run",
+)
+
 pytestmark = pytest.mark.slow
 
 RAISE = str(PROGRAMS / "raise_in.py")
@@ -34,7 +47,7 @@ def write_spec(folder: Path, text: str) -> str:
 # --- a task fails ---
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_the_error_names_the_task_the_exception_and_the_users_line(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "3", RAISE, "worker:1")
     assert ran.status == 1
@@ -50,7 +63,7 @@ def test_the_error_names_the_task_the_exception_and_the_users_line(distlaunch: D
     assert (crash["exception"], crash["line"]) == ("ValueError", 9)
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_failure_stops_the_others_and_their_trees(distlaunch: Distlaunch) -> None:
     mark = make_mark()
     ran = distlaunch("local", "--workers", "3", TREE, "worker:1", "3", env=mark)
@@ -196,7 +209,7 @@ def test_a_signal_stops_everything_and_the_report_is_written(running: Running) -
     assert "SIGINT: stopping all tasks, 1 s grace" in running.stderr
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> None:
     spec = write_spec(
         tmp_path, f"nodes: [{{host: local}}]\nprogram: {{script: {TREE}}}\ntimeouts: {{stop_grace_s: 600}}\n"
@@ -226,7 +239,7 @@ def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> 
 # --- distlaunch itself dies ---
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_nothing_is_left_after_sigkill_of_the_controller(running: Running) -> None:
     running.process.kill()
     running.finish()
@@ -265,7 +278,7 @@ def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interr
 # --- the run cannot start ---
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_missing_script_starts_nothing(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "missing.py")
     assert ran.status == 2
@@ -444,7 +457,7 @@ def test_a_run_of_one_task_has_no_tf_config_even_if_the_shell_has_one(distlaunch
     assert ran.stdout == "worker:0 │ unset\n"
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_the_files_of_a_run_are_private(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "2", "--", "true")
     files = [ran.directory, *ran.directory.rglob("*")]
@@ -453,7 +466,7 @@ def test_the_files_of_a_run_are_private(distlaunch: Distlaunch) -> None:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_the_last_lines_show_the_exit_statuses_the_outcome_and_the_folder(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "2", "--", "true")
     *_, first, second, left, outcome, place = ran.stderr.splitlines()

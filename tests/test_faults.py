@@ -14,6 +14,14 @@ from tests.apart import linux
 from tests.fault_matrix import Cell, Phase, Where, Who, all_cells, play
 from tests.sshd import skip_without_openssh
 
+COVERS = (
+    "launcher/gang",
+    "launcher/run/supervisor.py",
+    "launcher/run/attempt_loop.py",
+    "worker_entry/agent",
+    "worker_entry/system",
+)
+
 pytestmark = [linux, pytest.mark.ssh]
 
 TERM, KILL, STOP = signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP

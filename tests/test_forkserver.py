@@ -25,6 +25,8 @@ from worker_entry.agent import forkserver_client
 from worker_entry.program.finding import may_import
 from worker_entry.protocol.values import Program, TaskExit
 
+COVERS = ("worker_entry/task", "worker_entry/agent/forkserver_client.py")
+
 pytestmark = linux
 KERAS = str(PROGRAMS / "train_keras.py")
 

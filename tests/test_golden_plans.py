@@ -19,6 +19,8 @@ from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
 
+COVERS = ("cluster_specs", "launcher/plan", "launcher/spec")
+
 SPECS = sorted((Path(__file__).parents[1] / "cluster_specs").glob("*.yaml"))
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -71,7 +73,7 @@ def test_every_golden_plan_belongs_to_an_example_spec() -> None:
     assert {"one_host", "two_nodes", "chief_and_workers", "with_evaluator"} <= {file.stem for file in SPECS}
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 @pytest.mark.tensorflow
 def test_tensorflow_reads_every_golden_tf_config_as_intended() -> None:
     configs, meant = [], []

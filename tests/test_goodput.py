@@ -39,6 +39,8 @@ from tests.fake_nodes import KILL, At, Exit, FakeAgent, FakeRun, Script, Steps, 
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 from worker_entry.task.meter import REPORT_S
 
+COVERS = ("launcher/report", "launcher/run/goodput_watch.py")
+
 W0, W1, CHIEF = TaskId("worker", 0), TaskId("worker", 1), TaskId("chief", 0)
 BEGAN = 1000.0
 """When the runs of this module begin; the times of their events are relative to it."""

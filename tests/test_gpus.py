@@ -30,6 +30,8 @@ from worker_entry.protocol.samples import GpuSample
 from worker_entry.system import nvidia_smi
 from worker_entry.system.nvml import LIBRARY, GpuReading, Nvml
 
+COVERS = ("worker_entry/agent/gpu_reader.py", "worker_entry/agent/gpu_watch.py", "worker_entry/agent/sampling.py")
+
 SMI = """#!/bin/sh
 echo "$@" >> {folder}/calls
 cat {folder}/listing

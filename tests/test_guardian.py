@@ -24,6 +24,8 @@ from worker_entry.protocol.messages import Exited, Noted
 from worker_entry.protocol.orders import Beat, Goodbye, Preload
 from worker_entry.protocol.values import Program, TaskExit
 
+COVERS = ("worker_entry/agent", "worker_entry/system")
+
 TREE = str(PROGRAMS / "spawn_tree.py")
 
 

@@ -7,10 +7,9 @@ import functools
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.import_graph import ROOT, Import, read_imports, read_modules
+
 LINE_LIMIT = 800
 
 LAUNCHER = [
@@ -79,53 +78,12 @@ ONLY_IN = {
 """Third-party packages, and the folders and modules of `launcher` that may import them, even within a function."""
 
 
-@dataclass(frozen=True)
-class Import:
-    """One name that a module imports. `late`: within a function, or for type checkers only."""
-
-    importer: str
-    module: str
-    late: bool
-
-
-def read_modules(package: str) -> dict[str, Path]:
-    """The package's modules by their full names."""
-    return {name_of(path): path for path in sorted((ROOT / package).rglob("*.py"))}
-
-
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 MODULES = {**read_modules("launcher"), **read_modules("worker_entry")}
-
-
-def read_imports(name: str, path: Path) -> Iterator[Import]:
-    yield from (Import(name, module, late) for module, late in _walk(ast.parse(path.read_bytes()), late=False))
-
-
-def _walk(node: ast.AST, *, late: bool) -> Iterator[tuple[str, bool]]:
-    for child in ast.iter_child_nodes(node):
-        inside = late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or is_for_types(child)
-        if isinstance(child, ast.Import):
-            yield from ((alias.name, inside) for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            assert child.level == 0, "relative imports are not used here"
-            assert child.module is not None
-            for alias in child.names:
-                full = f"{child.module}.{alias.name}"
-                yield full if full in MODULES else child.module, inside
-        yield from _walk(child, late=inside)
-
-
-def is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 @functools.cache
 def all_imports() -> tuple[Import, ...]:
-    return tuple(found for name, path in MODULES.items() for found in read_imports(name, path))
+    return tuple(found for name, path in MODULES.items() for found in read_imports(name, path.read_bytes(), MODULES))
 
 
 def imports_between(package: str) -> Iterator[tuple[Import, str, str]]:
@@ -137,15 +95,14 @@ def imports_between(package: str) -> Iterator[tuple[Import, str, str]]:
                 yield found, here, there
 
 
-def test_the_import_reader_sees_every_kind_of_import(tmp_path: Path) -> None:
-    path = tmp_path / "module.py"
-    path.write_text(
-        "import a, b.c as d\nfrom e import f\nfrom launcher.spec import models\n"
-        "from launcher.errors import UsageError\n"
-        "if TYPE_CHECKING:\n    import g\ntry:\n    import h\nexcept ImportError:\n    pass\n"
-        "class A:\n    import i\n    def j(self):\n        import k\n"
+def test_the_import_reader_sees_every_kind_of_import() -> None:
+    source = (
+        b"import a, b.c as d\nfrom e import f\nfrom launcher.spec import models\n"
+        b"from launcher.errors import UsageError\n"
+        b"if TYPE_CHECKING:\n    import g\ntry:\n    import h\nexcept ImportError:\n    pass\n"
+        b"class A:\n    import i\n    def j(self):\n        import k\n"
     )
-    found = {(name.module, name.late) for name in read_imports("x", path)}
+    found = {(name.module, name.late) for name in read_imports("x", source, MODULES)}
     early = {"a", "b.c", "e", "launcher.spec.models", "launcher.errors", "h", "i"}
     assert found == {(name, False) for name in early} | {("g", True), ("k", True)}
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import PROGRAMS
 
+COVERS = ("worker_entry/hooks",)
+
 pytestmark = pytest.mark.tensorflow
 
 PROGRAM = str(PROGRAMS / "input_ways.py")

@@ -19,6 +19,8 @@ from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.witness import assert_none_left, make_mark, wait_until
 
+COVERS = ("launcher/run/interrupts.py", "launcher/run/launch.py", "launcher/cli")
+
 pytestmark = pytest.mark.slow
 
 STORM = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -88,7 +90,7 @@ def interrupts() -> Iterator[Interrupts]:
     installed.restore()
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_an_interruption_that_becomes_another_error_on_its_way_is_still_one(interrupts: Interrupts) -> None:
     """Seen once: SIGUSR1 right after SIGTERM, and Python's SystemError, as if it were a bug in distlaunch."""
 
@@ -104,7 +106,7 @@ def test_an_interruption_that_becomes_another_error_on_its_way_is_still_one(inte
     assert raised.value.signum == signal.SIGTERM
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_an_error_without_an_interruption_stays_what_it_is(interrupts: Interrupts) -> None:
     with pytest.raises(Interruption), interrupts.raising():
         signal.raise_signal(signal.SIGHUP)
@@ -163,7 +165,7 @@ def test_a_storm_of_signals_costs_neither_the_report_nor_the_exit_status(
     assert_none_left(mark)
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_nohup_protects_a_run_from_the_end_of_its_terminal(tmp_path: Path) -> None:
     command = distlaunch_command(
         "local", "-n", "1", "--run-dir", "run", "--", "sh", "-c", "while :; do sleep 0.1; done"

@@ -27,6 +27,8 @@ from worker_entry.system.interfaces import own_addresses
 from worker_entry.system.isolation import enter_own_network
 from worker_entry.system.ports import HeldPorts
 
+COVERS = ("worker_entry/agent/isolation", "worker_entry/system")
+
 pytestmark = linux
 
 SERVE = """\

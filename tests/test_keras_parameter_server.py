@@ -20,6 +20,8 @@ import pytest
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.test_keras_support import CLOSE, OLDER_KERAS, Results, assert_agree, install_keras
 
+COVERS = ("worker_entry/keras_patches", "worker_entry/hooks")
+
 PROGRAM = PROGRAMS / "parameter_server_cases.py"
 TRAIN_S = 400.0
 

@@ -23,6 +23,8 @@ import pytest
 from tests.conftest import PROGRAMS, distlaunch_command
 from worker_entry.keras_patches.saving import PART, _shown_as, written_whole
 
+COVERS = ("worker_entry/keras_patches", "worker_entry/hooks")
+
 # --- whole files ---
 
 

@@ -31,6 +31,8 @@ from worker_entry.keras_patches import layers, optimizers, patching, variables
 from worker_entry.keras_patches import trainer as keras_trainer
 from worker_entry.protocol.values import KerasPatch
 
+COVERS = ("worker_entry/keras_patches", "worker_entry/hooks", "worker_entry/strategies.py")
+
 # --- Without TensorFlow: detection -----------------------------------------------------------------------
 
 FAULTY_TRAINER = """
@@ -816,7 +818,7 @@ def on_devices(cases: Iterable[str]) -> Callable[[Test], Test]:
 
 
 @tensorflow
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_plain_fit_on_two_workers_trains_as_one_process_does(runs: Runs) -> None:
     """The quick version of the comparisons below, which cover every case and take minutes."""
     alone, cluster = runs.get("one process", "plain_fit"), runs.get(NEWEST, "plain_fit")

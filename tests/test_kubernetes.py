@@ -21,6 +21,17 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.kubernetes import IMAGE, KubernetesCluster, find_cluster
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
+COVERS = (
+    "launcher/kubernetes",
+    "launcher/program_calls.py",
+    "launcher/run/engine.py",
+    "launcher/run/kubernetes_engine.py",
+    "launcher/run/pod_nodes.py",
+    "launcher/run/pods.py",
+    "launcher/transports/programs.py",
+    "worker_entry/pod",
+)
+
 pytestmark = pytest.mark.kubernetes
 
 SAVES = str(PROGRAMS / "saves.py")

@@ -20,6 +20,15 @@ from tests.second_chance import assert_same_bytes
 from tests.sshd import Hosts, running_hosts, sessions, skip_without_openssh
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
+COVERS = (
+    "launcher/transports",
+    "worker_entry/agent/connection.py",
+    "worker_entry/agent/reattach.py",
+    "worker_entry/agent/reattaching.py",
+    "worker_entry/agent/reattachment.py",
+    "launcher/run/node_links.py",
+)
+
 pytestmark = pytest.mark.ssh
 
 COUNT = str(PROGRAMS / "count.py")

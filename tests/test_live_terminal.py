@@ -26,6 +26,8 @@ from tests.conftest import PROGRAMS, ROOT, distlaunch_command
 from tests.terminals import Terminal
 from tests.witness import await_none_left, make_mark, wait_until
 
+COVERS = ("launcher/console", "launcher/run/live.py", "launcher/run/live_facts.py")
+
 WIDE = 250
 """Enough columns for the path of a run's folder."""
 STEPS = str(PROGRAMS / "live_steps.py")
@@ -186,7 +188,7 @@ class TestKeys:
         terminal.shows("SIGINT: stopping all tasks", "0 processes left", "Interrupted after")
         assert termios.tcgetattr(terminal.slave) == terminal.modes
 
-    @pytest.mark.quick
+    @pytest.mark.smoke
     def test_ctrl_c_stops_at_once(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))

@@ -19,6 +19,8 @@ from tests.cases import first_quick
 from tests.conftest import Distlaunch
 from worker_entry.protocol.strategy_names import StrategyName
 
+COVERS = ("launcher/spec/command_line.py", "launcher/cli")
+
 SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]]), flush=True)\n"
 
 

@@ -23,6 +23,16 @@ from tests.polling import eventually
 from tests.run_folders import RunFolder
 from tests.second_chance import assert_same_bytes
 
+COVERS = (
+    "launcher/commands",
+    "launcher/run/log_copy.py",
+    "launcher/run/log_file.py",
+    "launcher/run/log_reading.py",
+    "launcher/run/log_tails.py",
+    "worker_entry/agent/log_stream.py",
+    "worker_entry/agent/task_log.py",
+)
+
 T = 1_700_000_000.0
 """2023-11-14T22:13:20Z."""
 

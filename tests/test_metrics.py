@@ -34,6 +34,13 @@ from tests.polling import eventually
 from tests.test_docs import code, rows, section
 from tests.witness import wait_until
 
+COVERS = (
+    "launcher/report",
+    "launcher/run/companions.py",
+    "launcher/run/metrics_file.py",
+    "launcher/run/metrics_server.py",
+)
+
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 HOSTILE = 'a"b\\c\nd{}=,\t\0é\u202e # TYPE x counter'
 

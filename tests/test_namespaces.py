@@ -21,6 +21,13 @@ from tests.second_chance import assert_same_bytes
 from tests.sshd import PORT, SSHD
 from tests.witness import assert_none_left, make_mark, marked, wait_until
 
+COVERS = (
+    "launcher/transports",
+    "worker_entry/agent/checks",
+    "worker_entry/agent/introduction.py",
+    "worker_entry/program",
+)
+
 pytestmark = [
     pytest.mark.ssh,
     pytest.mark.skipif(

@@ -12,6 +12,8 @@ from launcher.tasks import TaskId
 from tests.conftest import Distlaunch
 from worker_entry.protocol.values import KerasPatch, TaskExit
 
+COVERS = ("worker_entry/keras_patches", "launcher/console")
+
 W0 = TaskId("worker", 0)
 
 

@@ -29,6 +29,8 @@ from tests.fake_nodes import KILL, At, Exit, FakeRun, lose
 from tests.polling import eventually
 from tests.test_supervisor import restarting
 
+COVERS = ("launcher/run/node_list.py", "launcher/run/node_choice.py", "launcher/run/ways.py")
+
 TWO: list[dict[str, Any]] = [{"host": "gpu-a"}, {"host": "gpu-b", "tasks": {"worker": 2}}]
 
 ANSIBLE = {

@@ -34,6 +34,8 @@ from tests.web_servers import Request, WebServer, serving
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 from worker_entry.protocol import environment
 
+COVERS = ("launcher/run/companions.py", "launcher/run/notifier.py", "launcher/run/webhook.py")
+
 ALL = ("failed", "restarted", "stalled", "succeeded")
 
 
@@ -384,7 +386,7 @@ def read_all(folder: Path) -> str:
 
 @pytest.mark.slow
 class TestRuns:
-    @pytest.mark.quick
+    @pytest.mark.smoke
     def test_a_restart_and_a_failure_are_reported_and_the_url_appears_nowhere(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:

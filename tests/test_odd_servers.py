@@ -27,6 +27,8 @@ from tests.conftest import Distlaunch, Ran
 from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, skip_without_openssh
 from tests.witness import assert_none_left, await_none_left, make_mark, marked
 
+COVERS = ("launcher/transports",)
+
 pytestmark = pytest.mark.ssh
 
 ECHO = "program: {command: [echo, here]}\n"

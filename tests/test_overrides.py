@@ -17,6 +17,8 @@ from launcher.spec.rehearsal import rehearse
 from tests.cases import first_quick
 from tests.conftest import ROOT, Distlaunch
 
+COVERS = ("launcher/spec", "launcher/cli")
+
 FAR = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}]}
 PS = {
     "nodes": [{"host": "a", "tasks": {"chief": 1, "worker": 1}}, {"host": "b", "tasks": {"ps": 1}}],

@@ -25,6 +25,8 @@ from tests.polling import eventually
 from tests.test_pages import T0, hostile_material, make_attempt, make_material, make_report, one_attempt
 from worker_entry.protocol.samples import NodeSample, TaskSample
 
+COVERS = ("launcher/pages", "launcher/run/page_reading.py", "launcher/run/page_writing.py")
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),

@@ -20,6 +20,8 @@ from tests.second_chance import assert_same_bytes
 from tests.sshd import SSHD
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
+COVERS = ("launcher/gang", "launcher/transports", "worker_entry/system")
+
 pytestmark = [
     pytest.mark.ssh,
     pytest.mark.skipif(

@@ -27,6 +27,8 @@ from tests import loopback
 from tests.cases import first_quick
 from tests.conftest import Distlaunch
 
+COVERS = ("launcher/plan",)
+
 CUDA = "CUDA_VISIBLE_DEVICES"
 THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 

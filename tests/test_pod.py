@@ -25,6 +25,8 @@ from tests.polling import eventually
 from worker_entry.pod.outcome import MESSAGE_LIMIT, End, find_status, render_message
 from worker_entry.protocol.values import CrashRecord, TaskExit
 
+COVERS = ("worker_entry/pod",)
+
 PEER_GONE = "Collective ops is aborted by: Connection reset by peer\nThe error could be from a previous operation."
 CLEARED = ("TF_CONFIG", "PYTHONPATH", "DISTLAUNCH_CHILDREN", "DISTLAUNCH_RESTARTS")
 

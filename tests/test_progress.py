@@ -21,6 +21,13 @@ from worker_entry.task.fit_length import FitLength, read_iterations
 from worker_entry.task.meter import Meter
 from worker_entry.task.status_file import StatusFile
 
+COVERS = (
+    "worker_entry/task",
+    "worker_entry/hooks",
+    "worker_entry/progress.py",
+    "worker_entry/agent/status_reader.py",
+)
+
 
 class TestFitLength:
     """What Keras tells its callbacks: the epochs, and the steps of each if it knows them."""

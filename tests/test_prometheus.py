@@ -24,6 +24,8 @@ from tests.polling import eventually
 from tests.test_metrics import free_port
 from tests.witness import await_none_left, make_mark
 
+COVERS = ("launcher/report/metrics.py", "launcher/run/metrics_file.py", "launcher/run/metrics_server.py")
+
 pytestmark = [
     pytest.mark.prometheus,
     pytest.mark.tensorflow,

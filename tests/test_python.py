@@ -28,6 +28,8 @@ from tests.conftest import distlaunch_command
 from tests.test_docs import LAUNCHER_PAGE, blocks
 from tests.witness import MARK, assert_none_left, await_none_left, make_mark, marked, wait_until
 
+COVERS = ("launcher/__init__.py", "launcher/described.py", "launcher/result.py", "launcher/python")
+
 pytestmark = pytest.mark.slow
 
 PLAIN = ["preload=false"]
@@ -79,7 +81,7 @@ def test_a_program_that_succeeds_on_two_workers_gives_its_report(tmp_path: Path)
     assert RunReport.model_validate_json((tmp_path / "run" / "report.json").read_bytes()) == report
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_failing_script_gives_the_verdict_on_it() -> None:
     name = script("""
         import os
@@ -94,7 +96,7 @@ def test_a_failing_script_gives_the_verdict_on_it() -> None:
     assert "ValueError: no label" in report.verdict.evidence[0]
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_spec_file_is_run_and_a_script_gets_its_arguments_and_variables() -> None:
     name = script("import os, sys; assert (sys.argv[1:], os.environ['COLOUR']) == (['--epochs', '3'], 'red')")
     spec = local_spec(name, "--epochs", "3", workers=1, env={"COLOUR": "red"}, settings=PLAIN)
@@ -147,7 +149,7 @@ def test_a_run_works_beside_a_running_event_loop_as_in_a_notebook() -> None:
 # --- what cannot be started ---
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_mistakes_of_a_spec_are_all_in_the_error() -> None:
     Path("bad.yaml").write_text("nodes: [{host: local}]\nprots: 1\nnmae: x\n")
     with pytest.raises(SpecError) as caught:
@@ -177,7 +179,7 @@ def test_a_program_that_does_not_exist_is_an_outcome() -> None:
     assert (report.outcome, report.exit_status, report.verdict.reference) == ("failed", 2, "no-program")
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -206,7 +208,7 @@ def test_an_error_that_ends_a_started_run_is_its_outcome_if_there_is_a_report(tm
                 cluster.wait()
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_controller_that_cannot_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = local_spec(command=["true"])
     monkeypatch.setattr(sys, "path", [])
@@ -215,7 +217,7 @@ def test_a_controller_that_cannot_import_says_so(monkeypatch: pytest.MonkeyPatch
     assert "ModuleNotFoundError" in caught.value.evidence[-1]
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_system_without_threads_is_an_error_and_leaves_nothing(
     mark: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +231,7 @@ def test_a_system_without_threads_is_an_error_and_leaves_nothing(
     assert_none_left(mark)
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_system_without_processes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -266,7 +268,7 @@ def test_a_cluster_outside_of_its_block_says_what_to_do() -> None:
 # --- a cluster ---
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_events_follow_the_run_and_end_with_it(tmp_path: Path) -> None:
     with Cluster(local_spec(command=waits_for(tmp_path / "go"))) as cluster:
         seen = []
@@ -348,7 +350,7 @@ def test_other_commands_know_the_run() -> None:
 # --- nothing is left ---
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_an_exception_in_the_block_stops_everything(mark: dict[str, str]) -> None:
     with contextlib.suppress(ZeroDivisionError), Cluster(local_spec(command=FOREVER, workers=2)) as cluster:
         assert len(marked(mark)) > 3  # the controller, its agent, two tasks

@@ -49,6 +49,15 @@ from worker_entry.protocol.resend_buffer import Outbox
 from worker_entry.protocol.values import Problem, Program, TaskExit, TaskRequest, TaskStart
 from worker_entry.system import kernel
 
+COVERS = (
+    "launcher/transports",
+    "worker_entry/agent/connection.py",
+    "worker_entry/agent/lease.py",
+    "worker_entry/agent/liveness.py",
+    "worker_entry/agent/log_stream.py",
+    "worker_entry/protocol",
+)
+
 
 class TestOutbox:
     @given(st.lists(st.sampled_from(["send", "deliver", "confirm", "drop"]), max_size=60))

@@ -27,6 +27,8 @@ from launcher.spec.parts import RestartSpec
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import assert_none_left, make_mark, marked, wait_until
 
+COVERS = ("launcher/gang", "launcher/run/pauses.py", "launcher/run/supervisor.py", "launcher/run/attempt_loop.py")
+
 FLAKY = str(PROGRAMS / "fail_at_first.py")
 FREE = [name for name, failure in FAILURES.items() if not failure.counted]
 

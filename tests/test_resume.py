@@ -8,6 +8,8 @@ import pytest
 
 from tests.conftest import PROGRAMS, Distlaunch
 
+COVERS = ("worker_entry/keras_patches", "worker_entry/strategies.py", "worker_entry/agent/checkpoint_watch.py")
+
 pytestmark = pytest.mark.tensorflow
 
 KERAS = str(PROGRAMS / "resume_keras.py")

@@ -24,6 +24,8 @@ from tests.polling import eventually
 from tests.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.witness import await_none_left, make_mark, wait_until
 
+COVERS = ("launcher/run", "launcher/commands")
+
 TICKING = str(PROGRAMS / "ticking.py")
 WORKERS = ("worker-0", "worker-1")
 
@@ -60,7 +62,7 @@ def read_goodput(folder: Path) -> dict[str, float]:
 
 @pytest.mark.slow
 class TestAfterItsEnd:
-    @pytest.mark.quick
+    @pytest.mark.smoke
     def test_the_attempts_are_counted_on_and_the_report_has_all(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         first = distlaunch("local", "-n", "2", "--", "sh", "-c", "echo tried; test -e ok")
         assert first.status == 1
@@ -137,7 +139,7 @@ class TestAfterItsEnd:
         again = distlaunch("resume", str(first.directory), run_dir=False)
         assert again.status == 0, again.stderr
 
-    @pytest.mark.quick
+    @pytest.mark.smoke
     def test_a_disk_without_locks_is_good_enough(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def no_locks(*_: object) -> None:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

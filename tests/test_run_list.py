@@ -29,6 +29,16 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.runs_on_disk import GONE, append_events, write_run
 
+COVERS = (
+    "launcher/commands",
+    "launcher/run/history.py",
+    "launcher/run/journal_reading.py",
+    "launcher/run/naming.py",
+    "launcher/run/queue.py",
+    "launcher/run/selection.py",
+    "launcher/run/summary.py",
+)
+
 OTHER_BOOT = "2f6c1c6e-0000-4000-8000-000000000000"
 STEPS = PROGRAMS / "reports_steps.py"
 SLEEP = "echo up; sleep 600"
@@ -106,7 +116,7 @@ class TestRealRuns:
         assert table[1].split()[:2] == [running, "running"]
         assert len(ask("ls", "-a").stdout.splitlines()) == 6
 
-    @pytest.mark.quick
+    @pytest.mark.smoke
     def test_that_train_are_shown_with_the_furthest_step(self, runs: Path, start: Start) -> None:
         _, name = start(f"exec {sys.executable} -u {STEPS}")
 
@@ -117,7 +127,7 @@ class TestRealRuns:
 
         eventually(shows)
 
-    @pytest.mark.quick
+    @pytest.mark.smoke
     def test_that_are_over_are_counted_when_none_runs(self, runs: Path) -> None:
         none = ask("ls")
         assert none.stderr == f"There are no runs in {runs}\n"

@@ -23,6 +23,8 @@ from tests.conftest import distlaunch_command
 from tests.runs_on_disk import GONE, write_run
 from tests.witness import await_none_left, make_mark, wait_until
 
+COVERS = ("launcher/commands", "launcher/run/directory.py", "launcher/run/selection.py")
+
 DAY_S = 86_400.0
 ELSEWHERE = {"host": "gpu-a", "boot": "2f6c1c6e-0000-4000-8000-000000000000"}
 

@@ -14,6 +14,8 @@ from tests.cases import first_quick
 from tests.conftest import ROOT
 from tests.second_chance import FILE, NoSecondChanceError, assert_same_bytes
 
+COVERS = ("tests/second_chance.py",)
+
 HEAD = """
 import os, socket, subprocess, sys, threading
 from pathlib import Path

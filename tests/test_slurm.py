@@ -27,6 +27,17 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.slurm import KILL_WAIT_S, SlurmCluster, running_slurm
 from tests.witness import await_none_left, make_mark, wait_until
 
+COVERS = (
+    "launcher/slurm",
+    "launcher/program_calls.py",
+    "launcher/run/engine.py",
+    "launcher/run/queue.py",
+    "launcher/run/slurm_check.py",
+    "launcher/run/slurm_engine.py",
+    "launcher/transports/gathering.py",
+    "launcher/transports/slurm.py",
+)
+
 pytestmark = pytest.mark.slurm
 
 SAVES = str(PROGRAMS / "saves.py")

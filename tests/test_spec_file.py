@@ -22,6 +22,8 @@ from launcher.spec.yaml_positions import SIZE_LIMIT
 from launcher.tasks import TaskId
 from tests.generated_specs import specs
 
+COVERS = ("launcher/spec",)
+
 LONGEST_S = 60.0
 """How long the worst file may take; on a quiet machine, it takes some three seconds."""
 

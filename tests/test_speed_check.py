@@ -25,6 +25,15 @@ from worker_entry.agent.checks.calls import MODES, find_mode, make_proof
 from worker_entry.agent.checks.speed_child import SpeedChild
 from worker_entry.protocol.speed import MeasureNode, NodeMeasured
 
+COVERS = (
+    "launcher/gang/findings.py",
+    "launcher/gang/speed.py",
+    "launcher/gang/speed_check.py",
+    "launcher/gang/speed_subjects.py",
+    "worker_entry/agent/checks",
+    "worker_entry/task/speed.py",
+)
+
 SHOW = "program: {command: [printenv, DISTLAUNCH_TASK]}\n"
 A_TO_B = "the link between gpu-a and gpu-b is slow: network "
 needs_namespaces = pytest.mark.skipif(

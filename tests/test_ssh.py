@@ -21,6 +21,18 @@ from tests.sshd import Hosts, make_hosts, running_hosts, running_sshd, skip_with
 from tests.witness import assert_none_left, await_none_left, make_mark, marked
 from worker_entry.protocol.log_index import parse_index
 
+COVERS = (
+    "launcher/transports",
+    "launcher/run/node_links.py",
+    "launcher/run/launch.py",
+    "launcher/run/directory.py",
+    "worker_entry/agent/bootstrap.py",
+    "worker_entry/agent/copy_versions.py",
+    "worker_entry/agent/loop.py",
+    "worker_entry/__init__.py",
+    "worker_entry/__main__.py",
+)
+
 pytestmark = pytest.mark.ssh
 
 TREE = str(PROGRAMS / "spawn_tree.py")
@@ -37,7 +49,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield started
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distlaunch, hosts: Hosts) -> None:
     noise = "head -c 3000000 /dev/urandom; echo; echo done on $DISTLAUNCH_TASK"
     ran = distlaunch("up", hosts.write_spec(f"program: {{command: [sh, -c, '{noise}']}}\n"), env=hosts.env)
@@ -74,7 +86,7 @@ def test_a_host_with_a_certificate_is_reached_by_openssh_with_a_note(distlaunch:
         assert distlaunch("up", chosen, env=hosts.env, run_dir=False).status == 3
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_hosts_need_no_spec_and_variables_are_on_no_command_line(distlaunch: Distlaunch, hosts: Hosts) -> None:
     named = f"gpu-a:2,ssh://gpu-b:{hosts.port}"
     show = "echo $DISTLAUNCH_TASK has $A and $B; tr '\\0' ' ' < /proc/$PPID/cmdline"
@@ -90,7 +102,7 @@ def test_hosts_need_no_spec_and_variables_are_on_no_command_line(distlaunch: Dis
     assert "aubergine" not in (hosts.folder / "ssh.log").read_text()
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_restart_uses_the_machine_that_the_command_names_then(distlaunch: Distlaunch, hosts: Hosts) -> None:
     asked = hosts.folder / "asked"
     names = f"test -e {asked} && echo gpu-b || echo gpu-a; touch {asked}"
@@ -177,7 +189,7 @@ def test_no_command_line_shows_anything_of_the_users(hosts: Hosts, tmp_path: Pat
     assert_none_left(mark)
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_unknown_host_keys_are_refused_with_the_line_that_helps(distlaunch: Distlaunch, hosts: Hosts) -> None:
     hosts.known_hosts.unlink()
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
@@ -323,7 +335,7 @@ def test_an_old_python_says_so(distlaunch: Distlaunch, hosts: Hosts, tmp_path: P
     assert "is Python 3.8; a node needs 3.9 or newer" in ran.stderr
 
 
-@pytest.mark.quick
+@pytest.mark.smoke
 def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     name = next(iter(mark))

@@ -20,6 +20,8 @@ from launcher.transports.ssh.limits import find_limit
 from launcher.transports.targets import find_way
 from tests.witness import await_none_left, make_mark
 
+COVERS = ("launcher/transports/ssh",)
+
 Configure = Callable[[bytes], None]
 
 PLAIN = """\

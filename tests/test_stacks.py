@@ -17,6 +17,13 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.witness import wait_until
 from worker_entry.protocol.values import Activity
 
+COVERS = (
+    "launcher/gang/stacks.py",
+    "launcher/commands",
+    "worker_entry/agent/stacks.py",
+    "launcher/run/stack_requests.py",
+)
+
 W0, W1, W2 = (TaskId("worker", index) for index in range(3))
 LIBRARY = "/venv/lib/python3.11/site-packages/tensorflow/python/eager/execute.py"
 TEXT = f"""Thread 0x00007f11 (most recent call first):

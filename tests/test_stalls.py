@@ -32,6 +32,8 @@ from tests.test_gang import (
 )
 from worker_entry.protocol.values import Activity, Progress
 
+COVERS = ("launcher/gang", "launcher/verdict", "launcher/run/judging.py")
+
 THREE = {"a": [W0, W1, W2]}
 STACK = 'Thread 0x01 (most recent call first):\n  File "{file}", line {line} in {function}\n'
 WAITING = STACK.format(file="/venv/lib/python3.11/site-packages/tensorflow/execute.py", line=53, function="execute")

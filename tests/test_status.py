@@ -32,6 +32,14 @@ from tests.witness import wait_until
 from worker_entry.protocol.values import Progress, TaskExit
 from worker_entry.system import kernel
 
+COVERS = (
+    "launcher/commands",
+    "launcher/run/summary.py",
+    "launcher/run/live_facts.py",
+    "launcher/run/uses.py",
+    "worker_entry/agent/sampling.py",
+)
+
 BUSY = """
 import os, subprocess, sys, threading, time
 kept = bytearray(os.urandom(1) * (150 << 20))

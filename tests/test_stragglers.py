@@ -36,6 +36,8 @@ from worker_entry.protocol.messages import Sampled, Status
 from worker_entry.protocol.samples import TaskSample
 from worker_entry.protocol.values import Progress, TaskStatus
 
+COVERS = ("launcher/gang", "worker_entry/hooks", "worker_entry/task/meter.py")
+
 COLLECTIVE_S = 0.02
 """Seconds of a step in which the slowest task waits."""
 ENOUGH_S = round(WINDOW_S * (WINDOWS + 2))

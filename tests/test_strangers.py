@@ -17,6 +17,8 @@ from tests.conftest import PROGRAMS, Ran, distlaunch_command
 from tests.namespaces import CONTROLLER, Host, Network, running_network
 from tests.sshd import SSHD
 
+COVERS = ("worker_entry/agent/port_guards.py", "launcher/gang/strangers.py", "worker_entry/system")
+
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.ssh,

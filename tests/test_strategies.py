@@ -14,6 +14,14 @@ import pytest
 from tests.conftest import Distlaunch, Ran
 from worker_entry.protocol.strategy_names import CLASSES
 
+COVERS = (
+    "launcher/spec/strategies.py",
+    "launcher/plan",
+    "worker_entry/strategies.py",
+    "cluster_specs",
+    "worker_entry/task",
+)
+
 pytestmark = pytest.mark.tensorflow
 
 DEMO = ["-m", "worker_entry.demo.train"]

@@ -31,6 +31,13 @@ from worker_entry.protocol.messages import Fetch, Message, Noted, Refused, Synce
 from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry
 
+COVERS = (
+    "launcher/run/sync.py",
+    "worker_entry/agent/program_copy.py",
+    "worker_entry/agent/copy_versions.py",
+    "launcher/transports",
+)
+
 
 def paths(root: Path, **fields: object) -> list[str]:
     sync = SyncSpec.model_validate({"to": "~/x", **fields})

@@ -75,6 +75,13 @@ from worker_entry.protocol.resend_buffer import Outbox
 from worker_entry.protocol.values import Problem, Program, TaskExit, TaskRequest, TaskStart, TaskStatus
 from worker_entry.system import kernel
 
+COVERS = (
+    "launcher/run",
+    "worker_entry/agent",
+    "launcher/transports/resumable_link.py",
+    "launcher/transports/reconnect.py",
+)
+
 linux = pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
 
 

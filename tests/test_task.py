@@ -30,6 +30,8 @@ from worker_entry.protocol.values import CrashRecord, Place
 from worker_entry.task import crash_record
 from worker_entry.task.crash_record import MESSAGE_LIMIT
 
+COVERS = ("worker_entry/task", "worker_entry/program", "worker_entry/__main__.py")
+
 ENTRY = str(Path(worker_entry.__file__).parent)
 BY_PATH = [ENTRY, "run"]
 AS_MODULE = ["-m", "worker_entry", "run"]

@@ -24,6 +24,16 @@ from tests.conftest import PROGRAMS, Distlaunch
 from tests.witness import wait_until
 from worker_entry.task.profiling import ATTEMPTS, _make_messages
 
+COVERS = (
+    "launcher/report/scalars.py",
+    "launcher/run/scalars.py",
+    "worker_entry/agent/event_files.py",
+    "worker_entry/agent/profile_child.py",
+    "worker_entry/task/profiling.py",
+    "launcher/run/profile_requests.py",
+    "launcher/run/companions.py",
+)
+
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed"),

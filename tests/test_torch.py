@@ -17,6 +17,8 @@ from launcher.spec.loading import parse_spec
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Distlaunch
 
+COVERS = ("launcher/plan", "worker_entry/program", "worker_entry/task")
+
 TORCH_PYTHON = os.environ.get("DISTLAUNCH_TORCH_PYTHON", sys.executable)
 """A Python that has PyTorch; it need not be the one that has TensorFlow."""
 

@@ -36,6 +36,8 @@ from worker_entry.protocol.orders import VERSION, Beat, Goodbye, Hello, Prepare,
 from worker_entry.protocol.values import Program, TaskExit, TaskRequest, TaskStart
 from worker_entry.system import clock
 
+COVERS = ("launcher/transports", "worker_entry/agent", "worker_entry/protocol")
+
 FAMILY = str(PROGRAMS / "tree_family.py")
 PORTS = (12000 + os.getpid() % 500 * 40, 12039 + os.getpid() % 500 * 40)
 

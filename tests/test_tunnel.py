@@ -23,6 +23,8 @@ from tests.polling import eventually
 from tests.sshd import SSHD
 from worker_entry.agent.isolation.tunnel_process import make_context
 
+COVERS = ("worker_entry/agent/isolation", "launcher/run/tunnel_key.py", "worker_entry/system")
+
 pytestmark = [
     pytest.mark.ssh,
     pytest.mark.skipif(

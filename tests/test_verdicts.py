@@ -13,6 +13,8 @@ import pytest
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import assert_none_left, make_mark
 
+COVERS = ("launcher/verdict", "launcher/gang")
+
 pytestmark = pytest.mark.tensorflow
 
 FAIL = str(PROGRAMS / "fail_in_training.py")

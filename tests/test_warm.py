@@ -27,6 +27,14 @@ from tests.witness import assert_none_left, make_mark, marked
 from worker_entry.protocol import environment
 from worker_entry.system.memory_pressure import MemoryPressure
 
+COVERS = (
+    "worker_entry/agent/warm",
+    "worker_entry/agent/forkserver_client.py",
+    "worker_entry/task",
+    "launcher/run/warm_nodes.py",
+    "worker_entry/program",
+)
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can keep processes apart")
 
 LOOK = """

@@ -26,6 +26,8 @@ from tests.slurm import running_slurm
 from tests.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.witness import assert_none_left, await_none_left, make_mark, wait_until
 
+COVERS = ("launcher/transports",)
+
 HOSTILE = ["a b", "'", '"', "$HOME `id` \\", "line\nbreak", "ünïcode ⚙", "-x", "*", ";", "&&", "\t", "#", "~", "%h"]
 
 

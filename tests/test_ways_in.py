@@ -17,6 +17,8 @@ from tests.cases import first_quick
 from tests.conftest import Distlaunch
 from tests.generated_specs import specs
 
+COVERS = ("launcher/spec", "launcher/cli")
+
 SHOW = "import json, os, sys\nprint('SHOWN', json.dumps([sys.argv[1:], os.environ.get('A'), os.environ.get('B')]))\n"
 
 
