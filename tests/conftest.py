@@ -18,6 +18,7 @@ import pytest
 from launcher.errors import EXIT_BUG
 from tests import second_chance, tiers
 from tests.available import find_python
+from tests.in_process import run_here
 from tests.inherited import reset_inherited_state
 from tests.scheduling import Longest
 
@@ -95,6 +96,26 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
         )
         if done.returncode == EXIT_BUG:
             raise second_chance.NoSecondChanceError(f"exit status {EXIT_BUG}:\n{done.stderr}")
+        return Ran(done.returncode, done.stdout, done.stderr, directory)
+
+    return run
+
+
+@pytest.fixture
+def in_process(tmp_path: Path) -> Distlaunch:
+    """The same as `distlaunch`, for a command that starts nothing: in this process."""
+
+    def run(
+        verb: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        run_dir: bool = True,
+    ) -> Ran:
+        directory = tmp_path / "run"
+        place = ["--run-dir", str(directory)] if run_dir else []
+        done = run_here(verb, *place, *arguments, cwd=cwd or tmp_path, env=env)
+        assert done.returncode != EXIT_BUG, done.stderr
         return Ran(done.returncode, done.stdout, done.stderr, directory)
 
     return run

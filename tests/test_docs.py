@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -24,6 +22,7 @@ from launcher.gang.state import Phase
 from launcher.run.summary import RunState, RunSummary
 from launcher.spec.models import ClusterSpec
 from tests.conftest import ROOT
+from tests.in_process import run_here
 from tests.test_hints import PAGES
 from tests.test_imports import LAUNCHER, WORKER_ENTRY
 from worker_entry.protocol import environment
@@ -194,9 +193,8 @@ def test_the_table_of_commands_is_complete() -> None:
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_the_help_of_every_command_can_be_shown(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", name, "-h"], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_here(name, "-h")
+    assert done.returncode == 0
     assert done.stdout.startswith(f"Usage: distlaunch {name} ")
     assert done.stderr == ""
 

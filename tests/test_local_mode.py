@@ -15,18 +15,15 @@ from launcher.cli import cluster
 from launcher.errors import UsageError
 from launcher.spec.command_line import make_tasks
 from launcher.spec.strategies import STRATEGIES
-from tests.cases import first_quick
 from tests.conftest import Distlaunch
 from worker_entry.protocol.strategy_names import StrategyName
-
-COVERS = ("launcher/spec/command_line.py", "launcher/cli")
 
 SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]]), flush=True)\n"
 
 
-def by_hand(distlaunch: Distlaunch, *words: str) -> list[list[str]]:
+def by_hand(in_process: Distlaunch, *words: str) -> list[list[str]]:
     """The end of each task's command by hand: the words after the runner's `run`, or the program's own command."""
-    ran = distlaunch("local", "--dry-run", *words)
+    ran = in_process("local", "--dry-run", *words)
     assert (ran.status, ran.stderr) == (0, "")
     assert not ran.directory.exists()
     commands = [line.split(maxsplit=2)[2] for line in ran.stdout.splitlines() if line.startswith("  by hand ")]
@@ -41,45 +38,36 @@ def by_hand(distlaunch: Distlaunch, *words: str) -> list[list[str]]:
 
 
 class TestProgram:
-    def test_is_the_demo_without_a_word(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_is_the_demo_without_a_word(self, in_process: Distlaunch, tmp_path: Path) -> None:
         model = str(tmp_path / "run" / "model")
-        assert by_hand(distlaunch) == [["-m", "worker_entry.demo.train", "--model-dir", model]] * 2
+        assert by_hand(in_process) == [["-m", "worker_entry.demo.train", "--model-dir", model]] * 2
 
     @pytest.mark.parametrize(
         ("words", "argv"),
-        first_quick(
-            [
-                pytest.param(["train.py"], ["train.py"], id="script"),
-                pytest.param(["train.py", "--epochs", "3"], ["train.py", "--epochs", "3"], id="script-with-options"),
-                pytest.param(
-                    ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
-                    ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
-                    id="options-behind-the-script-are-its-own",
-                ),
-                pytest.param(
-                    ["train.py", "--", "x"], ["train.py", "--", "x"], id="a-dash-dash-behind-the-script-is-its-own"
-                ),
-                pytest.param(["train.py", "a", "--", "--", "b"], ["train.py", "a", "--", "--", "b"], id="so-are-two"),
-                pytest.param(["train.py", "", "a b", "$x"], ["train.py", "", "a b", "$x"], id="odd-words"),
-                pytest.param(["-m", "my.train", "--epochs", "3"], ["-m", "my.train", "--epochs", "3"], id="module"),
-                pytest.param(
-                    ["-m", "my.train", "-m", "--", "x"], ["-m", "my.train", "-m", "--", "x"], id="module-dashes"
-                ),
-                pytest.param(["--module", "my.train"], ["-m", "my.train"], id="module-in-full"),
-                pytest.param(
-                    ["--no-keras-patch", "train.py"], ["--no-keras-patch", "train.py"], id="our-option-before-it"
-                ),
-                pytest.param(["--", "./train", "--epochs", "3"], ["--", "./train", "--epochs", "3"], id="command"),
-                pytest.param(["--", "ls", "--", "-l"], ["--", "ls", "--", "-l"], id="command-with-dashes"),
-                pytest.param(
-                    ["--", "python", "-m", "x"], ["--", "python", "-m", "x"], id="command-with-an-option-of-ours"
-                ),
-            ],
-            4,
-        ),
+        [
+            pytest.param(["train.py"], ["train.py"], id="script"),
+            pytest.param(["train.py", "--epochs", "3"], ["train.py", "--epochs", "3"], id="script-with-options"),
+            pytest.param(
+                ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
+                ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
+                id="options-behind-the-script-are-its-own",
+            ),
+            pytest.param(
+                ["train.py", "--", "x"], ["train.py", "--", "x"], id="a-dash-dash-behind-the-script-is-its-own"
+            ),
+            pytest.param(["train.py", "a", "--", "--", "b"], ["train.py", "a", "--", "--", "b"], id="so-are-two"),
+            pytest.param(["train.py", "", "a b", "$x"], ["train.py", "", "a b", "$x"], id="odd-words"),
+            pytest.param(["-m", "my.train", "--epochs", "3"], ["-m", "my.train", "--epochs", "3"], id="module"),
+            pytest.param(["-m", "my.train", "-m", "--", "x"], ["-m", "my.train", "-m", "--", "x"], id="module-dashes"),
+            pytest.param(["--module", "my.train"], ["-m", "my.train"], id="module-in-full"),
+            pytest.param(["--no-keras-patch", "train.py"], ["--no-keras-patch", "train.py"], id="our-option-before-it"),
+            pytest.param(["--", "./train", "--epochs", "3"], ["--", "./train", "--epochs", "3"], id="command"),
+            pytest.param(["--", "ls", "--", "-l"], ["--", "ls", "--", "-l"], id="command-with-dashes"),
+            pytest.param(["--", "python", "-m", "x"], ["--", "python", "-m", "x"], id="command-with-an-option-of-ours"),
+        ],
     )
-    def test_is_what_the_words_say(self, distlaunch: Distlaunch, words: list[str], argv: list[str]) -> None:
-        assert by_hand(distlaunch, "--workers", "1", *words) == [argv]
+    def test_is_what_the_words_say(self, in_process: Distlaunch, words: list[str], argv: list[str]) -> None:
+        assert by_hand(in_process, "--workers", "1", *words) == [argv]
 
     @pytest.mark.parametrize(
         ("words", "name", "arguments"),
@@ -113,8 +101,8 @@ class TestProgram:
             (["--gpus-per-worker", "64", "train.py"], "2 workers with 64 each would need 128"),
         ],
     )
-    def test_that_cannot_be_is_an_error_of_usage(self, distlaunch: Distlaunch, words: list[str], message: str) -> None:
-        ran = distlaunch("local", "--dry-run", *words)
+    def test_that_cannot_be_is_an_error_of_usage(self, in_process: Distlaunch, words: list[str], message: str) -> None:
+        ran = in_process("local", "--dry-run", *words)
 
         assert ran.status == 2
         assert message in ran.stderr
@@ -134,12 +122,12 @@ class TestWorkers:
         yield
         os.sched_setaffinity(0, all_of_them)
 
-    def test_are_two_by_default(self, distlaunch: Distlaunch) -> None:
-        assert len(by_hand(distlaunch, "train.py")) == 2
+    def test_are_two_by_default(self, in_process: Distlaunch) -> None:
+        assert len(by_hand(in_process, "train.py")) == 2
 
     @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])
-    def test_of_no_sensible_number_are_refused(self, distlaunch: Distlaunch, number: str) -> None:
-        ran = distlaunch("local", "--workers", number, "train.py")
+    def test_of_no_sensible_number_are_refused(self, in_process: Distlaunch, number: str) -> None:
+        ran = in_process("local", "--workers", number, "train.py")
 
         assert ran.status == 2
         assert "--workers" in ran.stderr
@@ -148,8 +136,8 @@ class TestWorkers:
         assert not ran.directory.exists()
 
     @pytest.mark.usefixtures("two_cores")
-    def test_of_a_thousand_are_refused_with_what_to_do(self, distlaunch: Distlaunch) -> None:
-        ran = distlaunch("local", "--workers", "1000", "train.py")
+    def test_of_a_thousand_are_refused_with_what_to_do(self, in_process: Distlaunch) -> None:
+        ran = in_process("local", "--workers", "1000", "train.py")
 
         assert ran.status == 2
         assert ran.stderr.startswith("Error: 1,000 workers are too many for ")
@@ -159,12 +147,12 @@ class TestWorkers:
         assert not ran.directory.exists()
 
     @pytest.mark.usefixtures("two_cores")
-    def test_of_eight_are_taken_on_any_machine_and_nine_are_not_on_two_cores(self, distlaunch: Distlaunch) -> None:
-        assert len(by_hand(distlaunch, "--workers", "8", "train.py")) == 8
-        assert distlaunch("local", "--dry-run", "--workers", "9", "train.py").status == 2
+    def test_of_eight_are_taken_on_any_machine_and_nine_are_not_on_two_cores(self, in_process: Distlaunch) -> None:
+        assert len(by_hand(in_process, "--workers", "8", "train.py")) == 8
+        assert in_process("local", "--dry-run", "--workers", "9", "train.py").status == 2
 
-    def test_of_a_thousand_are_planned_when_that_is_meant(self, distlaunch: Distlaunch) -> None:
-        ran = distlaunch("local", "--dry-run", "--oversubscribe", "--workers", "1000", "train.py")
+    def test_of_a_thousand_are_planned_when_that_is_meant(self, in_process: Distlaunch) -> None:
+        ran = in_process("local", "--dry-run", "--oversubscribe", "--workers", "1000", "train.py")
 
         assert ran.status == 0, ran.stderr
         assert ran.stdout.startswith("local-1000: multi_worker_mirrored, 1,000 tasks on 1 node, in ")

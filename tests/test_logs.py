@@ -19,6 +19,7 @@ from launcher.run.looking import NAMES
 from tests.apart import linux
 from tests.background import BackgroundRun
 from tests.conftest import distlaunch_command
+from tests.in_process import run_here_bytes
 from tests.polling import eventually
 from tests.run_folders import RunFolder
 from tests.second_chance import assert_same_bytes
@@ -47,7 +48,7 @@ def logs(run: RunFolder, *options: str, status: int = 0) -> str:
 
 
 def logs_bytes(run: RunFolder, *options: str, status: int = 0) -> bytes:
-    done = subprocess.run(distlaunch_command("logs", str(run.root), *options), capture_output=True, timeout=60)
+    done = run_here_bytes("logs", str(run.root), *options)
     assert done.returncode == status, done.stderr
     return done.stderr if status else done.stdout
 

@@ -316,28 +316,28 @@ def test_a_run_asks_at_its_start_and_before_each_restart(distlaunch: Distlaunch,
     assert json.loads((ran.directory / "spec.json").read_text())["nodes"]["known"] == [{"host": "local"}]
 
 
-def test_plan_dry_run_and_check_ask_too(distlaunch: Distlaunch, folder: Path) -> None:
-    planned = json.loads(distlaunch("plan", "--json", "spec.yaml", run_dir=False).stdout)
+def test_plan_dry_run_and_check_ask_too(in_process: Distlaunch, folder: Path) -> None:
+    planned = json.loads(in_process("plan", "--json", "spec.yaml", run_dir=False).stdout)
     assert [task["task"] for task in planned["tasks"]] == ["worker:0", "worker:1"]
-    assert distlaunch("up", "--dry-run", "spec.yaml").stdout.count("by hand") == 1
+    assert in_process("up", "--dry-run", "spec.yaml").stdout.count("by hand") == 1
     (folder / "asked").unlink()
-    checked = json.loads(distlaunch("check", "--json", "spec.yaml", run_dir=False).stdout)
+    checked = json.loads(in_process("check", "--json", "spec.yaml", run_dir=False).stdout)
     assert len(checked["nodes"]) == 1
     assert (folder / "asked").read_text() == "x"
 
 
-def test_check_of_the_file_alone_runs_nothing(distlaunch: Distlaunch, folder: Path) -> None:
-    ran = distlaunch("check", "--spec-only", "spec.yaml", run_dir=False)
+def test_check_of_the_file_alone_runs_nothing(in_process: Distlaunch, folder: Path) -> None:
+    ran = in_process("check", "--spec-only", "spec.yaml", run_dir=False)
     assert (ran.status, ran.stdout) == (0, "spec.yaml: good; the command that names its nodes was not run\n")
     assert not (folder / "asked").exists()
 
 
 @pytest.mark.parametrize("words", [["up"], ["up", "--dry-run"], ["plan"], ["check"]], ids="-".join)
 def test_a_command_that_fails_ends_each_of_them_before_anything_is_started(
-    distlaunch: Distlaunch, tmp_path: Path, words: list[str]
+    in_process: Distlaunch, tmp_path: Path, words: list[str]
 ) -> None:
     (tmp_path / "spec.yaml").write_text("nodes: {from: {command: [sh, -c, 'echo no quota >&2; exit 1']}}\n")
-    ran = distlaunch(*words, "spec.yaml", run_dir=False, env={"XDG_STATE_HOME": str(tmp_path / "state")})
+    ran = in_process(*words, "spec.yaml", run_dir=False, env={"XDG_STATE_HOME": str(tmp_path / "state")})
     assert (ran.status, ran.stdout) == (3, "")
     assert ran.stderr == (
         "Error: `sh -c 'echo no quota >&2; exit 1'`, which names the nodes, ended with status 1 [node-list]\n"

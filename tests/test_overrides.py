@@ -14,10 +14,7 @@ from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.overrides import Override, override
 from launcher.spec.rehearsal import rehearse
-from tests.cases import first_quick
 from tests.conftest import ROOT, Distlaunch
-
-COVERS = ("launcher/spec", "launcher/cli")
 
 FAR = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}]}
 PS = {
@@ -79,43 +76,40 @@ def test_a_rehearsal_is_as_valid_as_a_spec(fields: dict[str, Any], count: int, m
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    first_quick(
-        [
-            (["up", "far.yaml", "--tensorboard"], "--tensorboard: has no logs to show; name a `log_directory:`"),
-            (["up", "far.yaml", "--keep-tensorboard"], "--keep-tensorboard: has no logs to show"),
-            (["up", "ps.yaml", "--rehearsal", "1"], "--rehearsal 1: strategy: parameter_server needs a ps"),
-            (["plan", "ps.yaml", "--rehearsal", "1"], "--rehearsal 1: strategy: parameter_server needs a ps"),
-            (["compose", "ps.yaml", "--nodes", "1"], "--nodes 1: strategy: parameter_server needs a ps"),
-            (["local", "--start-timeout", "inf"], "--start-timeout: expected a finite number, got 'inf'"),
-            (
-                ["local", "--stall-timeout", "1e10"],
-                "--stall-timeout: expected at most 31,536,000, got '10000000000.0': that is a",
-            ),
-            (
-                ["local", "--max-restarts", "2000000"],
-                "--max-restarts: expected at most 1,000,000, got '2000000': a",
-            ),
-            (
-                ["local", "--gpus-per-worker", "65"],
-                "--gpus-per-worker: expected at most 64, got '65': no machine has more",
-            ),
-            (["local", "--lease", "0.5"], "--lease: expected at least 1, got '0.5'"),
-            (
-                ["local", "--oversubscribe", "--workers", "100001"],
-                "--workers: nodes: 100,001 tasks are more than",
-            ),
-        ],
-        4,
-    ),
+    [
+        (["up", "far.yaml", "--tensorboard"], "--tensorboard: has no logs to show; name a `log_directory:`"),
+        (["up", "far.yaml", "--keep-tensorboard"], "--keep-tensorboard: has no logs to show"),
+        (["up", "ps.yaml", "--rehearsal", "1"], "--rehearsal 1: strategy: parameter_server needs a ps"),
+        (["plan", "ps.yaml", "--rehearsal", "1"], "--rehearsal 1: strategy: parameter_server needs a ps"),
+        (["compose", "ps.yaml", "--nodes", "1"], "--nodes 1: strategy: parameter_server needs a ps"),
+        (["local", "--start-timeout", "inf"], "--start-timeout: expected a finite number, got 'inf'"),
+        (
+            ["local", "--stall-timeout", "1e10"],
+            "--stall-timeout: expected at most 31,536,000, got '10000000000.0': that is a",
+        ),
+        (
+            ["local", "--max-restarts", "2000000"],
+            "--max-restarts: expected at most 1,000,000, got '2000000': a",
+        ),
+        (
+            ["local", "--gpus-per-worker", "65"],
+            "--gpus-per-worker: expected at most 64, got '65': no machine has more",
+        ),
+        (["local", "--lease", "0.5"], "--lease: expected at least 1, got '0.5'"),
+        (
+            ["local", "--oversubscribe", "--workers", "100001"],
+            "--workers: nodes: 100,001 tasks are more than",
+        ),
+    ],
 )
 def test_the_option_at_fault_is_named_and_nothing_is_started(
-    distlaunch: Distlaunch, tmp_path: Path, words: list[str], message: str
+    in_process: Distlaunch, tmp_path: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "far.yaml").write_text("nodes: [{host: gpu-a}, {host: gpu-b}]\n")
     (tmp_path / "ps.yaml").write_text(
         "nodes: [{host: a, tasks: {chief: 1, worker: 1}}, {host: b, tasks: {ps: 1}}]\nstrategy: parameter_server\n"
     )
-    ran = distlaunch(*words, run_dir=False, env={"XDG_STATE_HOME": str(tmp_path / "state")})
+    ran = in_process(*words, run_dir=False, env={"XDG_STATE_HOME": str(tmp_path / "state")})
     assert ran.status == 2
     assert ran.stderr.startswith(f"Error: {message}")
     assert "[usage]" in ran.stderr

@@ -336,14 +336,14 @@ class TestPlacesAndPorts:
 
 
 class TestShown:
-    def test_plan_as_json_is_what_the_text_says(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_plan_as_json_is_what_the_text_says(self, in_process: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "spec.yaml").write_text(
             "name: two\nnodes: [{host: local, tasks: {worker: 2}, port: 2222}]\nprogram: {script: train.py}\n"
         )
 
-        as_json = distlaunch("plan", "spec.yaml", "--json", run_dir=False)
-        as_text = distlaunch("plan", "spec.yaml", run_dir=False)
-        dry_run = distlaunch("up", "spec.yaml", "--dry-run", run_dir=False)
+        as_json = in_process("plan", "spec.yaml", "--json", run_dir=False)
+        as_text = in_process("plan", "spec.yaml", run_dir=False)
+        dry_run = in_process("up", "spec.yaml", "--dry-run", run_dir=False)
 
         assert (as_json.status, as_json.stderr, as_text.status, as_text.stderr) == (0, "", 0, "")
         assert dry_run.stdout == as_text.stdout
@@ -402,8 +402,8 @@ class TestShown:
         assert complete_command({}, {"command": 7, "tf_config": []}) == "7"
         assert complete_command({}, {}) == ""
 
-    def test_a_named_run_directory_is_that_of_the_dry_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        shown = distlaunch("local", "--dry-run")
+    def test_a_named_run_directory_is_that_of_the_dry_run(self, in_process: Distlaunch, tmp_path: Path) -> None:
+        shown = in_process("local", "--dry-run")
         assert f"--model-dir {tmp_path}/run/model" in shown.stdout
         assert f"DISTLAUNCH_LOG_DIR={tmp_path}/run/tensorboard/worker-0" in shown.stdout
         assert not shown.directory.exists()

@@ -26,6 +26,7 @@ from launcher.run.live_facts import replay
 from launcher.run.selection import list_runs, select_run
 from launcher.run.summary import RunSummary, summarize
 from tests.conftest import PROGRAMS, distlaunch_command
+from tests.in_process import run_here
 from tests.polling import eventually
 from tests.runs_on_disk import GONE, append_events, write_run
 
@@ -52,6 +53,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ask(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    if arguments[0] != "local":
+        return run_here(*arguments, cwd=cwd)
     return subprocess.run(
         distlaunch_command(*arguments), cwd=cwd, capture_output=True, text=True, check=False, timeout=60
     )

@@ -20,6 +20,7 @@ from launcher.commands.removal import find_prunable, find_removable, measure, re
 from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
 from launcher.run.directory import RunDir
 from tests.conftest import distlaunch_command
+from tests.in_process import run_here
 from tests.runs_on_disk import GONE, write_run
 from tests.witness import await_none_left, make_mark, wait_until
 
@@ -37,6 +38,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+    if arguments[0] != "local":
+        return run_here(*arguments)
     return subprocess.run(distlaunch_command(*arguments), capture_output=True, text=True, check=False, timeout=60)
 
 

@@ -17,8 +17,8 @@ from tests.conftest import Distlaunch
 SPECS = sorted((Path(__file__).parents[1] / "cluster_specs").glob("*.yaml"))
 
 
-def published(distlaunch: Distlaunch, *what: str) -> dict[str, Any]:
-    ran = distlaunch("schema", *what, run_dir=False)
+def published(in_process: Distlaunch, *what: str) -> dict[str, Any]:
+    ran = in_process("schema", *what, run_dir=False)
     assert (ran.status, ran.stderr) == (0, "")
     schema: dict[str, Any] = json.loads(ran.stdout)
     return schema
@@ -29,14 +29,14 @@ def accepts(schema: dict[str, Any], value: object) -> bool:
 
 
 class TestSpec:
-    def test_is_a_json_schema(self, distlaunch: Distlaunch) -> None:
-        jsonschema.Draft202012Validator.check_schema(published(distlaunch))
+    def test_is_a_json_schema(self, in_process: Distlaunch) -> None:
+        jsonschema.Draft202012Validator.check_schema(published(in_process))
 
-    def test_is_the_default_of_the_schema_command(self, distlaunch: Distlaunch) -> None:
-        assert published(distlaunch) == published(distlaunch, "spec")
+    def test_is_the_default_of_the_schema_command(self, in_process: Distlaunch) -> None:
+        assert published(in_process) == published(in_process, "spec")
 
-    def test_accepts_every_example_spec_and_refuses_it_with_an_unknown_field(self, distlaunch: Distlaunch) -> None:
-        schema = published(distlaunch)
+    def test_accepts_every_example_spec_and_refuses_it_with_an_unknown_field(self, in_process: Distlaunch) -> None:
+        schema = published(in_process)
         assert SPECS
         for file in SPECS:
             spec = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -50,8 +50,8 @@ class TestSpec:
                 spec["nodes"][0]["prot"] = 2222
             assert not accepts(schema, spec), file
 
-    def test_accepts_values_that_the_reader_accepts(self, distlaunch: Distlaunch) -> None:
-        schema = published(distlaunch)
+    def test_accepts_values_that_the_reader_accepts(self, in_process: Distlaunch) -> None:
+        schema = published(in_process)
 
         for more in (
             {"ports": 20000},
@@ -67,8 +67,8 @@ class TestSpec:
         ):
             assert accepts(schema, {"nodes": [{"host": "local"}], **more}), more
 
-    def test_refuses_values_that_the_reader_refuses(self, distlaunch: Distlaunch) -> None:
-        schema = published(distlaunch)
+    def test_refuses_values_that_the_reader_refuses(self, in_process: Distlaunch) -> None:
+        schema = published(in_process)
 
         mistakes: list[dict[str, Any]] = [
             {"nodes": []},
@@ -101,8 +101,8 @@ class TestSpec:
         for wrong in mistakes:
             assert not accepts(schema, {"nodes": [{"host": "local"}], **wrong}), wrong
 
-    def test_describes_every_field_for_editors(self, distlaunch: Distlaunch) -> None:
-        schema = published(distlaunch)
+    def test_describes_every_field_for_editors(self, in_process: Distlaunch) -> None:
+        schema = published(in_process)
         nodes = schema["$defs"]["NodeSpec"]["properties"]
 
         assert all("description" in field for field in nodes.values())
@@ -122,20 +122,20 @@ class TestReport:
         value: dict[str, Any] = json.loads(report.model_dump_json())
         return value
 
-    def test_is_a_json_schema(self, distlaunch: Distlaunch) -> None:
-        jsonschema.Draft202012Validator.check_schema(published(distlaunch, "report"))
+    def test_is_a_json_schema(self, in_process: Distlaunch) -> None:
+        jsonschema.Draft202012Validator.check_schema(published(in_process, "report"))
 
     def test_accepts_a_report_and_refuses_it_with_an_unknown_field(
-        self, distlaunch: Distlaunch, report: dict[str, Any]
+        self, in_process: Distlaunch, report: dict[str, Any]
     ) -> None:
-        schema = published(distlaunch, "report")
+        schema = published(in_process, "report")
 
         jsonschema.validate(report, schema, jsonschema.Draft202012Validator)
         assert not accepts(schema, {**report, "verdit": "good"})
         report["attempts"][0]["tasks"][0]["exit"] = 0
         assert not accepts(schema, report)
 
-    def test_refuses_a_report_without_its_outcome(self, distlaunch: Distlaunch, report: dict[str, Any]) -> None:
+    def test_refuses_a_report_without_its_outcome(self, in_process: Distlaunch, report: dict[str, Any]) -> None:
         del report["outcome"]
 
-        assert not accepts(published(distlaunch, "report"), report)
+        assert not accepts(published(in_process, "report"), report)

@@ -13,11 +13,8 @@ from hypothesis import given
 from launcher.spec.loading import load_spec, parse_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.writing import SUGGESTED, render_commented
-from tests.cases import first_quick
 from tests.conftest import Distlaunch
 from tests.generated_specs import specs
-
-COVERS = ("launcher/spec", "launcher/cli")
 
 SHOW = "import json, os, sys\nprint('SHOWN', json.dumps([sys.argv[1:], os.environ.get('A'), os.environ.get('B')]))\n"
 
@@ -29,9 +26,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def programs(distlaunch: Distlaunch, *words: str) -> list[list[str]]:
+def programs(in_process: Distlaunch, *words: str) -> list[list[str]]:
     """What `up --dry-run` shows of each task: its node, and the words of its program."""
-    ran = distlaunch("up", "--dry-run", *words)
+    ran = in_process("up", "--dry-run", *words)
     assert (ran.status, ran.stderr) == (0, "")
     nodes = [line.split()[2] for line in ran.stdout.splitlines() if line.startswith("worker:")]
     commands = [shlex.split(line) for line in ran.stdout.splitlines() if line.startswith("  by hand ")]
@@ -42,24 +39,21 @@ def programs(distlaunch: Distlaunch, *words: str) -> list[list[str]]:
 class TestArgumentsAfterASpec:
     @pytest.mark.parametrize(
         ("words", "more"),
-        first_quick(
-            [
-                ([], []),
-                (["--epochs", "3"], ["--epochs", "3"]),
-                (["x", "--dry-run", "-v"], ["x", "--dry-run", "-v"]),
-                (["--no-check", "-v", "--lease", "9", "--epochs", "--lease"], ["--epochs", "--lease"]),
-                (["--", "--verbose", "--", "x"], ["--verbose", "--", "x"]),
-                (["-e", "A=1", "-vx"], ["-vx"]),
-                (["--lease=9", "-", "--", ""], ["-", "--", ""]),
-                (["-e", "H", "-ve", "A=1", "x", "-e"], ["x", "-e"]),
-            ],
-            3,
-        ),
+        [
+            ([], []),
+            (["--epochs", "3"], ["--epochs", "3"]),
+            (["x", "--dry-run", "-v"], ["x", "--dry-run", "-v"]),
+            (["--no-check", "-v", "--lease", "9", "--epochs", "--lease"], ["--epochs", "--lease"]),
+            (["--", "--verbose", "--", "x"], ["--verbose", "--", "x"]),
+            (["-e", "A=1", "-vx"], ["-vx"]),
+            (["--lease=9", "-", "--", ""], ["-", "--", ""]),
+            (["-e", "H", "-ve", "A=1", "x", "-e"], ["x", "-e"]),
+        ],
     )
     def test_follow_those_of_its_program(
-        self, distlaunch: Distlaunch, folder: Path, words: list[str], more: list[str]
+        self, in_process: Distlaunch, folder: Path, words: list[str], more: list[str]
     ) -> None:
-        assert programs(distlaunch, "spec.yaml", *words) == [["local", "show.py", "first", *more]]
+        assert programs(in_process, "spec.yaml", *words) == [["local", "show.py", "first", *more]]
 
     def test_follow_the_words_of_a_command(self, distlaunch: Distlaunch, folder: Path) -> None:
         (folder / "spec.yaml").write_text("nodes: [{host: local}]\nprogram: {command: [echo, a]}\n")
@@ -68,21 +62,21 @@ class TestArgumentsAfterASpec:
 
     @pytest.mark.parametrize("option", ["--max-restart", "--run-dirs", "--no-checks"])
     def test_an_option_with_a_typing_error_is_none_of_them(
-        self, distlaunch: Distlaunch, folder: Path, option: str
+        self, in_process: Distlaunch, folder: Path, option: str
     ) -> None:
-        ran = distlaunch("up", "spec.yaml", option, "3")
+        ran = in_process("up", "spec.yaml", option, "3")
         assert ran.status == 2
         meant = option.removesuffix("s") if option != "--max-restart" else "--max-restarts"
         assert f"No such option: {option}. Did you mean {meant}?" in ran.stderr
         assert not ran.directory.exists()
-        assert programs(distlaunch, "spec.yaml", "--", option) == [["local", "show.py", "first", option]]
+        assert programs(in_process, "spec.yaml", "--", option) == [["local", "show.py", "first", option]]
 
 
 class TestHosts:
-    def test_each_slot_is_a_worker_of_the_program(self, distlaunch: Distlaunch) -> None:
+    def test_each_slot_is_a_worker_of_the_program(self, in_process: Distlaunch) -> None:
         words = ["-H", "gpu-a:2", "-H", "alice@gpu-b", "train.py", "--epochs", "3", "-H", "x", "--", "y"]
         program = ["train.py", "--epochs", "3", "-H", "x", "--", "y"]
-        assert programs(distlaunch, *words) == [[host, *program] for host in ("gpu-a", "gpu-a", "alice@gpu-b")]
+        assert programs(in_process, *words) == [[host, *program] for host in ("gpu-a", "gpu-a", "alice@gpu-b")]
 
     @pytest.mark.parametrize(
         ("words", "program"),
@@ -93,10 +87,10 @@ class TestHosts:
         ],
     )
     def test_a_host_file_goes_with_every_kind_of_program(
-        self, distlaunch: Distlaunch, folder: Path, words: list[str], program: list[str]
+        self, in_process: Distlaunch, folder: Path, words: list[str], program: list[str]
     ) -> None:
         (folder / "hosts").write_text("gpu-a slots=1\n")
-        assert programs(distlaunch, "--hostfile", "hosts", *words) == [["gpu-a", *program]]
+        assert programs(in_process, "--hostfile", "hosts", *words) == [["gpu-a", *program]]
 
     def test_the_program_runs_there(self, distlaunch: Distlaunch, folder: Path) -> None:
         ran = distlaunch("up", "-Hlocal:2", "--no-check", "-e", "A=1", "show.py", "x")
@@ -106,28 +100,25 @@ class TestHosts:
 
     @pytest.mark.parametrize(
         ("words", "message"),
-        first_quick(
-            [
-                (["--hostfile", "missing", "show.py"], "cannot read the host file missing: No such file or directory"),
-                (["--hostfile", "/dev/null", "show.py"], "the host file /dev/null names no host"),
-                (["-H", "", "show.py"], "-H: expected a host, or `HOST:SLOTS` like `gpu-a:2`, got ''"),
-                (["-H", "local,gpu-a", "show.py"], "-H: nodes[0].host: other machines cannot dial `local`; add the "),
-                (["-H", "gpu-a", "spec.yaml"], "spec.yaml is a spec, which names its own machines"),
-                (["spec.yaml", "-H", "gpu-a"], "-H, --hostfile and --slurm go before the program"),
-                (["show.py"], "show.py is a program, but no machine is named"),
-                (["-m", "my.module"], "-m my.module is a program, but no machine is named"),
-                (["-m"], "-m is a program, but no machine is named"),
-                ([], "no spec is named"),
-                (["-H", "gpu-a", "--"], "-- needs the name of a program after it"),
-                (["--bogus", "spec.yaml"], "No such option"),
-            ],
-            4,
-        ),
+        [
+            (["--hostfile", "missing", "show.py"], "cannot read the host file missing: No such file or directory"),
+            (["--hostfile", "/dev/null", "show.py"], "the host file /dev/null names no host"),
+            (["-H", "", "show.py"], "-H: expected a host, or `HOST:SLOTS` like `gpu-a:2`, got ''"),
+            (["-H", "local,gpu-a", "show.py"], "-H: nodes[0].host: other machines cannot dial `local`; add the "),
+            (["-H", "gpu-a", "spec.yaml"], "spec.yaml is a spec, which names its own machines"),
+            (["spec.yaml", "-H", "gpu-a"], "-H, --hostfile and --slurm go before the program"),
+            (["show.py"], "show.py is a program, but no machine is named"),
+            (["-m", "my.module"], "-m my.module is a program, but no machine is named"),
+            (["-m"], "-m is a program, but no machine is named"),
+            ([], "no spec is named"),
+            (["-H", "gpu-a", "--"], "-- needs the name of a program after it"),
+            (["--bogus", "spec.yaml"], "No such option"),
+        ],
     )
     def test_a_command_line_without_a_machine_or_a_program_starts_nothing(
-        self, distlaunch: Distlaunch, folder: Path, words: list[str], message: str
+        self, in_process: Distlaunch, folder: Path, words: list[str], message: str
     ) -> None:
-        ran = distlaunch("up", *words)
+        ran = in_process("up", *words)
         assert ran.status == 2
         assert f"Error: {message}" in ran.stderr
         assert not ran.directory.exists()
@@ -171,47 +162,47 @@ class TestVariablesAndSettings:
         ],
     )
     def test_a_mistake_starts_nothing(
-        self, distlaunch: Distlaunch, folder: Path, verb: str, words: list[str], message: str
+        self, in_process: Distlaunch, folder: Path, verb: str, words: list[str], message: str
     ) -> None:
-        ran = distlaunch(verb, *words, "spec.yaml")
+        ran = in_process(verb, *words, "spec.yaml")
         assert ran.status == 2
         assert ran.stderr.startswith(f"Error: {message}")
         assert not ran.directory.exists()
 
 
 class TestInit:
-    def init(self, distlaunch: Distlaunch, *words: str) -> ClusterSpec:
-        ran = distlaunch("init", *words, run_dir=False)
+    def init(self, in_process: Distlaunch, *words: str) -> ClusterSpec:
+        ran = in_process("init", *words, run_dir=False)
         assert (ran.status, ran.stdout) == (0, "")
         assert ran.stderr == "Wrote cluster.yaml; `distlaunch check cluster.yaml` checks it\n"
         return load_spec(ran.directory.parent / "cluster.yaml")
 
-    def test_alone_it_writes_two_workers_on_this_machine(self, distlaunch: Distlaunch) -> None:
-        spec = self.init(distlaunch)
+    def test_alone_it_writes_two_workers_on_this_machine(self, in_process: Distlaunch) -> None:
+        spec = self.init(in_process)
         assert spec == ClusterSpec.model_validate({"nodes": [{"host": "local", "tasks": {"worker": 2}}]})
 
-    def test_the_spec_that_it_writes_is_the_one_that_up_runs(self, distlaunch: Distlaunch) -> None:
+    def test_the_spec_that_it_writes_is_the_one_that_up_runs(self, in_process: Distlaunch) -> None:
         words = ["-H", "gpu-a:2,ssh://gpu-b:2222", "--set", "restart.max_restarts=3", "train.py", "--lr", "1e-3", "no"]
-        spec = self.init(distlaunch, *words)
+        spec = self.init(in_process, *words)
         assert (len(spec.nodes), spec.nodes[1].ssh.port, spec.restart.max_restarts) == (2, 2222, 3)
         assert spec.program.args == ["--lr", "1e-3", "no"]
-        assert programs(distlaunch, "cluster.yaml") == programs(distlaunch, *words)
+        assert programs(in_process, "cluster.yaml") == programs(in_process, *words)
 
-    def test_a_dash_prints_it(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        ran = distlaunch("init", "-o", "-", "-H", "gpu-a", "--", "./run", run_dir=False)
+    def test_a_dash_prints_it(self, in_process: Distlaunch, tmp_path: Path) -> None:
+        ran = in_process("init", "-o", "-", "-H", "gpu-a", "--", "./run", run_dir=False)
         assert (ran.status, ran.stderr, [*tmp_path.iterdir()]) == (0, "", [])
         spec = parse_spec(ran.stdout.encode())
         assert (spec.nodes[0].host, spec.program.command) == ("gpu-a", ["./run"])
 
-    def test_a_file_is_overwritten_only_by_force(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_file_is_overwritten_only_by_force(self, in_process: Distlaunch, tmp_path: Path) -> None:
         path = tmp_path / "mine.yaml"
         path.write_text("mine")
-        refused = distlaunch("init", "-o", "mine.yaml", run_dir=False)
+        refused = in_process("init", "-o", "mine.yaml", run_dir=False)
         assert (refused.status, path.read_text()) == (2, "mine")
         assert refused.stderr == (
             "Error: mine.yaml exists [usage]\n  overwrite it with --force, or name another with -o\n"
         )
-        assert distlaunch("init", "--force", "-o", "mine.yaml", run_dir=False).status == 0
+        assert in_process("init", "--force", "-o", "mine.yaml", run_dir=False).status == 0
         assert load_spec(path).is_local
 
     @pytest.mark.parametrize(
@@ -224,9 +215,9 @@ class TestInit:
         ],
     )
     def test_a_mistake_writes_nothing(
-        self, distlaunch: Distlaunch, tmp_path: Path, words: list[str], message: str
+        self, in_process: Distlaunch, tmp_path: Path, words: list[str], message: str
     ) -> None:
-        ran = distlaunch("init", *words, run_dir=False)
+        ran = in_process("init", *words, run_dir=False)
         assert ran.status == 2
         assert ran.stderr.startswith(f"Error: {message}")
         assert [*tmp_path.iterdir()] == []

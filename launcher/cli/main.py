@@ -38,7 +38,7 @@ def main() -> NoReturn:
     _open_closed_streams()
     gc.set_threshold(10_000)  # imports make objects that stay; collecting among them takes a twentieth of a start
     try:
-        sys.exit(_main(sys.argv[1:]))
+        sys.exit(run_command(sys.argv[1:]))
     finally:
         gc.freeze()  # or the interpreter collects once more at its end, which takes a tenth of a short command
 
@@ -55,7 +55,8 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(opened, "w" if descriptor else "r"))
 
 
-def _main(arguments: list[str]) -> int:
+def run_command(arguments: list[str]) -> int:
+    """Runs the command with these arguments, shows its errors, and returns the exit status."""
     flags: dict[str, bool] = {}
     stdout = sys.stdout
     if completion.VARIABLE in os.environ:
