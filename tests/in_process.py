@@ -37,5 +37,5 @@ def run_here_bytes(
         written = []
         for stream in (stdout, stderr):  # files and no buffers, because some commands write to descriptors
             stream.seek(0)
-            written.append(stream.buffer.read())
+            written.append(bytes(stream.buffer.read()))
         return CompletedProcess(arguments, status, *written)

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.cli.main import _main, cli
+from launcher.cli.main import run_command, cli
 from launcher.errors import EXIT_BUG
 from tests.conftest import Distlaunch, distlaunch_command
 
@@ -147,14 +147,14 @@ class TestCommandThatDoesNotEnd:
     ) -> None:
         monkeypatch.delenv("NOT_SET", raising=False)
         monkeypatch.setitem(cli.commands, "odd", click.Command("odd", callback=lambda: os.environ["NOT_SET"]))
-        assert _main(["odd"]) == EXIT_BUG
+        assert run_command(["odd"]) == EXIT_BUG
         told = "Error: a bug in distlaunch: KeyError('NOT_SET') [bug]\n  `distlaunch --debug …` shows a traceback\n"
         assert capsys.readouterr().err == told
 
     def test_because_of_ctrl_c_has_the_exit_status_of_sigint(self, monkeypatch: pytest.MonkeyPatch) -> None:
         callback = lambda: signal.raise_signal(signal.SIGINT)  # noqa: E731
         monkeypatch.setitem(cli.commands, "long", click.Command("long", callback=callback))
-        assert _main(["long"]) == 128 + signal.SIGINT
+        assert run_command(["long"]) == 128 + signal.SIGINT
 
     def test_because_nobody_reads_its_output_has_the_exit_status_of_sigpipe(self, tmp_path: Path) -> None:
         reader, writer = os.pipe()
