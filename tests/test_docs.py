@@ -25,6 +25,7 @@ from tests.conftest import ROOT
 from tests.in_process import run_here
 from tests.test_hints import PAGES
 from tests.test_imports import LAUNCHER, WORKER_ENTRY
+from tests.tiers import COSTLY, SMOKE
 from worker_entry.protocol import environment
 from worker_entry.protocol.messages import ToController
 from worker_entry.protocol.orders import ToAgent
@@ -390,7 +391,7 @@ def test_every_variable_of_a_task_is_explained() -> None:
 def test_every_marker_is_explained(request: pytest.FixtureRequest) -> None:
     table = rows(section(ROOT / "tests" / "README.md", "what-each-marker-needs"))
     known = {line.partition(":")[0].strip() for line in request.config.getini("markers")}
-    ours = {"tensorflow", "ssh", "docker", "browser"}
+    ours = {*COSTLY, SMOKE}
     assert ours <= known
     assert ours <= {code(cells[0])[0] for cells in table}
 

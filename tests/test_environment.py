@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.cli.main import run_command, cli
+from launcher.cli.main import cli, run_command
 from launcher.errors import EXIT_BUG
 from tests.conftest import Distlaunch, distlaunch_command
 

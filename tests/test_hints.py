@@ -46,7 +46,7 @@ FOREIGN: Mapping[str, set[str]] = {
     "git": {"--cached", "--others", "--exclude-standard"},
     "ansible-inventory": {"--list"},
     "docker": {"--rm", "--volumes", "--profile"},
-    "pytest": {"--all", "--pdb"},
+    "pytest": {"--all", "--pdb", "--since"},
     "the benchmarks": {"--runs"},
     "nvidia-smi": {"--query-gpu", "--format"},
     "tensorboard": {"--logdir", "--host", "--port", "--reload_interval"},
