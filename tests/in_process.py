@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from launcher.cli.main import run_command
+from tests.inherited import kept_limits
 
 
 def run_here(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> CompletedProcess[str]:
@@ -27,6 +28,7 @@ def run_here_bytes(
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape") as stdout,
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape") as stderr,
         pytest.MonkeyPatch.context() as patch,
+        kept_limits(),
     ):
         if cwd is not None:
             patch.chdir(cwd)

@@ -11,6 +11,8 @@ import locale
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 PREFIXES = (
     *("DISTLAUNCH_", "TF_", "KERAS_", "JAX_", "XLA_", "SLURM", "KUBE", "NCCL_", "GRPC_", "TORCH", "OMPI_", "PMI"),
@@ -30,6 +32,8 @@ SETTINGS = {
     *("DISTLAUNCH_DOCKER_BUILD", "DISTLAUNCH_KUBERNETES", "DISTLAUNCH_NO_KUBERNETES", "DISTLAUNCH_RIVALS"),
 }
 """The settings of the tests themselves, which stay; see README."""
+LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK")
+"""The names of limits of `resource`."""
 LOCALE = "C.UTF-8"
 UMASK = 0o022
 DESCRIPTORS = 4096
@@ -61,8 +65,37 @@ def _reset_signals() -> None:
 def _reset_limits() -> None:
     """Sets each limit to the highest value that is allowed, but for files of crashed programs and for descriptors."""
     chosen = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: DESCRIPTORS, resource.RLIMIT_STACK: 8 << 20}
-    for name in ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK"):
+    for name in LIMITS:
         number = getattr(resource, f"RLIMIT_{name}")
         _, hard = resource.getrlimit(number)
         wanted = chosen.get(number, hard)
         resource.setrlimit(number, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def read_state() -> dict[str, object]:
+    """What a test must leave as it is, because the tests after it, and the processes that they start, inherit it.
+
+    Without what pytest and pytest-timeout change themselves.
+    """
+    umask = os.umask(UMASK)
+    os.umask(umask)
+    return {
+        "umask": umask,
+        "folder": Path.cwd(),
+        **{f"signal {number}": signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},
+        **{f"limit {name}": limit for name, limit in _read_limits().items()},
+        **{f"variable {name}": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+    }
+
+
+@contextlib.contextmanager
+def kept_limits() -> Iterator[None]:
+    """Undoes what a command changes of the limits of its process."""
+    before = _read_limits()
+    yield
+    for name, limit in before.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), limit)
+
+
+def _read_limits() -> dict[str, tuple[int, int]]:
+    return {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in LIMITS}

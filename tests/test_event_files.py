@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -9,6 +10,7 @@ import random
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -41,17 +43,26 @@ COVERS = (
 )
 
 Curve = list[tuple[float, int, float]]
+Reader = Callable[[Path], dict[str, Curve]]
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="TensorBoard is not installed"
 )
 
 
-def read(folder: Path) -> dict[str, Curve]:
+@pytest.fixture(scope="module")
+def read() -> Reader:
     """Time, step and value of each point by tag, as TensorBoard reads them."""
     module: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    return functools.partial(read_with, module)
+
+
+def read_with(module: Any, folder: Path) -> dict[str, Curve]:
+    before = {*os.environ}
     accumulator = module.EventAccumulator(str(folder), size_guidance={module.SCALARS: 0})
     accumulator.Reload()
+    for name in {*os.environ} - before:  # the reader imports TensorFlow, which sets variables
+        del os.environ[name]
     return {
         tag: [(point.wall_time, point.step, point.value) for point in accumulator.Scalars(tag)]
         for tag in accumulator.Tags()["scalars"]
@@ -75,7 +86,7 @@ def test_the_checksum_matches_the_standard() -> None:
 
 @pytest.mark.slow
 @needs_tensorboard
-def test_tensorboard_reads_the_written_points(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_written_points(read: Reader, tmp_path: Path) -> None:
     chance = random.Random(5)
     written = [(1000 + n / 8, n * 7919 - 20, chance.uniform(-1e15, 1e15)) for n in range(300)]
     files = EventFiles()
@@ -91,7 +102,7 @@ def test_tensorboard_reads_the_written_points(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_tensorboard
-def test_each_folder_has_a_private_file_of_its_own(tmp_path: Path) -> None:
+def test_each_folder_has_a_private_file_of_its_own(read: Reader, tmp_path: Path) -> None:
     order = Scalars(str(tmp_path / "logs"), [point(1), point(2, "distlaunch/ps-11"), point(3, "distlaunch")])
     assert EventFiles().write(order) is None
     found = files_in(tmp_path)
@@ -106,7 +117,7 @@ def test_each_folder_has_a_private_file_of_its_own(tmp_path: Path) -> None:
 
 
 @needs_tensorboard
-def test_another_agent_adds_a_file_and_changes_none(tmp_path: Path) -> None:
+def test_another_agent_adds_a_file_and_changes_none(read: Reader, tmp_path: Path) -> None:
     EventFiles().write(Scalars(str(tmp_path), [point(1)]))
     [first] = files_in(tmp_path)
     before = first.read_bytes()
@@ -117,7 +128,7 @@ def test_another_agent_adds_a_file_and_changes_none(tmp_path: Path) -> None:
 
 
 @needs_tensorboard
-def test_a_full_disk_loses_points_but_later_points_can_be_read(tmp_path: Path) -> None:
+def test_a_full_disk_loses_points_but_later_points_can_be_read(read: Reader, tmp_path: Path) -> None:
     """A file size limit stands in for a full disk: the kernel writes a part of a record, then nothing."""
     script = (
         "import resource, signal, sys\n"
@@ -141,7 +152,7 @@ def test_a_full_disk_loses_points_but_later_points_can_be_read(tmp_path: Path) -
 
 @pytest.mark.slow
 @needs_tensorboard
-def test_a_folder_that_the_program_removes_is_created_again(tmp_path: Path) -> None:
+def test_a_folder_that_the_program_removes_is_created_again(read: Reader, tmp_path: Path) -> None:
     files = EventFiles()
     files.write(Scalars(str(tmp_path / "logs"), [point(1)]))
     [file] = files_in(tmp_path)
