@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import shutil
 import subprocess
+
+import pytest
+
+needs_tf_keras = pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="tf_keras is not installed")
 
 
 @functools.cache

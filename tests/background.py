@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import distlaunch_command
+from tests.conftest import Command, distlaunch_command
 from tests.witness import await_none_left, make_mark, wait_until
 
 Popen = Callable[[list[str], int], "subprocess.Popen[bytes]"]
@@ -23,12 +23,13 @@ Popen = Callable[[list[str], int], "subprocess.Popen[bytes]"]
 class BackgroundRun:
     """`distlaunch VERB ARGUMENTS`, started by `popen`; its files are in `directory`."""
 
-    def __init__(self, folder: Path, verb: str, arguments: Sequence[str], popen: Popen) -> None:
+    def __init__(
+        self, folder: Path, verb: str, arguments: Sequence[str], popen: Popen, command: Command = distlaunch_command
+    ) -> None:
         self.directory = folder / "run"
         self._stderr = folder / "stderr"
         with self._stderr.open("wb") as stderr:
-            command = distlaunch_command(verb, "--run-dir", str(self.directory), *arguments)
-            self.process = popen(command, stderr.fileno())
+            self.process = popen(command(verb, "--run-dir", str(self.directory), *arguments), stderr.fileno())
 
     @property
     def said(self) -> str:
@@ -60,7 +61,7 @@ class BackgroundRun:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[BackgroundRun]:
+def running(folder: Path, *arguments: str, command: Command = distlaunch_command) -> Iterator[BackgroundRun]:
     """A local run, ended by Ctrl-C if it still runs; asserts that no process of it is left."""
     mark = make_mark()
 
@@ -74,7 +75,7 @@ def running(folder: Path, *arguments: str) -> Iterator[BackgroundRun]:
             stdin=subprocess.DEVNULL,
         )
 
-    run = BackgroundRun(folder, "local", arguments, popen)
+    run = BackgroundRun(folder, "local", arguments, popen, command)
     try:
         yield run
     finally:

@@ -19,8 +19,9 @@ from launcher.errors import EXIT_BUG
 from tests import second_chance, tiers
 from tests.available import find_python
 from tests.in_process import run_here
-from tests.inherited import reset_inherited_state
+from tests.inherited import read_state, reset_inherited_state
 from tests.scheduling import Longest
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -62,6 +63,7 @@ class Ran:
 
 
 Distlaunch = Callable[..., Ran]
+Command = Callable[..., list[str]]
 
 
 def distlaunch_command(*arguments: str) -> list[str]:
@@ -69,10 +71,7 @@ def distlaunch_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "launcher", *arguments]
 
 
-@pytest.fixture
-def distlaunch(tmp_path: Path) -> Distlaunch:
-    """Runs `distlaunch VERB --run-dir … ARGUMENTS` in an empty folder; the run's files are in `Ran.directory`."""
-
+def make_distlaunch(tmp_path: Path, command: Command = distlaunch_command) -> Distlaunch:
     def run(
         verb: str,
         *arguments: str,
@@ -84,7 +83,7 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
         directory = tmp_path / "run"
         place = ["--run-dir", str(directory)] if run_dir else []
         done = subprocess.run(
-            distlaunch_command(verb, *place, *arguments),
+            command(verb, *place, *arguments),
             cwd=cwd or tmp_path,
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -99,6 +98,26 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
         return Ran(done.returncode, done.stdout, done.stderr, directory)
 
     return run
+
+
+@pytest.fixture
+def distlaunch(tmp_path: Path) -> Distlaunch:
+    """Runs `distlaunch VERB --run-dir … ARGUMENTS` in an empty folder; the run's files are in `Ran.directory`."""
+    return make_distlaunch(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """An interpreter whose runs on this machine find TensorFlow imported, and keep it so."""
+    python = WarmPython(tmp_path_factory.mktemp("warm"))
+    yield python
+    python.end()
+
+
+@pytest.fixture
+def warm(tmp_path: Path, warm_python: WarmPython) -> Distlaunch:
+    """The same as `distlaunch`, with that interpreter."""
+    return make_distlaunch(tmp_path, warm_python.command)
 
 
 @pytest.fixture
@@ -187,7 +206,17 @@ def work_in_root() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def count_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_state() -> Iterator[None]:
+    """Fails the test that changes its process, and not one that runs after it."""
+    before = read_state()
+    yield
+    after = read_state()
+    changed = {name: (before.get(name), after.get(name)) for name in before | after}
+    assert {name: values for name, values in changed.items() if values[0] != values[1]} == {}
+
+
+@pytest.fixture(autouse=True)
+def count_processes(keep_state: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits the cost of coverage: this process is always measured, the processes that it starts only in some tests.
 
     Measuring a process takes 70 to 200 ms of CPU. Of a test with several cases, only the first case is measured, and no

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Distlaunch
+from tests.warm_python import WarmPython
 
 COVERS = ("launcher/gang", "worker_entry/agent/activity.py", "worker_entry/agent/task_watch.py")
 
@@ -35,8 +35,8 @@ def write(folder: Path, source: str) -> str:
     return str(program)
 
 
-def run_soon(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SOON, "local", "--run-dir", str(folder / "run"), *arguments]
+def run_soon(python: WarmPython, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = python.command("local", "--run-dir", str(folder / "run"), *arguments, launcher=("-c", SOON))
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -125,7 +125,7 @@ class TestOwnConfig:
 
 @pytest.mark.tensorflow
 class TestStall:
-    def test_a_slow_callback_is_named_and_not_stopped(self, tmp_path: Path) -> None:
+    def test_a_slow_callback_is_named_and_not_stopped(self, warm_python: WarmPython, tmp_path: Path) -> None:
         source = """
             import keras, numpy as np, tensorflow as tf
             strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -144,13 +144,13 @@ class TestStall:
             model.fit(data.with_options(options), epochs=2, callbacks=[Slow()], verbose=0)
         """
         program = write(tmp_path, source)
-        ran = run_soon(tmp_path, "-n", "2", program)
+        ran = run_soon(warm_python, tmp_path, "-n", "2", program)
         assert ran.returncode == 0, ran.stderr
         assert f"worker:1 has been in on_epoch_end at {program}:" in ran.stderr
         assert "; worker:0 waits\n" in ran.stderr
         assert "The cluster makes progress again\n" in ran.stderr
 
-    def test_a_cluster_in_which_all_wait_has_stalled(self, tmp_path: Path) -> None:
+    def test_a_cluster_in_which_all_wait_has_stalled(self, warm_python: WarmPython, tmp_path: Path) -> None:
         source = """
             import tensorflow as tf
             strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -162,6 +162,6 @@ class TestStall:
                 step()
                 progress.report()
         """
-        ran = run_soon(tmp_path, "-n", "2", write(tmp_path, source))
+        ran = run_soon(warm_python, tmp_path, "-n", "2", write(tmp_path, source))
         assert ran.returncode == 3, ran.stderr
         assert "[stalled]" in ran.stderr

@@ -130,10 +130,11 @@ class TestReport:
 
 @pytest.mark.tensorflow
 class TestRealFaults:
-    def test_a_killed_worker_and_a_script_that_resumes(self, distlaunch: Distlaunch) -> None:
+    @pytest.mark.smoke
+    def test_a_killed_worker_and_a_script_that_resumes(self, warm: Distlaunch) -> None:
         program = (str(PROGRAMS / "train_keras.py"), "nobody", "resume", "5")
         faults = ("--chaos", "kill:worker:1@epoch=3", "--chaos", "exit:worker:0@epoch=4")
-        ran = distlaunch("local", "-n", "2", *faults, *program)
+        ran = warm("local", "-n", "2", *faults, *program)
         assert ran.status == 0, ran.stderr
         assert [fault["resumed"] for fault in ran.report["chaos"]] == [True, True]
         assert [fault["attempt"] for fault in ran.report["chaos"]] == [1, 2]
@@ -144,17 +145,17 @@ class TestRealFaults:
         references = [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]]
         assert references == ["task-killed", "task-failed", "succeeded"]
 
-    def test_a_script_that_does_not_resume_is_reported(self, distlaunch: Distlaunch) -> None:
+    def test_a_script_that_does_not_resume_is_reported(self, warm: Distlaunch) -> None:
         program = (str(PROGRAMS / "train_keras.py"), "nobody", "forgets", "3")
-        ran = distlaunch("local", "-n", "2", "--chaos", "kill:worker:0@step=30", *program)
+        ran = warm("local", "-n", "2", "--chaos", "kill:worker:0@step=30", *program)
         assert ran.status == 0, ran.stderr
         [fault] = ran.report["chaos"]
         assert (fault["resumed"], fault["attempt"]) == (False, 1)
         assert fault["message"].endswith("at epoch 2, step 30; attempt 2 started over in epoch 1: nothing was resumed")
 
-    def test_a_preemption_that_the_script_handles(self, distlaunch: Distlaunch) -> None:
+    def test_a_preemption_that_the_script_handles(self, warm: Distlaunch) -> None:
         program = (str(PROGRAMS / "resume_loop.py"), "6", "handler")
-        ran = distlaunch("local", "-n", "2", "--chaos", "preempt:worker:1@step=25", *program)
+        ran = warm("local", "-n", "2", "--chaos", "preempt:worker:1@step=25", *program)
         assert ran.status == 0, ran.stderr
         [fault] = ran.report["chaos"]
         assert fault["resumed"]

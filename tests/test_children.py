@@ -292,8 +292,7 @@ class TestTraining:
         assert output == "patched\n"
         assert errors.count("distlaunch: patched Keras") == 1
 
-    @pytest.mark.parametrize("patch", [True, False])
-    def test_keras_is_patched_only_where_the_order_says_so(self, patch: bool) -> None:
+    def test_keras_is_not_patched_where_the_order_says_so(self) -> None:
         config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
-        _, errors = run_python("-c", "import keras", env={**told(patch_keras=patch), "TF_CONFIG": config})
-        assert ("distlaunch: patched Keras" in errors) == patch
+        _, errors = run_python("-c", "import keras", env={**told(patch_keras=False), "TF_CONFIG": config})
+        assert "distlaunch: patched Keras" not in errors

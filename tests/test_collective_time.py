@@ -16,7 +16,7 @@ PROGRAM = str(PROGRAMS / "deterministic.py")
 
 
 def test_deterministic_operations_give_the_same_bits_with_and_without_progress(
-    distlaunch: Distlaunch, tmp_path: Path
+    warm: Distlaunch, tmp_path: Path
 ) -> None:
     """Runs three clusters of a few seconds each: the only reference for a run is another run."""
     weights = []
@@ -28,7 +28,7 @@ def test_deterministic_operations_give_the_same_bits_with_and_without_progress(
         ]
     ):
         place = ["--run-dir", str(tmp_path / str(number))]
-        ran = distlaunch("local", "--workers", "2", *place, *options, PROGRAM, *arguments, env=env, run_dir=False)
+        ran = warm("local", "--workers", "2", *place, *options, PROGRAM, *arguments, env=env, run_dir=False)
         assert ran.status == 0, ran.stderr
         for worker in (0, 1):
             log = (tmp_path / str(number) / "attempt-1" / f"worker-{worker}.log").read_text()

@@ -94,7 +94,7 @@ def assert_empty(cluster: Cluster, *services: str) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("version", ["v1", pytest.param("v2", marks=pytest.mark.smoke)])
 def test_the_demo_runs_from_inside_with_one_command_and_leaves_nothing(version: str, tmp_path: Path) -> None:
     skip_without_docker()
     if version not in compose_versions():
@@ -121,6 +121,7 @@ def test_the_demo_runs_from_the_host(cluster: Cluster, tmp_path: Path) -> None:
     assert_empty(cluster, "worker-1", "worker-2")
 
 
+@pytest.mark.smoke
 def test_containers_are_reached_without_sshd(cluster: Cluster, tmp_path: Path) -> None:
     (cluster.project / "train.py").write_text(ALL_REDUCE)
     names = [
@@ -232,6 +233,7 @@ def test_a_container_with_a_wrong_clock_gets_a_warning_and_its_times_are_correct
         assert before < task["started"] <= task["ended"] < time.time()
 
 
+@pytest.mark.smoke
 def test_a_container_that_is_killed_is_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
     run = cluster.start(tmp_path, "program: {script: long.py}\ntimeouts: {lease_s: 5}\n")
     run.wait_for(b"works")

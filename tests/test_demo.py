@@ -132,8 +132,8 @@ def score_again(model: Path) -> float:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("how", ["data", "file"])
-def test_no_image_is_seen_twice_in_an_epoch_by_all_workers_together(distlaunch: Distlaunch, how: str) -> None:
-    ran = distlaunch("local", "--workers", "2", str(PROGRAMS / "shard_ids.py"), how)
+def test_no_image_is_seen_twice_in_an_epoch_by_all_workers_together(warm: Distlaunch, how: str) -> None:
+    ran = warm("local", "--workers", "2", str(PROGRAMS / "shard_ids.py"), how)
     assert ran.status == 0, ran.stderr
     seen = [json.loads(ran.line(r"\[\d.*\]", f"worker-{worker}")[0]) for worker in range(2)]
     assert [len(of_worker) for of_worker in seen] == [22 * 32] * 2
@@ -142,13 +142,13 @@ def test_no_image_is_seen_twice_in_an_epoch_by_all_workers_together(distlaunch: 
 
 @pytest.mark.tensorflow
 def test_devices_of_one_process_train_as_one_device_with_the_same_global_batch(
-    distlaunch: Distlaunch, tmp_path: Path
+    warm: Distlaunch, tmp_path: Path
 ) -> None:
     """Slow: it trains three times, to compare the other strategies with one device."""
     losses: dict[str, list[float]] = {}
     scores: dict[str, float] = {}
     for strategy in ("one_device", "mirrored", "central_storage"):
-        ran = distlaunch(
+        ran = warm(
             *("local", "--strategy", strategy, "--devices", "4", "--run-dir", str(tmp_path / strategy)),
             *("-m", "worker_entry.demo.train", "--epochs", "2", "--global-batch", "128"),
             run_dir=False,

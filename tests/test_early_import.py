@@ -23,19 +23,16 @@ COVERS = ("worker_entry/task", "worker_entry/program")
 pytestmark = linux
 
 REAL = {
-    "devices": """
-        import tensorflow as tf
-        tf.config.set_visible_devices([], "GPU")
-        cpu, = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
-        print(tf.config.list_logical_devices(), tf.config.get_visible_devices())
-    """,
-    "threads": """
+    "devices and threads": """
         import tensorflow as tf
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(2)
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)
+        tf.config.set_visible_devices([], "GPU")
+        cpu, = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+        print(tf.config.list_logical_devices(), tf.config.get_visible_devices())
         print(float(tf.reduce_sum(tf.ones([9, 9]))), tf.config.threading.get_intra_op_parallelism_threads())
         print(tf.config.threading.get_inter_op_parallelism_threads(), tf.config.list_physical_devices())
     """,
@@ -69,25 +66,27 @@ REAL = {
         import tensorflow as tf
         tf.get_logger().warning("through the program's own stream")
     """,
-    "filters of warnings": """
-        import warnings
+    "filters of warnings, a locale and a recursion limit": """
+        import decimal, locale, signal, sys, warnings
+        locale.setlocale(locale.LC_ALL, "C")
+        sys.setrecursionlimit(1234)
+        decimal.getcontext().prec = 7
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         warnings.filterwarnings("error", category=UserWarning)
         import tensorflow as tf, numpy
         print([(f[0], f[1] and f[1].pattern, f[2].__name__, f[4]) for f in warnings.filters])
         warnings.resetwarnings()
         warnings.warn("shown")
+        print(locale.setlocale(locale.LC_ALL), sys.getrecursionlimit(), decimal.Decimal(1) / 3)
+        print(signal.getsignal(signal.SIGUSR1))
     """,
-    "variables that no import reads": """
+    "variables that no import reads, and those that imports set": """
         import os
         os.environ["WANDB_PROJECT"] = os.environ["CUDA_VISIBLE_DEVICES"] = "".join("-1")
-        import tensorflow as tf, keras
-        print(os.environ["WANDB_PROJECT"], os.environ["CUDA_VISIBLE_DEVICES"], keras.backend.backend())
-    """,
-    "variables that imports set": """
-        import os
         before = {*os.environ}
         import tensorflow, keras, numpy, h5py
         print(sorted({*os.environ} - before), {k: os.environ.get(k) for k in ("TF2_BEHAVIOR", "HDF5_PLUGIN_PATH")})
+        print(os.environ["WANDB_PROJECT"], os.environ["CUDA_VISIBLE_DEVICES"], keras.backend.backend())
     """,
     "modules imported before TensorFlow": """
         import sys
@@ -117,16 +116,6 @@ REAL = {
             print(pickle.loads(pickle.dumps((np.arange(3), tf.constant(4), Own()))))
             with multiprocessing.Pool(1) as pool:
                 print(pool.map(double, [1, 2]))
-    """,
-    "a locale and a recursion limit": """
-        import locale, sys, signal, decimal
-        locale.setlocale(locale.LC_ALL, "C")
-        sys.setrecursionlimit(1234)
-        decimal.getcontext().prec = 7
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        import tensorflow
-        print(locale.setlocale(locale.LC_ALL), sys.getrecursionlimit(), decimal.Decimal(1) / 3)
-        print(signal.getsignal(signal.SIGUSR1))
     """,
     "Keras alone": """
         from keras import ops, layers
@@ -294,8 +283,11 @@ def test_a_missing_env_file_sets_nothing(tmp_path: Path) -> None:
     assert found == ProgramEnv()
 
 
-@pytest.mark.tensorflow
 def test_a_run_reports_once_that_tasks_start_again_and_remembers_it(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "tensorflow.py").write_text(
+        "import os; print('with', os.environ.get('TF_ENABLE_ONEDNN_OPTS'))"
+    )
     (tmp_path / "program.py").write_text(
         "import os, sys\n"
         "def prepare():\n    os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'\n"
@@ -305,15 +297,15 @@ def test_a_run_reports_once_that_tasks_start_again_and_remembers_it(distlaunch: 
         "progress.report()\n"
         "sys.exit(int(os.environ['DISTLAUNCH_ATTEMPT']) < 2)\n"
     )
-    ran = distlaunch("local", "-n", "2", "--max-restarts", "1", "program.py")
+    env = {"PYTHONPATH": str(tmp_path / "early")}
+    ran = distlaunch("local", "-n", "2", "--max-restarts", "1", "program.py", env=env)
     assert ran.status == 0, ran.stderr
     why = "the program sets TF_ENABLE_ONEDNN_OPTS before it imports tensorflow"
     assert ran.stderr.count(why) == 1
     for attempt in (1, 2):
         for task in (0, 1):
             log = (ran.directory / f"attempt-{attempt}" / f"worker-{task}.log").read_text()
-            assert re.findall("^(plain|forked)$", log, re.MULTILINE) == ["plain"]
-            assert "oneDNN custom operations" not in log
+            assert re.findall("^(plain|forked|with .*)$", log, re.MULTILINE) == ["with 0", "plain"]
 
 
 @pytest.mark.tensorflow

@@ -477,7 +477,8 @@ def test_the_last_lines_show_the_exit_statuses_the_outcome_and_the_folder(distla
 
 
 @pytest.mark.tensorflow
-def test_the_first_of_two_workers_that_fail_in_training_is_the_cause(distlaunch: Distlaunch, tmp_path: Path) -> None:
+@pytest.mark.smoke
+def test_the_first_of_two_workers_that_fail_in_training_is_the_cause(warm: Distlaunch, tmp_path: Path) -> None:
     """A real cluster: worker:1 raises between two collectives; worker:0 sees only that its peer is gone."""
     (tmp_path / "train.py").write_text(
         "import os\n"
@@ -490,7 +491,7 @@ def test_the_first_of_two_workers_that_fail_in_training_is_the_cause(distlaunch:
         "        raise KeyError('bad sample')\n"
     )
     mark = make_mark()
-    ran = distlaunch("local", "--workers", "2", "train.py", env=mark)
+    ran = warm("local", "--workers", "2", "train.py", env=mark)
     assert ran.status == 1
     assert_none_left(mark)
     assert "Error: worker:1 on local exited with status 1" in ran.stderr
@@ -500,7 +501,7 @@ def test_the_first_of_two_workers_that_fail_in_training_is_the_cause(distlaunch:
 
 
 @pytest.mark.tensorflow
-def test_a_worker_that_never_builds_the_strategy_is_named(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_worker_that_never_builds_the_strategy_is_named(warm: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, time\n"
         "if os.environ['DISTLAUNCH_TASK'] == 'worker:1':\n"
@@ -508,7 +509,7 @@ def test_a_worker_that_never_builds_the_strategy_is_named(distlaunch: Distlaunch
         "import tensorflow as tf\n"
         "tf.distribute.MultiWorkerMirroredStrategy()\n"
     )
-    ran = distlaunch("local", "--workers", "2", "--start-timeout", "15", "train.py")
+    ran = warm("local", "--workers", "2", "--start-timeout", "15", "train.py")
     assert ran.status == 3
     verdict = ran.report["attempts"][0]["verdict"]
     sentence = (

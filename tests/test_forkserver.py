@@ -264,24 +264,24 @@ class TestRealClusters:
         assert len(said[0]) > 6
         assert said[0] == said[1]
 
-    def test_workers_do_not_share_random_numbers_or_threads(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_workers_do_not_share_random_numbers_or_threads(self, warm: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "draw.py").write_text(
             "early = 'forkserver' in open('/proc/self/cmdline').read()\n"
             "import random, threading, numpy as np, tensorflow as tf, keras\n"
             "numbers = [random.random(), np.random.rand(), tf.random.uniform([]), keras.random.uniform([])]\n"
             "print('drawn', early, threading.active_count(), *map(float, numbers))\n"
         )
-        ran = distlaunch("local", "-n", "2", "draw.py", "--start-timeout", "60")
+        ran = warm("local", "-n", "2", "draw.py", "--start-timeout", "60")
         assert ran.status == 0, ran.stderr
         logs = [ran.log(f"worker-{number}").decode() for number in range(2)]
         drawn = [re.findall(r"^drawn True 1 (.*) (.*) (.*) (.*)$", log, re.MULTILINE)[0] for log in logs]
         assert all(one != other for one, other in zip(*drawn, strict=True))
 
-    def test_a_node_with_64_tasks(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_node_with_64_tasks(self, warm: Distlaunch, tmp_path: Path) -> None:
         """Slow: each task takes a quarter of a second of CPU."""
         (tmp_path / "trivial.py").write_text("import tensorflow\nprint(tensorflow.__version__)\n")
         mark = make_mark()
-        ran = distlaunch("local", "-n", "64", "--oversubscribe", "trivial.py", env=mark)
+        ran = warm("local", "-n", "64", "--oversubscribe", "trivial.py", env=mark)
         assert ran.status == 0, ran.stderr
         assert ran.stderr.count("exit status 0") == 64
         assert_none_left(mark)

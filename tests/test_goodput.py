@@ -683,10 +683,10 @@ def test_goodput_agrees_with_a_count_by_hand(distlaunch: Distlaunch) -> None:
 
 
 @pytest.mark.tensorflow
-def test_goodput_agrees_with_a_count_by_hand_when_a_worker_is_killed(distlaunch: Distlaunch) -> None:
+def test_goodput_agrees_with_a_count_by_hand_when_a_worker_is_killed(warm: Distlaunch) -> None:
     """The backup is written after each epoch of 20 steps."""
     program = (str(PROGRAMS / "timed_keras.py"), "4")
-    ran = distlaunch("local", "--workers", "2", "--chaos", "kill:worker:1@step=55", *program)
+    ran = warm("local", "--workers", "2", "--chaos", "kill:worker:1@step=55", *program)
     assert ran.status == 0, ran.stderr
     check_by_hand(ran, count_by_hand(ran, "worker-1", 55, 40), find_pause(ran, 40))
     progresses = [(entry["attempt"], entry["progress"]) for entry in ran.events("task-reported") if entry["progress"]]

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.available import needs_tf_keras
 from tests.conftest import PROGRAMS
 
 COVERS = ("worker_entry/hooks",)
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, needs_tf_keras]
 
 PROGRAM = str(PROGRAMS / "input_ways.py")
 
@@ -21,7 +22,6 @@ PROGRAM = str(PROGRAMS / "input_ways.py")
 @pytest.fixture(scope="module")
 def times(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[float] | None]:
     """For each way in which the program gets input, the seconds that it waited and the seconds that passed."""
-    pytest.importorskip("tf_keras")
     folder = tmp_path_factory.mktemp("input")
     done = subprocess.run([sys.executable, PROGRAM], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

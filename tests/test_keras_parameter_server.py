@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROGRAMS, distlaunch_command
+from tests.conftest import PROGRAMS, Command, distlaunch_command
 from tests.test_keras_support import CLOSE, OLDER_KERAS, Results, assert_agree, install_keras
+from tests.warm_python import WarmPython
 
 COVERS = ("worker_entry/keras_patches", "worker_entry/hooks")
 
@@ -49,8 +50,9 @@ TWO_WORKERS = [
 class Runs:
     """Runs the program once per configuration, when a test first asks for it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: Command) -> None:
         self._folder = folder
+        self._warm = warm
         self.get = functools.cache(self._get)
 
     def _get(self, configuration: str) -> Results:
@@ -61,9 +63,9 @@ class Runs:
         folder = self._folder / configuration.replace(" ", "-")
         out = folder / "out"
         folder.mkdir()
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "1"}
-        env.pop("TF_CONFIG", None)
-        env["TF_USE_LEGACY_KERAS"] = "1" if configuration == "tf_keras" else "0"
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        if configuration == "tf_keras":
+            env["TF_USE_LEGACY_KERAS"] = "1"
         if configuration == "older Keras":
             place = install_keras(OLDER_KERAS, folder / "packages")
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(place), env.get("PYTHONPATH", "")]))
@@ -75,7 +77,8 @@ class Runs:
         else:
             workers = "2" if configuration == "two workers" else "1"
             options = ["--strategy", "parameter_server", "--workers", workers, "--run-dir", str(folder / "run")]
-            command = distlaunch_command("local", *options, *program)
+            start = distlaunch_command if configuration in ("older Keras", "tf_keras") else self._warm
+            command = start("local", *options, *program)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TRAIN_S, check=False)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         results: Results = json.loads((out / "results.json").read_text())
@@ -91,8 +94,8 @@ class Runs:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("parameter-server"))
+def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Runs:
+    return Runs(tmp_path_factory.mktemp("parameter-server"), warm_python.command)
 
 
 def numbers_of(result: Any) -> Any:
@@ -205,11 +208,10 @@ def test_tf_keras_is_not_patched(runs: Runs) -> None:
     assert "distlaunch: patched" not in runs.get("tf_keras")["log"]
 
 
-def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def start(command: Command, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     options = ["--strategy", "parameter_server", "--run-dir", str(tmp_path / "run")]
     return subprocess.run(
-        distlaunch_command("local", *options, *arguments),
-        env={**os.environ, "TF_USE_LEGACY_KERAS": "0", **(env or {})},
+        command("local", *options, *arguments),
         capture_output=True,
         text=True,
         timeout=TRAIN_S,
@@ -217,10 +219,12 @@ def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) ->
     )
 
 
-def test_a_worker_that_is_killed_during_fit_is_restarted_and_every_batch_counts_once(tmp_path: Path) -> None:
-    """Takes longer than other tests: the chief, the worker and the restarted worker each import TensorFlow."""
+def test_a_worker_that_is_killed_during_fit_is_restarted_and_every_batch_counts_once(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
     out, log = tmp_path / "out", tmp_path / "run" / "attempt-1" / "worker-1.log"
     done = start(
+        warm_python.command,
         tmp_path,
         *("--workers", "2", "--chaos", "kill:worker:1@seconds=6", "--max-restarts", "0"),
         *(str(PROGRAM), str(out), "lose_a_worker", str(log)),
@@ -239,8 +243,9 @@ def test_a_worker_that_is_killed_during_fit_is_restarted_and_every_batch_counts_
     assert (progress["step"], progress["epoch"]) == (20 * epochs, epochs)
 
 
-def test_without_the_patch_the_failure_says_what_to_do(tmp_path: Path) -> None:
-    done = start(tmp_path, "--workers", "1", "--no-keras-patch", str(PROGRAM), str(tmp_path), "raise:fit_on_dataset")
+def test_without_the_patch_the_failure_says_what_to_do(warm_python: WarmPython, tmp_path: Path) -> None:
+    program = (str(PROGRAM), str(tmp_path), "raise:fit_on_dataset")
+    done = start(warm_python.command, tmp_path, "--workers", "1", "--no-keras-patch", *program)
     assert done.returncode == 1
     assert "create_per_worker_dataset" in done.stderr
     assert "remove --no-keras-patch" in done.stderr

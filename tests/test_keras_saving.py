@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROGRAMS, distlaunch_command
+from tests.conftest import PROGRAMS
+from tests.warm_python import WarmPython
 from worker_entry.keras_patches.saving import PART, _shown_as, written_whole
 
 COVERS = ("worker_entry/keras_patches", "worker_entry/hooks")
@@ -155,10 +156,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 
 @pytest.fixture(scope="session")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+def together(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Saved:
     folder = tmp_path_factory.mktemp("together")
     program = [str(PROGRAMS / "save_together.py"), str(folder / "out")]
-    return run(distlaunch_command("local", "-n", "2", "--run-dir", str(folder / "run"), *program), folder, 2, None)
+    return run(warm_python.command("local", "-n", "2", "--run-dir", str(folder / "run"), *program), folder, 2, None)
 
 
 def run(command: list[str], folder: Path, workers: int, env: dict[str, str] | None) -> Saved:

@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.conftest import PROGRAMS, distlaunch_command
+from tests.conftest import PROGRAMS, Command, distlaunch_command
+from tests.warm_python import WarmPython
 from worker_entry.hooks import built_strategy, import_hooks
 from worker_entry.keras_patches import layers, optimizers, patching, variables
 from worker_entry.keras_patches import trainer as keras_trainer
@@ -665,11 +666,11 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def start(
-    run_dir: Path, *arguments: str, flags: Sequence[str], env: dict[str, str]
+    command: Command, run_dir: Path, *arguments: str, flags: Sequence[str], env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Runs the program on this machine with the launcher's command."""
-    command = distlaunch_command("local", "--run-dir", str(run_dir), *flags, str(PROGRAM), *arguments)
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=START_AND_TRAIN_S, check=False)
+    words = command("local", "--run-dir", str(run_dir), *flags, str(PROGRAM), *arguments)
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=START_AND_TRAIN_S, check=False)
 
 
 @dataclass(frozen=True)
@@ -695,8 +696,9 @@ class Run:
 class Runs:
     """Runs the program once for each configuration, when a test first asks for it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: Command) -> None:
         self._folder = folder
+        self._warm = warm
         self.get = functools.cache(self._get)
 
     def _get(self, configuration: str, *some: str) -> Run:
@@ -709,9 +711,10 @@ class Runs:
         folder = self._folder / "-".join([configuration, *some]).replace(" ", "-")
         out, run_dir = folder / "out", folder / "run"
         out.mkdir(parents=True)
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "1"}
-        env.pop("TF_CONFIG", None)
-        env["TF_USE_LEGACY_KERAS"] = "1" if configuration == "tf_keras" else "0"
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        command = distlaunch_command if configuration in (OLDER, "tf_keras", ONE_BY_ONE) else self._warm
+        if configuration == "tf_keras":
+            env["TF_USE_LEGACY_KERAS"] = "1"
         if configuration == OLDER:
             place = install_keras(OLDER_KERAS, folder / "packages")
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(place), env.get("PYTHONPATH", "")]))
@@ -728,11 +731,12 @@ class Runs:
         if configuration in ("mirrored", "mirrored unpatched", "central storage"):
             strategy = configuration.removesuffix(" unpatched").replace(" ", "_")
             patch = ["--no-keras-patch"] if configuration.endswith("unpatched") else []
-            done = start(run_dir, str(out), *cases, flags=["--strategy", strategy, "--devices", "2", *patch], env=env)
+            options = ["--strategy", strategy, "--devices", "2", *patch]
+            done = start(command, run_dir, str(out), *cases, flags=options, env=env)
             log = run_dir / "attempt-1" / "worker-0.log"
             return Run([read_results(out, 0, done)], [log.read_text(errors="replace")])
         flags = {"unpatched": ["--no-keras-patch"], ONE_BY_ONE: ["--no-preload"]}.get(configuration, [])
-        done = start(run_dir, str(out), *cases, flags=["--workers", "2", *flags], env=env)
+        done = start(command, run_dir, str(out), *cases, flags=["--workers", "2", *flags], env=env)
         logs = [run_dir / "attempt-1" / f"worker-{worker}.log" for worker in (0, 1)]
         return Run(
             [read_results(out, worker, done) for worker in (0, 1)],
@@ -757,8 +761,8 @@ def install_keras(version: str, target: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("keras"))
+def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Runs:
+    return Runs(tmp_path_factory.mktemp("keras"), warm_python.command)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:

@@ -171,7 +171,7 @@ def saving(steps: int, *arguments: object) -> str:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("pods", "program"), [(2, "fit"), (4, "demo")])
+@pytest.mark.parametrize(("pods", "program"), [pytest.param(2, "fit", marks=pytest.mark.smoke), (4, "demo")])
 def test_the_demo_and_an_unmodified_fit_train_on_all_pods(
     cluster: KubernetesCluster, tmp_path: Path, pods: int, program: str
 ) -> None:
@@ -209,6 +209,7 @@ def test_a_stranger_does_not_reach_a_port_of_a_pod(cluster: KubernetesCluster, t
 # --- pods are taken away ---
 
 
+@pytest.mark.smoke
 def test_a_deleted_pod_lets_its_task_save_and_is_replaced(cluster: KubernetesCluster, tmp_path: Path) -> None:
     run = begin(cluster, tmp_path, saving(300))
     run.await_steps()
@@ -352,6 +353,7 @@ def test_clean_removes_the_pods_of_a_run_without_a_controller(cluster: Kubernete
     assert_none_left(run.mark)
 
 
+@pytest.mark.smoke
 def test_check_asks_pods_and_removes_them(cluster: KubernetesCluster, tmp_path: Path) -> None:
     template = cluster.write_template(tmp_path)
     spec = tmp_path / "spec.yaml"

@@ -118,6 +118,7 @@ def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Host
     assert_none_left(run.mark)
 
 
+@pytest.mark.smoke
 def test_an_end_that_comes_without_a_connection_is_reported_afterwards(hosts: Hosts, tmp_path: Path) -> None:
     """The log's last megabytes, the exits and the ends of the trees all come while there is no connection."""
     go = tmp_path / "go"

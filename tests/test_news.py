@@ -49,10 +49,10 @@ if sys.argv[2] == os.environ["DISTLAUNCH_TASK"]:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(("how", "count"), [("fit", 1), ("import", 0)])
 def test_of_a_real_cluster_it_is_said_once_and_is_not_in_the_end_of_a_log_that_is_shown(
-    distlaunch: Distlaunch, tmp_path: Path, how: str, count: int
+    warm: Distlaunch, tmp_path: Path, how: str, count: int
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    ran = distlaunch("local", "train.py", how, "worker:1")
+    ran = warm("local", "train.py", how, "worker:1")
     said = ran.stdout + ran.stderr
     assert said.count("patched for multi-worker training (--no-keras-patch turns this off)\n") == count, said
     assert "worker:1 │ ValueError: the end" in ran.stderr

@@ -125,7 +125,7 @@ def check_clean(browser: Browser, path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["succeeded", "failed", "restarted", "running"])
+@pytest.mark.parametrize("name", ["succeeded", pytest.param("failed", marks=pytest.mark.smoke), "restarted", "running"])
 def test_a_page_is_drawn_without_a_complaint_or_a_request(
     browser: Browser, runs: Mapping[str, Run], name: str, scheme: str
 ) -> None:
@@ -162,6 +162,7 @@ def test_the_numbers_are_those_of_the_report(browser: Browser, runs: Mapping[str
     assert evidence == report["verdict"]["evidence"]
 
 
+@pytest.mark.smoke
 def test_a_failure_shows_its_task_and_its_line(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["failed"].page)
     [task] = [task for task in runs["failed"].report["attempts"][0]["tasks"] if task["task"] == "worker:1"]
@@ -351,6 +352,7 @@ def test_a_narrow_screen_does_not_scroll_sideways(browser: Browser, runs: Mappin
     assert browser.run("document.documentElement.scrollWidth") <= 360
 
 
+@pytest.mark.smoke
 def test_hostile_text_neither_runs_nor_breaks_the_page(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "hostile.html"
     path.write_text(render_page(hostile_material()), encoding="utf-8")

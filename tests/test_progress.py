@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.available import needs_tf_keras
 from tests.conftest import Distlaunch
 from tests.polling import eventually
 from worker_entry.task import meter as meters
@@ -285,18 +286,18 @@ model.fit(x, x[:, :1], epochs=3, batch_size=4, validation_data=(x, x[:, :1]), va
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("which", ["keras", "tf_keras", "many"])
-def test_fit_is_counted_by_itself(distlaunch: Distlaunch, tmp_path: Path, which: str) -> None:
+@pytest.mark.parametrize("which", [pytest.param("keras", marks=pytest.mark.smoke), "tf_keras", "many"])
+def test_fit_is_counted_by_itself(distlaunch: Distlaunch, warm: Distlaunch, tmp_path: Path, which: str) -> None:
     (tmp_path / "fit.py").write_text(FIT)
-    env = {"TF_USE_LEGACY_KERAS": "1"} if which == "tf_keras" else {}
-    ran = distlaunch("local", "-n", "1", "fit.py", which, env=env)
+    run, env = (distlaunch, {"TF_USE_LEGACY_KERAS": "1"}) if which == "tf_keras" else (warm, {})
+    ran = run("local", "-n", "1", "fit.py", which, env=env)
     assert ran.status == 0, ran.stderr
     told = ran.report["attempts"][0]["tasks"][0]["progress"]
     assert (told["step"], told["epoch"], told["first_epoch"]) == (60, 3, 1)
     assert {"loss", "val_loss"} <= told["metrics"].keys()
     *_, last = (entry["progress"] for entry in ran.events("task-reported") if entry["progress"])
     assert (last["total_steps"], last["total_epochs"], last["resumed"]) == (60, 3, 0)
-    silent = distlaunch("local", "-n", "1", "--no-progress", "--run-dir", str(tmp_path / "2"), "fit.py", which, env=env)
+    silent = run("local", "-n", "1", "--no-progress", "--run-dir", str(tmp_path / "2"), "fit.py", which, env=env)
     assert silent.status == 0
     report = json.loads((tmp_path / "2" / "report.json").read_text())
     assert report["attempts"][0]["tasks"][0]["progress"] is None
@@ -338,11 +339,11 @@ model.fit(data, epochs=2, steps_per_epoch=200, **validation, callbacks=[Watch()]
 
 
 @pytest.mark.tensorflow
+@needs_tf_keras
 def test_fit_on_parameter_servers_counts_the_steps_that_workers_have_done(
     distlaunch: Distlaunch, tmp_path: Path
 ) -> None:
     """tf_keras schedules the steps of an epoch one after the other, and hands remote values to the callbacks."""
-    pytest.importorskip("tf_keras")
     (tmp_path / "fit.py").write_text(FIT_ON_SERVERS)
     ran = distlaunch(
         *("local", "--strategy", "parameter_server", "-n", "2", "fit.py"), env={"TF_USE_LEGACY_KERAS": "1"}
@@ -386,8 +387,8 @@ print(counts, meter.step)
 
 
 @pytest.mark.tensorflow
+@needs_tf_keras
 def test_a_step_that_has_only_been_scheduled_is_not_counted_before_a_worker_has_done_it(tmp_path: Path) -> None:
-    pytest.importorskip("tf_keras")
     command = [sys.executable, "-c", SCHEDULED]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "[0, 1] 2\n", done.stderr
@@ -408,10 +409,10 @@ model.fit(np.ones((8, 4)), np.ones((8, 1)), callbacks=[keras.callbacks.LambdaCal
 
 @pytest.mark.tensorflow
 def test_a_program_that_fails_before_its_first_step_is_not_started_again_although_the_cluster_was_up(
-    distlaunch: Distlaunch, tmp_path: Path
+    warm: Distlaunch, tmp_path: Path
 ) -> None:
     (tmp_path / "fit.py").write_text(FAIL_IN_FIT)
-    ran = distlaunch("local", "-n", "2", "--max-restarts", "3", "fit.py")
+    ran = warm("local", "-n", "2", "--max-restarts", "3", "fit.py")
     assert (ran.status, len(ran.report["attempts"])) == (1, 1), ran.stderr
     assert "The cluster is up" in ran.stderr
     assert "not started again: the program failed before its first training step" in ran.stderr

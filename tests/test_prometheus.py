@@ -22,6 +22,7 @@ from tests.background import BackgroundRun
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.test_metrics import free_port
+from tests.warm_python import WarmPython
 from tests.witness import await_none_left, make_mark
 
 COVERS = ("launcher/report/metrics.py", "launcher/run/metrics_file.py", "launcher/run/metrics_server.py")
@@ -62,7 +63,8 @@ def query(address: str, what: str) -> list[dict[str, Any]]:
     return [{**each["metric"], "value": float(each["value"][1])} for each in found]
 
 
-def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(tmp_path: Path) -> None:
+@pytest.mark.smoke
+def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(warm_python: WarmPython, tmp_path: Path) -> None:
     mark, port = make_mark(), free_port()
 
     def popen(argv: list[str], stderr: int) -> subprocess.Popen[bytes]:
@@ -72,7 +74,8 @@ def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(tmp_path: P
 
     demo = [str(PROGRAMS / "paced_demo.py"), "--epochs", "2000"]
     with scraping(tmp_path, port) as address:
-        run = BackgroundRun(tmp_path, "local", ["-n", "2", "--metrics", str(port), *demo], popen)
+        words = ["-n", "2", "--metrics", str(port), *demo]
+        run = BackgroundRun(tmp_path, "local", words, popen, warm_python.command)
         try:
 
             def advances() -> None:

@@ -106,6 +106,7 @@ def test_a_spec_file_is_run_and_a_script_gets_its_arguments_and_variables() -> N
 
 
 @pytest.mark.tensorflow
+@pytest.mark.smoke
 def test_a_script_trains_on_two_workers() -> None:
     report = run_local(module="worker_entry.demo.train", workers=2, settings=["program.args=[--epochs, 1]"])
     assert report.outcome == "succeeded", report.verdict

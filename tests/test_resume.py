@@ -16,9 +16,9 @@ KERAS = str(PROGRAMS / "resume_keras.py")
 LOOP = str(PROGRAMS / "resume_loop.py")
 
 
-@pytest.mark.parametrize("where", ["shared", "own", "empty"])
-def test_keras_resumes_from_the_chiefs_backup(distlaunch: Distlaunch, where: str) -> None:
-    ran = distlaunch("local", "--workers", "2", "--max-restarts", "1", KERAS, "6", where, timeout=200)
+@pytest.mark.parametrize("where", [pytest.param("shared", marks=pytest.mark.smoke), "own", "empty"])
+def test_keras_resumes_from_the_chiefs_backup(warm: Distlaunch, where: str) -> None:
+    ran = warm("local", "--workers", "2", "--max-restarts", "1", KERAS, "6", where, timeout=200)
     assert ran.status == 0, ran.stderr
     first, last = ran.report["attempts"]
     assert (first["verdict"]["task"], first["verdict"]["reference"]) == ("worker:1", "task-killed")
@@ -35,8 +35,8 @@ def test_keras_resumes_from_the_chiefs_backup(distlaunch: Distlaunch, where: str
     assert not list((ran.directory / "checkpoints").glob("backup/*"))
 
 
-def test_a_custom_loop_resumes_from_its_checkpoint(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "kill", timeout=200)
+def test_a_custom_loop_resumes_from_its_checkpoint(warm: Distlaunch) -> None:
+    ran = warm("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "kill", timeout=200)
     assert ran.status == 0, ran.stderr
     assert ran.report["attempts"][0]["verdict"]["reference"] == "task-killed"
     for worker in ("worker-0", "worker-1"):
@@ -45,8 +45,8 @@ def test_a_custom_loop_resumes_from_its_checkpoint(distlaunch: Distlaunch) -> No
         assert "weight 120.0, steps 60\n" in log
 
 
-def test_a_preemption_of_one_worker_makes_all_save_and_costs_no_restart(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "term", timeout=200)
+def test_a_preemption_of_one_worker_makes_all_save_and_costs_no_restart(warm: Distlaunch) -> None:
+    ran = warm("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "term", timeout=200)
     assert ran.status == 0, ran.stderr
     first, _ = ran.report["attempts"]
     assert first["verdict"]["reference"] == "preempted"

@@ -19,6 +19,7 @@ import pytest
 
 from launcher.commands.listing import render_runs
 from launcher.errors import UsageError
+from launcher.run import warm_nodes
 from launcher.run.controller import this_process
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import read_last_entries
@@ -47,7 +48,8 @@ SLEEP = "echo up; sleep 600"
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of runs, which commands use as well."""
+    """An empty folder of runs, which commands use as well; `ls` finds nothing that is kept warm."""
+    monkeypatch.setattr(warm_nodes, "find_waiting", lambda: iter(()))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "distlaunch" / "runs"
 

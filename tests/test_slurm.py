@@ -168,23 +168,19 @@ def preempt(job: Submitted) -> str:
 @pytest.mark.parametrize(
     ("by", "nodes", "program"),
     [
-        ("salloc", 2, "demo"),
+        pytest.param("salloc", 2, "demo", marks=pytest.mark.smoke),
         ("sbatch", 4, "fit"),
         ("submit", 2, "fit"),
-        ("submit", 4, "demo"),
     ],
 )
 def test_the_demo_and_an_unmodified_fit_train_on_all_nodes(
     cluster: SlurmCluster, tmp_path: Path, by: str, nodes: int, program: str
 ) -> None:
     directory = tmp_path / "run"
-    demo = ("worker_entry.demo.train", "--epochs", "3")
-    words = ["-m", *demo] if program == "demo" else [str(PROGRAMS / "plain_fit.py")]
+    demo = ("-m", "worker_entry.demo.train", "--epochs", "3")
+    words = demo if program == "demo" else [str(PROGRAMS / "plain_fit.py")]
     if by == "submit":
-        text = (
-            f"{{module: {demo[0]}, args: {json.dumps(demo[1:])}}}" if program == "demo" else f"{{script: {words[0]}}}"
-        )
-        job = submit(cluster, tmp_path, text, f"nodes: {nodes}")
+        job = submit(cluster, tmp_path, f"{{script: {words[0]}}}", f"nodes: {nodes}")
         directory = job.directory
         job.await_report(1, 120)
         job.await_end()
@@ -208,11 +204,11 @@ def test_the_demo_and_an_unmodified_fit_train_on_all_nodes(
     assert {task["progress"]["step"] for task in tasks if task["progress"]} != {0}
 
 
-@pytest.mark.tensorflow
 def test_two_jobs_on_the_same_nodes_do_not_disturb_each_other(cluster: SlurmCluster, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    jobs = [submit(cluster, tmp_path / name, f"{{script: {PROGRAMS / 'plain_fit.py'}}}") for name in ("a", "b")]
+    meet = f"{{script: {PROGRAMS / 'meet.py'}, args: [%s, '5']}}"
+    jobs = [submit(cluster, tmp_path / name, meet % name) for name in ("a", "b")]
     for job in jobs:
         job.await_report(1, 150)
         job.await_end()
@@ -223,6 +219,7 @@ def test_two_jobs_on_the_same_nodes_do_not_disturb_each_other(cluster: SlurmClus
     assert len({*addresses}) == 4
 
 
+@pytest.mark.smoke
 def test_tasks_per_node_and_cores_are_the_jobs(cluster: SlurmCluster, tmp_path: Path) -> None:
     spec = "--slurm", "--run-dir", str(tmp_path / "run"), "--", "sh", "-c", "echo $SLURM_JOB_ID"
     cluster.run("salloc", "-N2", "--ntasks-per-node=3", "--cpus-per-task=1", *distlaunch_command("up", *spec))
@@ -366,6 +363,7 @@ def test_check_says_how_the_job_ends_and_that_the_resolver_is_to_be_dropped(
 # --- ends ---
 
 
+@pytest.mark.smoke
 def test_a_cancelled_job_is_an_interruption_and_its_tasks_have_slurms_time_to_save(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -636,6 +634,7 @@ def test_a_job_that_slurm_refuses_leaves_nothing(cluster: SlurmCluster, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.smoke
 def test_secrets_reach_the_job_and_no_file(cluster: SlurmCluster, tmp_path: Path) -> None:
     program = json.dumps({"command": ["sh", "-c", 'printf %s "$API_KEY" | cksum']})
     job = submit(cluster, tmp_path, program, "nodes: 1", "env: {API_KEY: very-secret-words}")

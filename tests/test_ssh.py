@@ -347,7 +347,7 @@ def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, h
     assert_none_left(mark)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.smoke)])
 def test_nothing_is_left_on_any_node_when_the_controller_is_ended(hosts: Hosts, tmp_path: Path, signum: int) -> None:
     mark = make_mark()
     spec = hosts.write_spec(

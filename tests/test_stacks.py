@@ -13,7 +13,8 @@ import pytest
 
 from launcher.gang.stacks import StackCollector, parse_stack, render_stacks
 from launcher.tasks import TaskId
-from tests.conftest import PROGRAMS, distlaunch_command
+from tests.conftest import PROGRAMS, Command, distlaunch_command
+from tests.warm_python import WarmPython
 from tests.witness import wait_until
 from worker_entry.protocol.values import Activity
 
@@ -82,11 +83,11 @@ class TestRendering:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(folder: Path, *arguments: str, command: Command = distlaunch_command) -> Iterator[subprocess.Popen[bytes]]:
     """A run in the background, which is ended by Ctrl-C."""
     with (folder / "stderr").open("wb") as stderr:
-        command = distlaunch_command("local", "--run-dir", "run", *arguments)
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr)
+        words = command("local", "--run-dir", "run", *arguments)
+        process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr)
     with process:
         try:
             yield process
@@ -180,9 +181,11 @@ def test_a_run_that_is_over_or_missing_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_tasks_that_wait_in_a_collective_are_distinguished_from_the_one_that_blocks_it(tmp_path: Path) -> None:
+def test_tasks_that_wait_in_a_collective_are_distinguished_from_the_one_that_blocks_it(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
     program = str(PROGRAMS / "fail_in_training.py")
-    with running(tmp_path, "-n", "3", program, "worker:1", "sleep"):
+    with running(tmp_path, "-n", "3", program, "worker:1", "sleep", command=warm_python.command):
         log = tmp_path / "run/attempt-1/worker-1.log"
         wait_until(lambda: log.exists() and b"about to fail" in log.read_bytes(), "it sleeps", 90)
         wait_until(lambda: "worker:0, worker:2 are at" in ask(tmp_path), "the others wait for it", 30)

@@ -305,8 +305,8 @@ PATIENCE_S = "40"
 
 @pytest.mark.tensorflow
 class TestRealClusters:
-    def test_one_that_sleeps_in_the_input_pipeline_is_blamed_and_all_start_again(self, distlaunch: Distlaunch) -> None:
-        ran = distlaunch(
+    def test_one_that_sleeps_in_the_input_pipeline_is_blamed_and_all_start_again(self, warm: Distlaunch) -> None:
+        ran = warm(
             *("local", "-n", "3", "--stall-timeout", "5", "--max-restarts", "1", KERAS, "worker:1", "sleep-in-input"),
             *("8",),
         )
@@ -318,30 +318,31 @@ class TestRealClusters:
         assert [task["progress"]["step"] for task in second["tasks"]] == [160] * 3
         assert "load_batch" in (ran.directory / "stacks.txt").read_text()
 
-    def test_one_that_a_signal_stopped(self, distlaunch: Distlaunch) -> None:
-        ran = distlaunch("local", "-n", "3", "--stall-timeout", "5", KERAS, "worker:2", "stop")
+    def test_one_that_a_signal_stopped(self, warm: Distlaunch) -> None:
+        ran = warm("local", "-n", "3", "--stall-timeout", "5", KERAS, "worker:2", "stop")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:2"), ran.stderr
         assert "worker:2 was stopped by SIGSTOP (signal 19) and did not continue" in verdict["message"]
 
-    def test_one_that_never_joins_keeps_the_cluster_from_forming(self, distlaunch: Distlaunch) -> None:
-        ran = distlaunch("local", "-n", "3", "--start-timeout", PATIENCE_S, KERAS, "worker:1", "never-joins")
+    def test_one_that_never_joins_keeps_the_cluster_from_forming(self, warm: Distlaunch) -> None:
+        ran = warm("local", "-n", "3", "--start-timeout", PATIENCE_S, KERAS, "worker:1", "never-joins")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
         assert any(f"worker:1 is at {KERAS}:23 <module>" in line for line in verdict["evidence"])
         assert any("worker:0, worker:2 are at" in line for line in verdict["evidence"])
 
-    def test_one_that_does_not_find_the_leader_although_its_port_is_open(self, distlaunch: Distlaunch) -> None:
+    def test_one_that_does_not_find_the_leader_although_its_port_is_open(self, warm: Distlaunch) -> None:
         options = ["--start-timeout", PATIENCE_S, "--keep-own-tf-config"]
-        ran = distlaunch("local", "-n", "3", *options, LOST_LEADER, "worker:1")
+        ran = warm("local", "-n", "3", *options, LOST_LEADER, "worker:1")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
         waiting = r"waiting for worker:1 on local \(port \d+ open, worker:0 has not heard from it\)"
         assert re.search(f"{waiting}; worker:0, worker:2 are ready", verdict["message"])
 
-    def test_collectives_that_wait_for_each_other(self, distlaunch: Distlaunch) -> None:
+    @pytest.mark.smoke
+    def test_collectives_that_wait_for_each_other(self, warm: Distlaunch) -> None:
         loop = str(PROGRAMS / "loop.py")
-        ran = distlaunch("local", "-n", "3", "--stall-timeout", "5", loop, "worker:1", "skip-a-step")
+        ran = warm("local", "-n", "3", "--stall-timeout", "5", loop, "worker:1", "skip-a-step")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:1"), ran.stderr
         assert "steps done: 200 by worker:1, 199 by the others" in verdict["evidence"]

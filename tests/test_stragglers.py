@@ -334,8 +334,8 @@ TRAIN = str(PROGRAMS / "train_keras.py")
 
 
 @pytest.mark.tensorflow
-def test_a_worker_whose_input_is_slow_is_named_with_the_reason(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "-n", "3", TRAIN, "worker:1", "slow", "10")
+def test_a_worker_whose_input_is_slow_is_named_with_the_reason(warm: Distlaunch) -> None:
+    ran = warm("local", "-n", "3", TRAIN, "worker:1", "slow", "10")
     assert ran.status == 0, ran.stderr
     [named] = [line for line in ran.stderr.splitlines() if "× the median step" in line]
     assert named.startswith("worker:1 takes "), named
@@ -350,8 +350,8 @@ def test_a_worker_whose_input_is_slow_is_named_with_the_reason(distlaunch: Distl
 
 
 @pytest.mark.tensorflow
-def test_equal_workers_are_not_named(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "-n", "2", TRAIN, "nobody", "x", "40")
+def test_equal_workers_are_not_named(warm: Distlaunch) -> None:
+    ran = warm("local", "-n", "2", TRAIN, "nobody", "x", "40")
     assert ran.status == 0, ran.stderr
     assert "× the median step" not in ran.stderr
     assert b'"straggler"' not in (ran.directory / "events.jsonl").read_bytes()

@@ -57,40 +57,39 @@ def looked(ran: Ran) -> dict[str, Any]:
     ("strategy", "name", "replicas"),
     [
         ("one_device", "OneDeviceStrategy", 1),
-        ("mirrored", "MirroredStrategy", 4),
+        pytest.param("mirrored", "MirroredStrategy", 4, marks=pytest.mark.smoke),
         ("central_storage", "CentralStorageStrategyV1", 4),
     ],
 )
-def test_one_process_with_four_devices(
-    distlaunch: Distlaunch, look: str, strategy: str, name: str, replicas: int
-) -> None:
-    told = looked(distlaunch("local", "--strategy", strategy, "--devices", "4", look))
+def test_one_process_with_four_devices(warm: Distlaunch, look: str, strategy: str, name: str, replicas: int) -> None:
+    told = looked(warm("local", "--strategy", strategy, "--devices", "4", look))
     assert told["name"].startswith(name.removesuffix("V1"))
     assert (told["replicas"], told["cpus"], told["tf_config"]) == (replicas, 4, False)
 
 
-def test_a_spec_says_how_devices_and_workers_add_up(distlaunch: Distlaunch, look: str, tmp_path: Path) -> None:
+def test_a_spec_says_how_devices_and_workers_add_up(warm: Distlaunch, look: str, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     program = f"program: {{script: {look}}}\n"
     spec.write_text(
         f"nodes: [{{host: local}}]\nstrategy: mirrored\ndevices: 2\ncross_device: reduction_to_one_device\n{program}"
     )
-    assert looked(distlaunch("up", str(spec)))["ops"] == "ReductionToOneDevice"
+    assert looked(warm("up", str(spec)))["ops"] == "ReductionToOneDevice"
     spec.write_text(f"nodes: [{{host: local, tasks: {{worker: 2}}}}]\ncommunication: ring\n{program}")
-    told = looked(distlaunch("up", "--run-dir", str(tmp_path / "second"), str(spec), run_dir=False))
+    told = looked(warm("up", "--run-dir", str(tmp_path / "second"), str(spec), run_dir=False))
     assert told["communication"] == "RING"
 
 
-def test_without_a_tpu_the_error_names_what_is_missing(distlaunch: Distlaunch, look: str) -> None:
-    ran = distlaunch("local", "--strategy", "tpu", look)
+def test_without_a_tpu_the_error_names_what_is_missing(warm: Distlaunch, look: str) -> None:
+    ran = warm("local", "--strategy", "tpu", look)
     assert ran.status == 1
     assert "RuntimeError: no TPU: TPU_NAME is not set, and this is not a TPU VM" in ran.stderr
 
 
+@pytest.mark.smoke
 def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
-    distlaunch: Distlaunch, tmp_path: Path
+    warm: Distlaunch, tmp_path: Path
 ) -> None:
-    ran = distlaunch(
+    ran = warm(
         *("local", "--strategy", "parameter_server", "--workers", "2", "--evaluator"),
         *("--chaos", "kill:worker:1@seconds=4", "--max-restarts", "0"),
         *(
@@ -122,10 +121,10 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
 
 
 def test_a_parameter_server_that_dies_ends_the_attempt_and_the_next_resumes_from_the_checkpoint(
-    distlaunch: Distlaunch, tmp_path: Path
+    warm: Distlaunch, tmp_path: Path
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
-    ran = distlaunch(
+    ran = warm(
         *("local", "--strategy", "parameter_server", "--workers", "1"),
         *("--chaos", "kill:ps:0@seconds=8", "--max-restarts", "1"),
         *(*DEMO, "--epochs", "40", "--checkpoints", str(checkpoints)),
@@ -140,9 +139,9 @@ def test_a_parameter_server_that_dies_ends_the_attempt_and_the_next_resumes_from
     assert {path.name for path in checkpoints.iterdir()} == {f"epoch-{epoch:04}.keras" for epoch in range(1, 41)}
 
 
-def test_workers_of_a_divided_cpu_use_its_first_device_only(distlaunch: Distlaunch, look: str) -> None:
+def test_workers_of_a_divided_cpu_use_its_first_device_only(warm: Distlaunch, look: str) -> None:
     """TensorFlow cannot emulate workers with several devices; cluster_specs/README.md says so."""
-    told = looked(distlaunch("local", "--workers", "2", "--devices", "2", look))
+    told = looked(warm("local", "--workers", "2", "--devices", "2", look))
     assert told["replicas"] == 2  # not four
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 import worker_entry
 from tests.background import BackgroundRun, running
 from tests.conftest import PROGRAMS, Distlaunch
+from tests.warm_python import WarmPython
 from tests.witness import wait_until
 from worker_entry.task.profiling import ATTEMPTS, _make_messages
 
@@ -55,8 +57,9 @@ def ask(url: str) -> Any:
         return json.load(answer)
 
 
-def test_it_shows_what_each_worker_writes_and_ends_with_the_run(tmp_path: Path) -> None:
-    with running(tmp_path, "-n", "2", "--set", "guard=required", "--tensorboard", *DEMO, "8") as run:
+def test_it_shows_what_each_worker_writes_and_ends_with_the_run(warm_python: WarmPython, tmp_path: Path) -> None:
+    options = ("-n", "2", "--set", "guard=required", "--tensorboard")
+    with running(tmp_path, *options, *DEMO, "8", command=warm_python.command) as run:
         address = address_of(run)
         wait_until(lambda: {"worker-0/train", "worker-1/train"} <= set(ask(f"{address}data/runs")), "it shows both", 60)
         port = urllib.parse.urlsplit(address).port
@@ -68,8 +71,8 @@ def test_it_shows_what_each_worker_writes_and_ends_with_the_run(tmp_path: Path) 
     assert "0 processes left on this machine" in run.said
 
 
-def test_it_stays_after_the_training_if_it_is_to_until_ctrl_c(tmp_path: Path) -> None:
-    with running(tmp_path, "-n", "1", "--keep-tensorboard", *DEMO, "1") as run:
+def test_it_stays_after_the_training_if_it_is_to_until_ctrl_c(warm_python: WarmPython, tmp_path: Path) -> None:
+    with running(tmp_path, "-n", "1", "--keep-tensorboard", *DEMO, "1", command=warm_python.command) as run:
         address = address_of(run)
         run.wait_until_said("Training has ended; TensorBoard keeps running until Ctrl-C")
         wait_until(lambda: "worker-0/train" in ask(f"{address}data/runs"), "it shows the worker", 60)
@@ -88,9 +91,12 @@ def test_one_that_cannot_start_is_reported_and_the_tasks_continue(distlaunch: Di
     assert b"ModuleNotFoundError: not here" in ran.log("tensorboard-0")
 
 
-def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(
+    distlaunch: Distlaunch, warm_python: WarmPython, tmp_path: Path
+) -> None:
     """TensorFlow's own method recorded operations of all workers, and those that follow sometimes died."""
-    with running(tmp_path, "-n", "2", "--evaluator", *PACED, "2000") as run:  # the evaluator has no server
+    options = ("-n", "2", "--evaluator")  # which has no server
+    with running(tmp_path, *options, *PACED, "2000", command=warm_python.command) as run:
         run.wait_for(b"Epoch 3/2000", 0)
         captures, trained = 0, False
         while not trained:  # on a busy machine, a worker may wait for the other during a whole capture
@@ -141,18 +147,21 @@ def capture(distlaunch: Distlaunch, duration_s: float, names: set[str]) -> Path:
 
 
 def events_of(folder: Path, *names: str) -> list[set[str]]:
-    """The names of the events captured of each task, as TensorFlow itself reads them."""
-    script = (
-        "import json, sys\nfrom tensorflow.tsl.profiler.protobuf import xplane_pb2\n"
-        "def read(file):\n"
-        "    space = xplane_pb2.XSpace.FromString(open(file, 'rb').read())\n"
-        "    return [plane.event_metadata[event.metadata_id].name\n"
-        "            for plane in space.planes for line in plane.lines for event in line.events]\n"
-        "print(json.dumps([sorted(set(read(file))) for file in sys.argv[1:]]))\n"
-    )
-    command = [sys.executable, "-c", script, *(str(folder / f"{name}.xplane.pb") for name in names)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [set(events) for events in json.loads(done.stdout)]
+    """The names of the events captured of each task, by TensorFlow's own format, which needs no other part of it."""
+    tensorflow = importlib.util.find_spec("tensorflow")
+    assert tensorflow is not None
+    assert tensorflow.origin is not None
+    module = runpy.run_path(str(Path(tensorflow.origin).parent / "tsl" / "profiler" / "protobuf" / "xplane_pb2.py"))
+    spaces = [module["XSpace"].FromString((folder / f"{name}.xplane.pb").read_bytes()) for name in names]
+    return [
+        {
+            plane.event_metadata[event.metadata_id].name
+            for plane in space.planes
+            for line in plane.lines
+            for event in line.events
+        }
+        for space in spaces
+    ]
 
 
 def operations(events: set[str]) -> set[str]:
@@ -201,10 +210,12 @@ def test_tasks_that_have_only_waited_are_asked_again_and_then_named(tmp_path: Pa
     assert sorted(asked) == sorted([*tasks] * ATTEMPTS)
 
 
-def test_step_times_are_shown_beside_the_loss_with_the_names_of_the_tasks(tmp_path: Path) -> None:
+def test_step_times_are_shown_beside_the_loss_with_the_names_of_the_tasks(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
     tasks = {"distlaunch/worker-0", "distlaunch/worker-1"}
     shown = {*tasks, "distlaunch", "worker-0/train"}
-    with running(tmp_path, "-n", "2", "--tensorboard", *PACED, "2000") as run:
+    with running(tmp_path, "-n", "2", "--tensorboard", *PACED, "2000", command=warm_python.command) as run:
         address = address_of(run)
         wait_until(lambda: shown <= set(ask(f"{address}data/runs")), "it shows both", 90)
 

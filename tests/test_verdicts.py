@@ -32,17 +32,20 @@ WAYS = {
 }
 
 
-ALONE = [("one by one", "worker:1", how) for how in ("kill", "raise", "raise-early", "exit-text")]
-"""Failures in which a task of plain Python could end differently from a forked one."""
+@pytest.mark.parametrize("culprit", ["worker:0", "worker:1"])
+@pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.smoke) if how == "kill" else how for how in WAYS])
+def test_the_worker_that_broke_the_cluster_is_named(warm: Distlaunch, culprit: str, how: str) -> None:
+    assert_named(warm, culprit, how)
 
 
-@pytest.mark.parametrize(
-    ("start", "culprit", "how"),
-    [*(("forked", culprit, how) for how in WAYS for culprit in ("worker:0", "worker:1")), *ALONE],
-)
-def test_the_worker_that_broke_the_cluster_is_named(distlaunch: Distlaunch, start: str, culprit: str, how: str) -> None:
+@pytest.mark.parametrize("how", ["raise-early", "exit-text"])
+def test_in_plain_python_too(distlaunch: Distlaunch, how: str) -> None:
+    """Where a task could end differently from a forked one."""
+    assert_named(distlaunch, "worker:1", how, "--no-preload")
+
+
+def assert_named(distlaunch: Distlaunch, culprit: str, how: str, *flags: str) -> None:
     mark = make_mark()
-    flags = [] if start == "forked" else ["--no-preload"]
     ran = distlaunch("local", "--workers", "3", *flags, FAIL, culprit, how, env=mark, timeout=120)
     reference, words = WAYS[how]
     verdict = ran.report["attempts"][0]["verdict"]
@@ -53,22 +56,22 @@ def test_the_worker_that_broke_the_cluster_is_named(distlaunch: Distlaunch, star
     assert_none_left(mark)
 
 
-def test_a_worker_that_a_signal_stopped_is_named_at_once_and_in_the_end(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_worker_that_a_signal_stopped_is_named_at_once_and_in_the_end(warm: Distlaunch, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     # TensorFlow waits for a silent worker for as long as the lease.
     spec.write_text(
         "nodes: [{host: local, tasks: {worker: 3}}]\ntimeouts: {lease_s: 10}\n"
         f"program: {{script: {FAIL}, args: ['worker:1', stop]}}\n"
     )
-    ran = distlaunch("up", str(spec), timeout=120)
+    ran = warm("up", str(spec), timeout=120)
     verdict = ran.report["attempts"][0]["verdict"]
     assert (ran.status, verdict["task"], verdict["reference"]) == (3, "worker:1", "stalled"), ran.stderr
     assert "worker:1 was stopped by SIGSTOP (signal 19); the others wait for it" in ran.stderr
     assert "Error: worker:1 on local was stopped by SIGSTOP (signal 19) after" in ran.stderr
 
 
-def test_a_worker_that_fails_only_because_the_leader_has_finished_does_not_fail_the_run(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "--workers", "2", str(PROGRAMS / "late.py"), "worker:1")
+def test_a_worker_that_fails_only_because_the_leader_has_finished_does_not_fail_the_run(warm: Distlaunch) -> None:
+    ran = warm("local", "--workers", "2", str(PROGRAMS / "late.py"), "worker:1")
     assert ran.status == 0, ran.stderr
     verdict = ran.report["attempts"][0]["verdict"]
     assert "UnavailableError" in ran.log("worker-1").decode()

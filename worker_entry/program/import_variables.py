@@ -11,7 +11,10 @@ from typing import Optional
 
 from worker_entry.protocol.frozen import dataclass, field
 
-LATE = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "no_grpc_proxy", "GRPC_FAIL_FAST")
+LATE = (
+    *("TF_CONFIG", "TF_GRPC_REUSE_PORT", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH"),
+    *("no_grpc_proxy", "GRPC_FAIL_FAST"),
+)
 """Variables that no library reads at import."""
 READ = re.compile(
     r"(TF|XLA|TPU|KERAS|AUTOGRAPH|ONEDNN|DNNL|CUDA|ROCM|HIP|GRPC|ABSL|GLOG|OMP|KMP|MKL|OPENBLAS|NPY|NUMPY|LD|MPL)"
