@@ -134,9 +134,6 @@ class Answers:
                 for task in started:
                     yield Started(task, 8, now)
                     yield Listening(task, now)
-            case ShowStacks():
-                for task in self.running:
-                    yield Stacks(task, CHILD, Activity())
             case Stop():
                 yield from self.stop(TERM, now)
 
@@ -197,7 +194,18 @@ class Steps:
     injected: tuple[str, ...] = ()
 
 
-Script = Sequence[At | Exit | Steps]
+@dataclass(frozen=True)
+class Shows:
+    """What a task shows when it is asked, from `after_s` after its start on: its stack, and how active it is."""
+
+    task: str
+    activity: Activity = Activity()  # noqa: RUF009 - it is frozen
+    stack: str = CHILD
+    after_s: float = 0.0
+    attempt: int = 1
+
+
+Script = Sequence[At | Exit | Steps | Shows]
 
 
 def lose(reason: str = "the connection broke", left: int | None = None) -> Deed:
@@ -314,6 +322,8 @@ class FakeAgent:
         self._mirror = mirror
         self._answers = Answers()
         self._starts: dict[str, int] = {}
+        self._started: dict[str, float] = {}
+        """When each task was last started, by the run's clock."""
         self._stopping = False
         self._said = self._confirmed = 0
         self._decoder = Decoder(ToAgent)
@@ -422,12 +432,15 @@ class FakeAgent:
                 case Dial(targets, marks=marks):
                     refused = self.world.refused.get(self.node, ())
                     self.answer(Dialled([_dial(target, refused) for target in targets], marks))
+                case ShowStacks():
+                    self.answer(*map(self._show, self._answers.running))
                 case _:
                     self.answer(*self._answers.to(order, self.now()))
 
     def _start(self, order: Start) -> None:
         for task in order.tasks:
             self._starts[task.task] = self._starts.get(task.task, 0) + 1
+            self._started[task.task] = self.world.timing.monotonic()
             self._live(task.task, serves=task.program.target == SERVER_MODULE)
         answers = [*self._answers.to(order, self.now())]
         self.answer(*answers[::2])
@@ -437,6 +450,14 @@ class FakeAgent:
         if self._enter(Phase.FORMING):
             self.answer(*answers[1::2])
         self.later(UP_S, lambda: None if self._stopping else self._run_on())
+
+    def _show(self, task: str) -> Stacks:
+        lived_s = self.world.timing.monotonic() - self._started[task]
+        shown = [Shows(task)]
+        for step in self.world.script:
+            if isinstance(step, Shows) and (step.task, step.attempt) == (task, self._answers.attempt):
+                shown += [step] if step.after_s <= lived_s else []
+        return Stacks(task, shown[-1].stack, shown[-1].activity)
 
     def _run_on(self) -> None:
         self._enter(Phase.RUNNING)

@@ -49,13 +49,6 @@ class TestDrain:
         assert ran.status == 0, ran.stderr
         assert "worker:1 has been in <module> at" in ran.stderr
 
-    def test_a_waiting_task_is_stopped_after_a_warning(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        program = write(tmp_path, "mine and threading.Event().wait()")
-        ran = distlaunch("local", "-n", "2", "--drain-timeout", "12", program)
-        assert (ran.status, ran.report["attempts"][0]["verdict"]["reference"]) == (3, "drain-timeout")
-        assert "worker:1 is still running, the others have ended; stopping in " in ran.stderr
-        assert "--drain-timeout" in ran.report["attempts"][0]["verdict"]["hint"]
-
 
 class TestStart:
     def test_reported_steps_show_that_a_program_trains(self, distlaunch: Distlaunch, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.fake_nodes import (
     FakeAgent,
     FakeRun,
     Script,
+    Shows,
     both,
     drop,
     fall_silent,
@@ -37,7 +38,7 @@ from tests.fake_nodes import (
 from tests.polling import eventually
 from worker_entry.protocol.messages import CHILD, Broken, Fetch, Noted
 from worker_entry.protocol.orders import Dial, Hello, Preload, Prepare, Start, Stop
-from worker_entry.protocol.values import Problem, TaskExit
+from worker_entry.protocol.values import Activity, Problem, TaskExit
 
 WORKER_0, WORKER_1 = TaskId("worker", 0), TaskId("worker", 1)
 SYNC = {"sync": {"path": "project", "to": "~/project"}}
@@ -268,6 +269,53 @@ def test_a_task_that_does_not_show_its_stack_is_not_waited_for(tmp_path: Path) -
     state = run.attempt()
     assert state.reason is Reason.START_TIMEOUT
     assert state.stacks == {WORKER_0: CHILD, WORKER_1: ""}
+
+
+# --- tasks at work, and tasks that wait ---
+
+AT_WORK = Activity(idle_s=1.0)
+
+
+def test_a_task_at_work_after_the_others_have_ended_is_named_and_not_stopped(tmp_path: Path) -> None:
+    script: Script = [Exit("worker:0", TaskExit(0), 20.0), Shows("worker:1", AT_WORK)]
+    run = FakeRun(tmp_path / "run", script, {"timeouts": {"drain_s": 30}})
+    state = run.attempt()
+    assert state.reason is Reason.SUCCEEDED
+    assert state.exits[WORKER_1].exit == TaskExit(0)
+    assert "worker:1 has been at work for " in run.said
+
+
+def test_a_task_that_waits_after_the_others_have_ended_is_stopped_after_a_warning(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [Exit("worker:0", TaskExit(0), 20.0)], {"timeouts": {"drain_s": 30}})
+    report = run.run()
+    verdict = report.attempts[0].verdict
+    assert (report.outcome, verdict.reference) == ("failed", "drain-timeout")
+    assert verdict.hint is not None
+    assert "--drain-timeout" in verdict.hint
+    assert "worker:1 is still running, the others have ended; stopping in 15 s unless at work then" in run.said
+    assert 50 < run.timing.monotonic() - 1000 < 52
+
+
+def test_a_task_that_stops_working_has_the_drain_time_from_then_on(tmp_path: Path) -> None:
+    shown = (Shows("worker:1", AT_WORK), Shows("worker:1", after_s=60.0))
+    script: Script = [Exit("worker:0", TaskExit(0), 20.0), *shown, Exit("worker:1", TaskExit(0), 1e6)]
+    run = FakeRun(tmp_path / "run", script, {"timeouts": {"drain_s": 30}})
+    state = run.attempt()
+    assert (state.reason, state.exits[WORKER_1].exit) == (Reason.DRAIN_TIMEOUT, TERM)
+    assert 80 < run.timing.monotonic() - 1000 < 82
+
+
+@pytest.mark.parametrize("activity", [Activity(), AT_WORK])
+def test_without_a_sign_of_progress_a_cluster_is_stopped_after_the_users_limit(
+    tmp_path: Path, activity: Activity
+) -> None:
+    """Even if a task is at work: the user's limit is exact."""
+    run = FakeRun(tmp_path / "run", [Shows("worker:1", activity)], {"timeouts": {"stall_s": 20}})
+    report = run.run()
+    verdict = report.attempts[0].verdict
+    assert (report.outcome, verdict.reference) == ("failed", "stalled")
+    assert verdict.message == "no sign of progress for 20 s"
+    assert 20 < run.timing.monotonic() - 1000 < 24
 
 
 # --- the checks ---

@@ -290,11 +290,12 @@ def test_the_leaders_lines_about_missing_tasks_are_parsed() -> None:
 
 @pytest.mark.slow
 def test_a_command_that_goes_silent_has_stalled(distlaunch: Distlaunch) -> None:
+    """Each line counts as progress; how exact the limit is, simulated attempts show."""
     program = "for n in 1 2 3 4 5 6; do echo $n; sleep 0.5; done; sleep 600"
     ran = distlaunch("local", "-n", "1", "--stall-timeout", "2", "--", "sh", "-c", program, timeout=60)
     assert ran.status == 3
     assert ran.log() == b"1\n2\n3\n4\n5\n6\n"
-    assert "Error: no sign of progress for 2 s [stalled]\n" in ran.stderr
+    assert re.search(r"Error: no sign of progress for \d+ s \[stalled\]\n", ran.stderr)
 
 
 LOST_LEADER = str(PROGRAMS / "lost_leader.py")

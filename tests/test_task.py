@@ -415,9 +415,21 @@ def test_a_script_says_and_ends_as_under_plain_python(tmp_path: Path, name: str)
     assert ours == plain
 
 
-@pytest.mark.parametrize("name", ["exit 3", "exit text", "exception", "syntax error", "keyboard interrupt"])
-@pytest.mark.parametrize("way", first_quick(["a module", "a package", "a folder", "a symbolic link to a script"]))
-def test_a_program_ends_alike_in_every_way_it_can_be_run(tmp_path: Path, name: str, way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ("a module", "exception"),
+        ("a module", "syntax error"),
+        ("a module", "keyboard interrupt"),
+        ("a package", "exit text"),
+        ("a package", "exception"),
+        ("a folder", "exception"),
+        ("a folder", "syntax error"),
+        ("a symbolic link to a script", "exception"),
+    ],
+)
+def test_a_program_ends_alike_in_every_way_it_can_be_run(tmp_path: Path, way: str, name: str) -> None:
+    """The ways differ in what finds the source and in the frames of its traceback, not in what follows an end."""
     write(tmp_path, PROGRAMS_TO_COMPARE[name])
     plain, ours = compare(tmp_path, WAYS[way])
     assert ours == plain
