@@ -114,7 +114,7 @@ def read_tests() -> dict[str, Module]:
     }
     named: dict[str, set[str]] = {}
     for path in (ROOT / "tests").rglob("*"):
-        if path.is_file() and path.suffix != ".pyc":
+        if path.is_file() and path.suffix != ".pyc" and "benchmarks" not in path.parts:
             named.setdefault(_how_named(path), set()).add(_relative(path))
     return {
         _relative(path): _read(path, known, named) for name, path in known.items() if name.partition(".")[0] == "tests"

@@ -302,10 +302,15 @@ def test_a_run_reports_once_that_tasks_start_again_and_remembers_it(distlaunch: 
     assert ran.status == 0, ran.stderr
     why = "the program sets TF_ENABLE_ONEDNN_OPTS before it imports tensorflow"
     assert ran.stderr.count(why) == 1
-    for attempt in (1, 2):
-        for task in (0, 1):
-            log = (ran.directory / f"attempt-{attempt}" / f"worker-{task}.log").read_text()
-            assert re.findall("^(plain|forked|with .*)$", log, re.MULTILINE) == ["with 0", "plain"]
+    first, second = (
+        [
+            re.findall("^(plain|forked|with .*)$", log.read_text(), re.MULTILINE)
+            for log in sorted((ran.directory / f"attempt-{attempt}").glob("worker-*.log"))
+        ]
+        for attempt in (1, 2)
+    )
+    assert ["with 0", "plain"] in first  # the other worker may have been stopped before
+    assert second == [["with 0", "plain"]] * 2
 
 
 @pytest.mark.tensorflow

@@ -106,6 +106,20 @@ def test_what_a_module_covers_names_and_imports_is_read_from_its_source() -> Non
     assert "launcher/errors.py" in modules["tests/conftest.py"].covers
 
 
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("launcher/pages/assets/report.html.j2", {"test_pages_in_browser"}),
+        ("tests/programs/meet.py", {"test_slurm", "test_tunnel", "test_selection"}),  # this module names it, too
+        ("tests/containers.py", {"test_containers", "test_ways"}),
+        ("docker/Dockerfile", {"test_containers"}),
+    ],
+)
+def test_a_template_a_program_or_a_helper_selects_the_modules_that_use_it(file: str, expected: set[str]) -> None:
+    selection = select([file], read_tests())
+    assert ({Path(name).stem for name in selection.modules}, selection.everything) == (expected, None)
+
+
 def test_covers_is_a_literal_at_module_level() -> None:
     assert [*read_covers(b"x = 1\nCOVERS = ('launcher/gang', 'docker')\ndef f():\n    COVERS = ('a',)\n")] == [
         "launcher/gang",

@@ -64,7 +64,7 @@ class Attempts:
         self._owned.callback(self._ports.release)
         self._guards = PortGuards(selector, send, self.checks.links.begin)
         self._owned.callback(self._guards.end)
-        self._tasks = RunningTasks(send, self._ports)
+        self._tasks = RunningTasks(self._report, self._ports)
         self._owned.callback(self._tasks.forget)
         self._owned.callback(self.checks.close)
         self._finished: Optional[processes.Tree] = None
@@ -213,14 +213,18 @@ class Attempts:
         self._tasks.observe_logs()
         tasks = self._tasks.by_name
         for message in (*self._task_watch.poll(tasks, self._ports, self._tree, now), *self._stacks.poll(tasks, now)):
-            self._send(message)
-            if isinstance(message, Status) and self.forkserver.is_refused(message.status):
-                self._send(Noted(f"tasks start again without the early import: {message.status.not_forked}"))
+            self._report(message)
         sample_s = hello.sample_s if hello is not None else 0.0
         for news in (self._sampler.poll(tasks, now, sample_s), self._checkpoints.poll(now) if tasks else None):
             if news is not None:
                 self._send(news)
         return problem
+
+    def _report(self, message: Message) -> None:
+        """Sends what a task reports, also at its end; says once that tasks cannot use the early import."""
+        self._send(message)
+        if isinstance(message, Status) and self.forkserver.is_refused(message.status):
+            self._send(Noted(f"tasks start again without the early import: {message.status.not_forked}"))
 
     def stream_logs(self, connection: Connection) -> None:
         stream_logs(self._tasks.log_queue, self._number, connection)
