@@ -262,7 +262,7 @@ def test_a_port_that_is_held_is_reported_with_its_holder(network: Network, check
         report = check(spec_of(network, b="port: 20700"))
     [finding] = report["findings"]
     assert (finding["node"], finding["reference"]) == ("gpu-b", "port-taken")
-    assert finding["message"].startswith(f"worker:1: port 20700 is held by pid {pid} (")
+    assert finding["message"].startswith(f"worker:1 on gpu-b: port 20700 is held by pid {pid} (")
     assert report["nodes"][1]["usable"] is False
     assert report["nodes"][1]["python"] == platform.python_version()  # the rest of the node is checked anyway
 
@@ -423,7 +423,7 @@ def test_a_program_that_a_node_lacks_is_reported(network: Network, check: Check,
     spec = network.write_spec(f"working_directory: {folder}\nprogram: {{script: train.py}}\n")
     program.unlink()
     report = check(spec)
-    message = f"worker:1: cannot read the script {folder}/train.py: No such file or directory"
+    message = f"worker:1 on gpu-b: cannot read the script {folder}/train.py: No such file or directory"
     assert errors(report) == [message]
     assert [node["usable"] for node in report["nodes"]] == [True, False]
     ran = up(network, spec, tmp_path)

@@ -308,7 +308,8 @@ def test_a_home_that_is_full_is_reported(node: Nodes) -> None:
 
 def test_a_log_that_fills_the_disk_is_reported(node: Nodes) -> None:
     (node.folder.parent / "fill.py").write_text("import os\nwhile True: os.write(1, b'x' * 4095 + b'\\n')\n")
-    node.start(prepare=[NO_OTHER_CACHE, f"mount -t tmpfs -o size=2m none {node.home}"])
+    # 4 MiB have room for worker_entry and the files of a task, but not for that log.
+    node.start(prepare=[NO_OTHER_CACHE, f"mount -t tmpfs -o size=4m none {node.home}"])
     _check_full(node.up("program: {script: fill.py}\n"), node)
 
 

@@ -613,7 +613,7 @@ class TestReport:
 
         assert [node.usable for node in report.nodes] == [True, False]
         assert render_findings(report)[1:] == [
-            "Error: worker:1: port 20000 is held by pid 7 (nginx) [port-taken]",
+            "Error: worker:1 on gpu-b: port 20000 is held by pid 7 (nginx) [port-taken]",
             "  end it",
             "test: not startable: 1 error",
         ]

@@ -33,7 +33,7 @@ from launcher.verdict.causes import (
     is_collateral,
     was_stopped,
 )
-from launcher.verdict.judge import exit_status, judge, outcome
+from launcher.verdict.judge import exit_status, judge, outcome, render_place
 from launcher.verdict.models import Verdict
 from tests.test_gang import (
     DRAIN_S,
@@ -368,17 +368,24 @@ class TestRefusal:
         assert verdict.message == "cannot read the script /home/alice/x.py: No such file or directory"
         assert (verdict.reference, verdict.evidence, verdict.hint) == ("no-program", [], "name another")
 
-    def test_of_one_task_names_it(self) -> None:
+    def test_of_one_task_names_it_and_its_node(self) -> None:
         problem = Problem(
             "port-taken", "port 20000 is held by nginx (pid 7)", "stop it or choose another port", "worker:0"
         )
 
         assert judged(self.refused(NodeRefused("a", (problem,)))) == Verdict(
             reference="port-taken",
-            message="worker:0: port 20000 is held by nginx (pid 7)",
+            message="worker:0 on a: port 20000 is held by nginx (pid 7)",
             task="worker:0",
             hint="stop it or choose another port",
         )
+
+    @pytest.mark.parametrize(
+        ("node", "message", "place"),
+        [("local", "gone", "worker:0: "), ("a", "on a: gone", "worker:0: "), ("a", "gone", "worker:0 on a: ")],
+    )
+    def test_of_a_task_names_the_node_once_and_never_this_machine(self, node: str, message: str, place: str) -> None:
+        assert render_place(node, Problem("no-program", message, task="worker:0")) == place
 
     def test_for_several_reasons_shows_all(self) -> None:
         problems = (
@@ -388,7 +395,7 @@ class TestRefusal:
 
         verdict = judged(self.refused(NodeRefused("a", problems[:1]), NodeRefused("b", problems[1:])))
 
-        assert verdict.message == "worker:0: there is no program /x"
+        assert verdict.message == "worker:0 on a: there is no program /x"
         assert verdict.evidence == ["b: port 1 is held [port-taken]"]
 
     def test_without_a_reason_names_the_node(self) -> None:

@@ -10,6 +10,7 @@ from launcher.gang.state import AttemptState, Reason
 from launcher.gang.strangers import render_unguarded
 from launcher.report.models import CheckReport, JobReport, NodeReport
 from launcher.spec.models import ClusterSpec
+from launcher.verdict.judge import render_place
 
 
 def make_check_report(
@@ -67,12 +68,11 @@ def _unusable(state: AttemptState) -> Iterator[Finding]:
         yield Finding(level="error", node=node, reference=reference, message=f"node {node} cannot be used: {reason}")
     for refusal in state.refusals:
         for problem in refusal.problems:
-            where = problem.task or refusal.node
             yield Finding(
                 level="error",
                 node=refusal.node,
                 reference=problem.reference,
-                message=f"{where}: {problem.message}",
+                message=f"{render_place(refusal.node, problem)}{problem.message}",
                 hint=problem.hint,
             )
 

@@ -12,6 +12,7 @@ from launcher.gang.stacks import render_places
 from launcher.gang.state import AttemptState, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.spec.nodes import LOCAL
 from launcher.tasks import TaskId, find_leader, name_tasks
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.models import OutcomeName, Verdict
@@ -159,21 +160,22 @@ def _judge_refusal(state: AttemptState) -> Verdict:
     first = problems[0][1]
     alike = [node for node, problem in problems if _same(problem, first)]
     rest = [(node, problem) for node, problem in problems if not _same(problem, first)]
-    where = _render_place(alike[0], first) if len(alike) == 1 and (first.task or alike[0] != "local") else ""
+    where = render_place(alike[0], first) if len(alike) == 1 and (first.task or alike[0] != LOCAL) else ""
     return Verdict(
         reference=first.reference,
         message=f"{where}{first.message}",
         task=first.task,
-        evidence=[f"{_render_place(node, problem)}{problem.message} [{problem.reference}]" for node, problem in rest],
+        evidence=[f"{render_place(node, problem)}{problem.message} [{problem.reference}]" for node, problem in rest],
         hint=first.hint,
     )
 
 
-def _render_place(node: str, problem: Problem) -> str:
-    """`worker:1: ` or `gpu-a: `; empty if the message itself names the node."""
-    if problem.task is None and node in {word.strip(",;:") for word in problem.message.split()}:
-        return ""
-    return f"{problem.task or node}: "
+def render_place(node: str, problem: Problem) -> str:
+    """`worker:1 on gpu-a: `, `worker:1: ` or `gpu-a: `; without the node if the message itself names it."""
+    is_named = node in {word.strip(",;:") for word in problem.message.split()}
+    if problem.task is None:
+        return "" if is_named else f"{node}: "
+    return f"{problem.task}: " if is_named or node == LOCAL else f"{problem.task} on {node}: "
 
 
 def _same(one: Problem, other: Problem) -> bool:
