@@ -223,6 +223,20 @@ def test_a_hashed_known_hosts_file_is_understood(distlaunch: Distlaunch, hosts: 
     assert ran.status == 0, ran.stderr
 
 
+def test_opensshs_own_client_accepts_an_unknown_host_only_if_it_is_to(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    hosts.known_hosts.write_text("")
+    program = "program: {command: ['true']}\nway: openssh\n"
+    ran = distlaunch("up", hosts.write_spec(program), env=hosts.env)
+    assert ran.status == 3
+    assert "Host key verification failed" in ran.stderr
+    assert hosts.known_hosts.read_text() == ""
+    shutil.rmtree(ran.directory)
+    ran = distlaunch("up", hosts.write_spec(f"{program}host_keys: accept-new\n"), env=hosts.env)
+    assert ran.status == 0, ran.stderr
+    known = {line.split()[0] for line in hosts.known_hosts.read_text().splitlines()}
+    assert known == {hosts.known_name(name) for name in hosts.addresses}
+
+
 def test_accept_new_believes_an_unknown_host_once_and_never_another_key(distlaunch: Distlaunch, hosts: Hosts) -> None:
     hosts.known_hosts.write_text("# mine, without a line break")
     spec = hosts.write_spec("program: {command: ['true']}\nhost_keys: accept-new\n")
