@@ -169,7 +169,7 @@ def preempt(job: Submitted) -> str:
     ("by", "nodes", "program"),
     [
         pytest.param("salloc", 2, "demo", marks=pytest.mark.smoke),
-        ("sbatch", 4, "fit"),
+        ("sbatch", 2, "fit"),
         ("submit", 2, "fit"),
     ],
 )
@@ -208,15 +208,15 @@ def test_two_jobs_on_the_same_nodes_do_not_disturb_each_other(cluster: SlurmClus
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     meet = f"{{script: {PROGRAMS / 'meet.py'}, args: [%s, '5']}}"
-    jobs = [submit(cluster, tmp_path / name, meet % name) for name in ("a", "b")]
+    jobs = [submit(cluster, tmp_path / name, meet % name, "nodes: 4") for name in ("a", "b")]
     for job in jobs:
         job.await_report(1, 150)
         job.await_end()
     assert [job.report["outcome"] for job in jobs] == ["succeeded"] * 2
     nodes = [{task["node"] for task in job.report["attempts"][0]["tasks"]} for job in jobs]
-    assert nodes[0] == nodes[1]
+    assert nodes[0] == nodes[1] == {*cluster.nodes[:4]}
     addresses = [task["address"] for job in jobs for task in job.report["attempts"][0]["tasks"]]
-    assert len({*addresses}) == 4
+    assert len({*addresses}) == 8
 
 
 @pytest.mark.smoke

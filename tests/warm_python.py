@@ -15,7 +15,8 @@ from pathlib import Path
 from tests.polling import eventually
 from worker_entry.agent.warm.slot import END, find_waiting
 
-KEEP = "15m"
+KEEP = "45m"
+"""Longer than all tests take."""
 LAUNCHER = ("-m", "launcher")
 OPTIONS = tuple(
     word
@@ -24,6 +25,8 @@ OPTIONS = tuple(
 )
 """Variables that are read at import, and otherwise depend on the number of tasks: with them, each run finds the import
 of the run before."""
+DIFFERENT = ("PYTEST_CURRENT_TEST", "COVERAGE_PROCESS_START")
+"""Variables that differ between tests; imports look through all variables."""
 
 
 def make_python(folder: Path) -> str:
@@ -38,10 +41,6 @@ def make_python(folder: Path) -> str:
     if own:
         (folder / "lib").symlink_to(Path(sys.prefix, "lib"))
     return str(folder / "bin" / "python")
-
-
-DIFFERENT = ("PYTEST_CURRENT_TEST", "COVERAGE_PROCESS_START")
-"""Variables that differ between tests; imports look through all variables."""
 
 
 class WarmPython:
