@@ -83,12 +83,17 @@ def start(runs: Path) -> Iterator[Start]:
         assert process.stdout is not None
         assert b"up" in process.stdout.readline()
         [name] = set(os.listdir(runs)) - before
+        eventually(lambda: _assert_running(runs / name))  # the first line may come before all ports are checked
         return process, name
 
     yield begin
     for process in started:
         process.terminate()
         process.communicate(timeout=60)
+
+
+def _assert_running(run: Path) -> None:
+    assert summarize(RunDir(run)).state == "running"
 
 
 @pytest.mark.slow
