@@ -34,6 +34,8 @@ COVERS = (
     "launcher/commands",
     "launcher/run/assembly.py",
     "launcher/run/preview.py",
+    "launcher/report/check_report.py",
+    "launcher/verdict/judge.py",
 )
 
 pytestmark = pytest.mark.ssh

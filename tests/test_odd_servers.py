@@ -27,7 +27,11 @@ from tests.conftest import Distlaunch, Ran
 from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, skip_without_openssh
 from tests.witness import assert_none_left, await_none_left, make_mark, marked
 
-COVERS = ("launcher/transports",)
+COVERS = (
+    "launcher/transports",
+    "launcher/verdict",
+    "worker_entry/agent/task_process.py",
+)
 
 pytestmark = pytest.mark.ssh
 
