@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from tests.polling import eventually
 from worker_entry.agent.warm.slot import END, find_waiting
 
@@ -43,12 +45,27 @@ def make_python(folder: Path) -> str:
     return str(folder / "bin" / "python")
 
 
+_paths: set[str] = set()
+"""The interpreters of this process's WarmPythons."""
+
+
+def find_kept() -> set[int]:
+    """The processes that wait for later runs of this process's tests: agents, their guardians and their forkservers."""
+    kept = set()
+    for _, facts in find_waiting():
+        if facts.executable in _paths:
+            with contextlib.suppress(psutil.Error):
+                kept |= {facts.guardian, facts.pid, *(child.pid for child in psutil.Process(facts.pid).children())}
+    return kept
+
+
 class WarmPython:
     """The interpreter at `path`, in a folder that this object may use alone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.path = make_python(folder)
+        _paths.add(self.path)
         without = [word for name in DIFFERENT for word in ("-u", name)]
         self._python = ["env", *without, self.path]
 

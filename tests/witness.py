@@ -14,6 +14,7 @@ import psutil
 
 from tests.polling import eventually
 from tests.second_chance import NoSecondChanceError
+from tests.warm_python import find_kept
 
 MARK = "DISTLAUNCH_TEST_MARK"
 
@@ -36,8 +37,12 @@ def _find(value: str) -> Iterator[psutil.Process]:
 
 
 def assert_none_left(mark: dict[str, str], spare: Collection[int] = ()) -> None:
-    """Fails without a second chance if a process with the mark is alive; `spare`: pids that may be."""
-    left = [process for process in marked(mark) if process.pid not in spare]
+    """Fails without a second chance if a process with the mark is alive; `spare`: pids that may be.
+
+    So may be a forkserver that the tests keep for later runs: it has the mark of the run that has started it again.
+    """
+    kept = {*spare, *find_kept()}
+    left = [process for process in marked(mark) if process.pid not in kept]
     if left:
         raise NoSecondChanceError("processes are left behind:\n" + "\n".join(map(_describe, left)))
 
