@@ -1,4 +1,7 @@
-"""Which programs this machine has: each is run once, because a file on PATH may only forward to nothing."""
+"""Which programs and packages this machine has.
+
+Each program is run once, because a file on PATH may only forward to nothing.
+"""
 
 from __future__ import annotations
 

@@ -453,11 +453,11 @@ class FakeAgent:
 
     def _show(self, task: str) -> Stacks:
         lived_s = self.world.timing.monotonic() - self._started[task]
-        shown = [Shows(task)]
+        shown = Shows(task)
         for step in self.world.script:
             if isinstance(step, Shows) and (step.task, step.attempt) == (task, self._answers.attempt):
-                shown += [step] if step.after_s <= lived_s else []
-        return Stacks(task, shown[-1].stack, shown[-1].activity)
+                shown = step if step.after_s <= lived_s else shown
+        return Stacks(task, shown.stack, shown.activity)
 
     def _run_on(self) -> None:
         self._enter(Phase.RUNNING)

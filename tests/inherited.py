@@ -66,7 +66,7 @@ def _reset_limits() -> None:
     """Sets each limit to the highest value that is allowed, but for files of crashed programs and for descriptors."""
     chosen = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: DESCRIPTORS, resource.RLIMIT_STACK: 8 << 20}
     for name in LIMITS:
-        number = getattr(resource, f"RLIMIT_{name}")
+        number = _number_of(name)
         _, hard = resource.getrlimit(number)
         wanted = chosen.get(number, hard)
         resource.setrlimit(number, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
@@ -92,10 +92,17 @@ def read_state() -> dict[str, object]:
 def kept_limits() -> Iterator[None]:
     """Undoes what a command changes of the limits of its process."""
     before = _read_limits()
-    yield
-    for name, limit in before.items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), limit)
+    try:
+        yield
+    finally:
+        for name, limit in before.items():
+            resource.setrlimit(_number_of(name), limit)
 
 
 def _read_limits() -> dict[str, tuple[int, int]]:
-    return {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in LIMITS}
+    return {name: resource.getrlimit(_number_of(name)) for name in LIMITS}
+
+
+def _number_of(limit: str) -> int:
+    number: int = getattr(resource, f"RLIMIT_{limit}")
+    return number

@@ -16,19 +16,19 @@ PROGRAM = str(PROGRAMS / "deterministic.py")
 
 
 def test_deterministic_operations_give_the_same_bits_with_and_without_progress(
-    warm: Distlaunch, tmp_path: Path
+    distlaunch: Distlaunch, warm: Distlaunch, tmp_path: Path
 ) -> None:
     """Runs three clusters of a few seconds each: the only reference for a run is another run."""
     weights = []
-    for number, (options, arguments, env) in enumerate(
+    for number, (run, options, arguments, env) in enumerate(
         [
-            (["--no-progress"], ["call"], {}),
-            ([], ["call"], {}),
-            ([], [], {"TF_DETERMINISTIC_OPS": "1"}),
+            (warm, ["--no-progress"], ["call"], {}),
+            (warm, [], ["call"], {}),
+            (distlaunch, [], [], {"TF_DETERMINISTIC_OPS": "1"}),  # which TensorFlow reads when it is imported
         ]
     ):
         place = ["--run-dir", str(tmp_path / str(number))]
-        ran = warm("local", "--workers", "2", *place, *options, PROGRAM, *arguments, env=env, run_dir=False)
+        ran = run("local", "--workers", "2", *place, *options, PROGRAM, *arguments, env=env, run_dir=False)
         assert ran.status == 0, ran.stderr
         for worker in (0, 1):
             log = (tmp_path / str(number) / "attempt-1" / f"worker-{worker}.log").read_text()

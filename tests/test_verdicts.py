@@ -39,7 +39,7 @@ def test_the_worker_that_broke_the_cluster_is_named(warm: Distlaunch, culprit: s
 
 
 @pytest.mark.parametrize("how", ["raise-early", "exit-text"])
-def test_in_plain_python_too(distlaunch: Distlaunch, how: str) -> None:
+def test_the_worker_that_broke_the_cluster_is_named_in_plain_python(distlaunch: Distlaunch, how: str) -> None:
     """Where a task could end differently from a forked one."""
     assert_named(distlaunch, "worker:1", how, "--no-preload", workers=2)
 

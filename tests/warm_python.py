@@ -9,13 +9,13 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import psutil
 
 from tests.polling import eventually
-from worker_entry.agent.warm.slot import END, find_waiting
+from worker_entry.agent.warm.slot import END, WarmAgent, find_waiting
 
 KEEP = "45m"
 """Longer than all tests take."""
@@ -52,11 +52,15 @@ _paths: set[str] = set()
 def find_kept() -> set[int]:
     """The processes that wait for later runs of this process's tests: agents, their guardians and their forkservers."""
     kept = set()
-    for _, facts in find_waiting():
-        if facts.executable in _paths:
-            with contextlib.suppress(psutil.Error):
-                kept |= {facts.guardian, facts.pid, *(child.pid for child in psutil.Process(facts.pid).children())}
+    for facts in _find_waiting(_paths).values():
+        with contextlib.suppress(psutil.Error):
+            kept |= {facts.guardian, facts.pid, *(child.pid for child in psutil.Process(facts.pid).children())}
     return kept
+
+
+def _find_waiting(executables: Container[str]) -> dict[str, WarmAgent]:
+    """The agents that wait under one of these interpreters, by the paths of their sockets."""
+    return {path: facts for path, facts in find_waiting() if facts.executable in executables}
 
 
 class WarmPython:
@@ -93,5 +97,5 @@ class WarmPython:
     def _assert_ended(self) -> None:
         assert not self._find()
 
-    def _find(self) -> list[str]:
-        return [path for path, facts in find_waiting() if facts.executable == self.path]
+    def _find(self) -> dict[str, WarmAgent]:
+        return _find_waiting({self.path})
