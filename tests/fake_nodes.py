@@ -33,11 +33,21 @@ from launcher.run.history import NO_HISTORY
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
+from launcher.run.recovery import Recovered
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import make_bundle
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL
-from launcher.transports.base import Deliver, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogSink, Resumption
+from launcher.transports.base import (
+    AgentAddress,
+    Deliver,
+    LinkClosed,
+    LinkDropped,
+    LinkNews,
+    LinkResumed,
+    LogSink,
+    Resumption,
+)
 from tests.fake_timing import FakeTiming
 from worker_entry.protocol.framing import Decoder, encode
 from worker_entry.protocol.messages import (
@@ -585,6 +595,7 @@ class FakeRun:
         checks: whether the nodes are checked.
         only_checks: whether the run ends after the checks.
         recover: how many requests it takes until lost nodes are back; None: they never come back.
+        recovered: what is then known of them.
         errors: the nodes that cannot be connected, with the errors.
         listed: the nodes of each later listing.
         world: other arguments of FakeNodes.
@@ -600,6 +611,7 @@ class FakeRun:
         checks: bool = False,
         only_checks: bool = False,
         recover: int | None = None,
+        recovered: Recovered = Recovered.YES,
         errors: Mapping[str, OSError] | None = None,
         listed: Sequence[Sequence[Mapping[str, Any]]] = (),
         **world: Any,
@@ -612,6 +624,7 @@ class FakeRun:
         self.asked: list[tuple[str, str]] = []
         """The nodes that the run tried to recover, with the reattach folders of their agents."""
         self._recover_after = recover
+        self._recovered = recovered
         self._listed = [*listed]
         transports = {
             node.host: FakeTransport(self.nodes, node.host == LOCAL, (errors or {}).get(node.host))
@@ -703,9 +716,10 @@ class FakeRun:
             assert not self.timing.repeating, "a function is still called after the run"
             self.console.close()
 
-    def _recover(self, node: str, reattach_folder: str) -> bool:
-        self.asked.append((node, reattach_folder))
-        return self._recover_after is not None and len(self.asked) >= self._recover_after
+    def _recover(self, node: str, agent: AgentAddress) -> Recovered:
+        self.asked.append((node, agent.reattach_folder))
+        is_back = self._recover_after is not None and len(self.asked) >= self._recover_after
+        return self._recovered if is_back else Recovered.NO
 
     def _relist(self, planner: Planner, is_wanted: Callable[[], bool]) -> Planner:
         """The next of the `listed` nodes, as long as some are left."""

@@ -23,6 +23,7 @@ from launcher.run.goodput_watch import watch_goodput
 from launcher.run.interrupts import Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
+from launcher.run.recovery import Recovered
 from launcher.run.supervisor import Supervisor
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Deliver, LinkBroken, LinkClosed, LinkNews, LogSink, Resumption
@@ -237,7 +238,7 @@ def run_once(
     )
     checks = chance.random() < 0.5
     try:
-        return Supervisor(context, planner, lambda *_: False, Interrupts(), checks=checks).run()
+        return Supervisor(context, planner, lambda *_: Recovered.NO, Interrupts(), checks=checks).run()
     finally:
         console.close()
         journal.close()

@@ -33,13 +33,14 @@ from tests import loopback
 from tests.agent_streams import FarEnd, Pipes
 from tests.apart import linux
 from tests.witness import open_descriptors, wait_until
-from worker_entry.agent import ending, reattach
+from worker_entry.agent import ending, reattach, reattach_calls
 from worker_entry.agent import reattachment as reattachments
 from worker_entry.agent.activity import ActivityWatch
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.connection import Connection, Opening
 from worker_entry.agent.lease import Lease
+from worker_entry.agent.reattach_calls import receive_call
 from worker_entry.agent.task_process import StartedTask, _find_problem
 from worker_entry.program.finding import find_problem
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
@@ -70,6 +71,7 @@ from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.protocol.values import Activity, Program, TaskRequest, TaskStart
 from worker_entry.system import kernel
 from worker_entry.system.file_holes import end_of_hole, last_data
+from worker_entry.system.machine import process_view
 from worker_entry.system.tcp_timeout import TcpTimeout
 
 ATTACH = Attach(VERSION, "/tmp/agent-x", 0, 0, {})
@@ -195,8 +197,8 @@ def test_an_invalid_caller_gets_an_error_and_leaves_no_descriptor(folder: reatta
         call.connect(os.path.join(folder.path, "socket"))
         socket.send_fds(call, [sent], [0, writer])
         call.shutdown(socket.SHUT_WR)
-        assert folder.accept() is None
-        assert call.recv(1) == reattach.TAKEN
+        assert receive_call(folder.accept()) is None
+        assert call.recv(1) == reattach_calls.TAKEN
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         [(answer, _)] = Decoder().feed(stream.read().removeprefix(MARKER))
@@ -217,8 +219,8 @@ def test_a_caller_without_a_connection_is_sent_away_and_leaves_no_descriptor(
         if sent:
             socket.send_fds(call, [sent], descriptors)
         call.shutdown(socket.SHUT_WR)
-        assert folder.accept() is None
-        assert call.recv(1) == reattach.NOT_NEEDED
+        assert receive_call(folder.accept()) is None
+        assert call.recv(1) == reattach_calls.NOT_NEEDED
     assert open_descriptors() <= before
 
 
@@ -257,8 +259,9 @@ def test_a_process_that_is_sent_something_else_says_so_and_ends(verb: str, sent:
     assert (answer.problem.reference, status) == ("protocol-error", 1)
 
 
-def test_an_agent_whose_folder_is_gone_has_ended(tmp_path: Path) -> None:
-    with started("attach", encode(Attach(VERSION, str(tmp_path / "gone"), 0, 0, {}))) as way:
+def test_an_agent_whose_folder_is_gone_and_that_is_not_found_has_ended(tmp_path: Path) -> None:
+    attach = Attach(VERSION, str(tmp_path / "gone"), 0, 0, {}, process_view=process_view())
+    with started("attach", encode(attach)) as way:
         [answer], status = answer_of(way)
     assert isinstance(answer, Broken)
     assert (answer.problem.reference, status) == (AGENT_GONE, 1)

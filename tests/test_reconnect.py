@@ -28,8 +28,9 @@ from tests.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
 from tests.cases import first_quick
 from tests.second_chance import assert_same_bytes
 from tests.witness import await_none_left, make_mark, wait_until
-from worker_entry.agent import reattach
+from worker_entry.agent import reattach, reattach_calls
 from worker_entry.agent import reattachment as reattachments
+from worker_entry.agent.reattach_calls import receive_call
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import (
     Attached,
@@ -396,9 +397,9 @@ class Visit:
     place: reattach.ReattachFolder
     way: Pipes
 
-    def accept(self) -> reattach.Reattachment:
-        reattachment = self.place.accept()
-        assert isinstance(reattachment, reattach.Reattachment)
+    def accept(self) -> reattach_calls.Reattachment:
+        reattachment = receive_call(self.place.accept())
+        assert isinstance(reattachment, reattach_calls.Reattachment)
         return reattachment
 
     @property
@@ -461,7 +462,7 @@ def test_a_reattachment_whose_connection_ended_before_it_called_takes_no_place_o
 def test_a_reattachment_that_was_replaced_ends_like_a_broken_connection_and_not_like_the_agent(visit: Visit) -> None:
     reattachment = visit.accept()
     assert reattachment.take()
-    reattach.release(reattachment.call, reattach.NOT_NEEDED)
+    reattach_calls.release(reattachment.call, reattach_calls.NOT_NEEDED)
     assert visit.way.process.wait(30) == -signal.SIGKILL
 
 
@@ -491,7 +492,7 @@ def test_places_of_agents_that_were_killed_are_removed_and_others_are_not(tmp_pa
     assert second is not None
     try:
         assert not os.path.exists(dead)
-        assert reattach.is_alive(first.path)
+        assert reattach.is_locked(first.path)
         assert stat.S_IMODE(os.stat(first.path).st_mode) == 0o700
         assert stat.S_IMODE(os.stat(base).st_mode) & 0o077 == 0
     finally:

@@ -355,8 +355,15 @@ class Held:
     def resumption(self, generation: int, handled: int) -> Resumption:
         folder = self.links[0].reattach_folder
         assert folder is not None
+        ready = next(message for message, _ in self.delivered[0] if isinstance(message, Ready))
         return Resumption(
-            reattach_folder=folder, run_id=RUN_ID, generation=generation, handled=handled, attempt=0, offsets={}
+            reattach_folder=folder,
+            run_id=RUN_ID,
+            generation=generation,
+            handled=handled,
+            attempt=0,
+            offsets={},
+            ready=ready,
         )
 
     def kill(self) -> None:

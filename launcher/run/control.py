@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from worker_entry.agent.bootstrap import private
 from worker_entry.agent.reattach import bases
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.frozen import dataclass
-from worker_entry.system import kernel
+from worker_entry.system.peer import is_ours
 
 PREFIX = "control-"
 PATH_LIMIT = 100
@@ -102,7 +101,7 @@ class ControlServer:
                 client, _ = self._socket.accept()
             except OSError:  # closed
                 return
-            if not _is_ours(client) or not self._slots.acquire(blocking=False):
+            if not is_ours(client) or not self._slots.acquire(blocking=False):
                 client.close()
                 continue
             try:
@@ -150,7 +149,7 @@ def ask(path: str, pid: int, request: Request, timeout_s: float) -> tuple[bytes,
 
 
 def _check_peer(connection: socket.socket, path: str, pid: int) -> None:
-    if not _is_ours(connection, pid):
+    if not is_ours(connection, pid):
         raise PermissionError(errno.EPERM, "belongs to another process", path)
 
 
@@ -183,14 +182,6 @@ def _receive(connection: socket.socket, kinds: Any) -> tuple[Any, bytes]:
             raise ProtocolError("an incomplete frame")
         for message, body in decoder.feed(data):
             return message, body
-
-
-def _is_ours(connection: socket.socket, pid: int | None = None) -> bool:
-    """Whether the peer runs as this user or root, and is `pid` if given; outside Linux, the folder must suffice."""
-    if not kernel.LINUX:
-        return True
-    found, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return uid in (os.geteuid(), 0) and pid in (None, found)
 
 
 def _listen() -> tuple[socket.socket | None, str]:

@@ -5,16 +5,15 @@ A pid alone identifies no process: other machines, other containers and later pr
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
 from worker_entry.protocol.frozen import dataclass
+from worker_entry.system.machine import boot_id, pid_namespace
 
 START_TOLERANCE_S = 0.05
 """The kernel measures start times in hundredths of a second."""
@@ -63,7 +62,7 @@ def parse_controller(facts: Mapping[str, Any]) -> Controller:
 def this_process() -> Controller:
     started = _start_of(os.getpid())
     assert started is not None
-    return Controller(socket.gethostname(), _boot(), _pid_namespace(), os.getpid(), started)
+    return Controller(socket.gethostname(), boot_id(), pid_namespace(), os.getpid(), started)
 
 
 def is_alive(controller: Controller) -> bool:
@@ -72,7 +71,7 @@ def is_alive(controller: Controller) -> bool:
     Raises:
         ElsewhereError: the process cannot be seen from here.
     """
-    boot = _boot()
+    boot = boot_id()
     if controller.boot != boot or not boot:  # another machine or boot; this machine may have been renamed
         if controller.host != socket.gethostname():
             raise ElsewhereError(
@@ -82,10 +81,10 @@ def is_alive(controller: Controller) -> bool:
             )
         if controller.boot != boot:
             return False
-    if controller.pid_namespace != _pid_namespace():
+    if controller.pid_namespace != pid_namespace():
         raise ElsewhereError(
             f"in another container on {controller.host}",
-            evidence=[f"its PID namespace is {controller.pid_namespace}, this one is {_pid_namespace()}"],
+            evidence=[f"its PID namespace is {controller.pid_namespace}, this one is {pid_namespace()}"],
             hint="run the command in that container",
         )
     started = _start_of(controller.pid)
@@ -111,15 +110,3 @@ def _start_of(pid: int) -> float | None:
                 return started
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None
-
-
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
-
-
-def _pid_namespace() -> str:
-    with contextlib.suppress(OSError):
-        return str(Path("/proc/self/ns/pid").readlink())
-    return ""

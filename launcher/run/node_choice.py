@@ -12,6 +12,7 @@ from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.run.context import AttemptSetup
 from launcher.run.node_links import NodeLinks
+from launcher.transports.base import AgentAddress
 from worker_entry.protocol.orders import Goodbye
 
 Relist = Callable[[Planner, Callable[[], bool]], Planner]
@@ -31,8 +32,8 @@ class NodeChoice:
     """
 
     def __init__(self, planner: Planner, links: NodeLinks, console: Console, relist: Relist, *, checks: bool) -> None:
-        self.lost: dict[str, str] = {}
-        """The lost nodes, and their agents' reattach folders."""
+        self.lost: dict[str, AgentAddress] = {}
+        """The lost nodes, and the addresses of their agents."""
         self._planner = planner
         self._links = links
         self._console = console
@@ -67,8 +68,7 @@ class NodeChoice:
             is_wanted: whether the run goes on.
         """
         if state.lost:
-            ready = self._links.ready
-            self.lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
+            self.lost |= {node: self._links.find_agent(node) for node in state.lost}
             self._links.forget(state.lost.keys())
         if state.announced is not None and state.announced.replaced:
             self._leave({state.announced.node}, state.empty)  # frees the node; its replacement may need it
@@ -84,13 +84,14 @@ class NodeChoice:
             self._console.note(note)
         return again
 
-    def take_back(self, nodes: Collection[str]) -> None:
-        """Makes these lost nodes usable again."""
-        self.lost = {node: folder for node, folder in self.lost.items() if node not in nodes}
+    def take_back(self, nodes: Collection[str], *, proven: Collection[str]) -> None:
+        """Makes these lost nodes usable again; `proven`: those on which everything has certainly ended."""
+        self.lost = {node: agent for node, agent in self.lost.items() if node not in nodes}
+        self._links.clear_fences(proven)
 
     def find_fences(self) -> dict[str, float]:
-        """The lost nodes whose tasks may still run, and the monotonic time when these tasks have certainly ended."""
-        return {node: until for node, until in self._links.fences.items() if node in self.lost}
+        """The nodes whose tasks may still run, and the monotonic time when these tasks have certainly ended."""
+        return self._links.fences
 
     def _leave(self, nodes: Collection[str], empty: Collection[str]) -> None:
         """Closes the links to nodes that the run stops using as before; nodes whose tasks may still run become lost.
@@ -104,4 +105,4 @@ class NodeChoice:
             self._links.send(node, Goodbye())
         self._links.forget(left)
         self._links.clear_fences(empty)
-        self.lost |= dict.fromkeys(left & self._links.fences.keys(), "")
+        self.lost |= dict.fromkeys(left & self._links.fences.keys(), AgentAddress())

@@ -12,7 +12,16 @@ from launcher.plan.resources import NodeFacts
 from launcher.run.directory import RunDir
 from launcher.run.timing import SystemTiming, Timing
 from launcher.tasks import TaskId, parse_task_id
-from launcher.transports.base import Link, LinkClosed, LinkError, LinkNews, LogMirror, Resumption, Transport
+from launcher.transports.base import (
+    AgentAddress,
+    Link,
+    LinkClosed,
+    LinkError,
+    LinkNews,
+    LogMirror,
+    Resumption,
+    Transport,
+)
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.incoming import Arrived, Inbox, Placement
 from worker_entry.agent.lease import MARGIN_S
@@ -221,6 +230,11 @@ class NodeLinks:
         """The facts that a ready node has reported."""
         ready = self.ready[node]
         return NodeFacts(ready.cores, tuple(ready.gpus))
+
+    def find_agent(self, node: str) -> AgentAddress:
+        """Where the node's agent is found again."""
+        ready = self.ready.get(node)
+        return AgentAddress(ready.reattach_folder or "", ready.process_view) if ready is not None else AgentAddress()
 
     def abandon(self) -> None:
         """Closes all links and sends nothing to the agents."""

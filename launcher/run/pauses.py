@@ -35,13 +35,14 @@ class Pauses:
         Args:
             why: the verdict on the last attempt.
         """
-        fences = self._nodes.find_fences()
-        wait_s = max(fences.values(), default=0.0) - self._timing.monotonic()
+        now = self._timing.monotonic()
+        fences = {node: until for node, until in self._nodes.find_fences().items() if until > now}
+        wait_s = max(fences.values(), default=now) - now
         if wait_s > 0:
             names = ", ".join(sorted(fences))
             self._note_state(why)
             self._context.console.note(
-                f"{names} cannot be reached; waiting {wait_s:.0f} s until its tasks have certainly ended"
+                f"Tasks may still run on {names}; waiting {wait_s:.0f} s until they have certainly ended"
             )
             self.pause(wait_s)
 
@@ -54,7 +55,7 @@ class Pauses:
         watch, chosen = ReturnWatch(self._nodes.lost, self._recover, self._timing), None
         while chosen is None and self._is_wanted() and self._timing.monotonic() < started + limit_s:
             self.pause(IDLE_S)
-            self._nodes.take_back(watch.back)
+            self._nodes.take_back(watch.back, proven=watch.proven)
             chosen = self._nodes.choose()
         watch.close()
         if chosen is not None:

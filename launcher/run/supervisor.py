@@ -256,7 +256,7 @@ class Supervisor:
         """Returns the setup after an attempt whose agents could not be taken over, and reuses their nodes."""
         self._nodes.choose_again(chosen, last.state, self._goes_on)
         self._pauses.fence(last.verdict)
-        self._nodes.take_back(last.state.lost)
+        self._nodes.take_back(last.state.lost, proven=last.state.lost)
         return self._nodes.choose()
 
     def _goes_on(self) -> bool:

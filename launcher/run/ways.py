@@ -12,8 +12,9 @@ from launcher.run.directory import RunDir
 from launcher.run.node_list import ask_nodes
 from launcher.run.pod_nodes import ask_pods
 from launcher.run.pods import RunPods
+from launcher.run.recovery import Recovered
 from launcher.spec.models import ClusterSpec
-from launcher.transports.base import Transport
+from launcher.transports.base import AgentAddress, Transport
 from launcher.transports.node_cleanup import clean_node
 from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
 
@@ -25,16 +26,18 @@ def make_transports(spec: ClusterSpec, targets: Targets, files: RunDir, run_id: 
 
 @dataclass
 class Recovery:
-    """A function that stops a run's leftover processes on a lost node; returns whether the node can be used again."""
+    """A function that stops a run's leftover processes on a lost node (`recovery.Recover`)."""
 
     spec: ClusterSpec
     """The spec of the last attempt."""
     run_id: str
 
-    def __call__(self, host: str, reattach_folder: str) -> bool:
+    def __call__(self, host: str, agent: AgentAddress) -> Recovered:
         node = next(node for node in self.spec.nodes if node.host == host)
-        cleaned = clean_node(self.spec, node, [self.run_id], reattach_folder)
-        return cleaned.good and not cleaned.gone
+        cleaned = clean_node(self.spec, node, [self.run_id], agent)
+        if cleaned.unproven:
+            return Recovered.UNPROVEN
+        return Recovered.YES if cleaned.good and not cleaned.gone else Recovered.NO
 
 
 @dataclass(frozen=True)

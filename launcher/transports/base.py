@@ -66,6 +66,14 @@ class LinkNote:
 LinkNews = LinkClosed | LinkDropped | LinkResumed | LinkTakenOver | LinkNote
 
 
+@dataclass(frozen=True)
+class AgentAddress:
+    """Where an agent of this run is found again: both are from its Ready, and empty if it has sent none."""
+
+    reattach_folder: str = ""
+    process_view: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
     """What a controller knows about an agent that an earlier controller of its run started.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
-from launcher.transports.base import GoneError, LinkError
+from launcher.transports.base import AgentAddress, GoneError, LinkError
 from launcher.transports.payload import make_payload
 from launcher.transports.streams import ask
 from launcher.transports.targets import find_way
@@ -15,8 +15,8 @@ from launcher.transports.way import Opening
 from launcher.wording import count_of
 from worker_entry.agent import cleanup
 from worker_entry.protocol.frozen import dataclass
-from worker_entry.protocol.messages import Cleaned
-from worker_entry.protocol.orders import VERSION, Clean
+from worker_entry.protocol.messages import Broken, Cleaned
+from worker_entry.protocol.orders import UNPROVEN, VERSION, Clean
 
 ANSWER_S = 60.0
 
@@ -31,6 +31,8 @@ class CleanedNode:
     problem: str = ""
     gone: bool = False
     """Whether the machine itself is gone, and with it all that ran there."""
+    unproven: bool = False
+    """Whether the node was reached, but an agent may still run where it cannot be seen."""
 
     @property
     def good(self) -> bool:
@@ -38,7 +40,7 @@ class CleanedNode:
 
     def __str__(self) -> str:
         if self.problem:
-            return f"{self.node}: cannot be reached: {self.problem}"
+            return f"{self.node}: not cleaned: {self.problem}"
         if self.left:
             return f"{self.node}: {self.ended} stopped; cannot be stopped: {', '.join(map(str, self.left))}"
         return f"{self.node}: {count_of(self.ended, 'process', 'processes')} stopped, 0 left"
@@ -48,18 +50,15 @@ def clean_node(
     spec: ClusterSpec,
     node: NodeSpec,
     run_ids: Sequence[str],
-    reattach_folder: str | None = None,
-    generation: int | None = None,
+    agent: AgentAddress | None = None,
 ) -> CleanedNode:
-    """Stops what these runs, or the agent of this reattach folder, left on one node of the spec.
-
-    With the controller's `generation`, an agent that obeys a later controller is left alone.
-    """
+    """Stops what these runs, or their agent with this address, left on one node of the spec."""
     if node.is_local:
         # This machine's only agent is our child; closing its link has already waited for its exit.
-        answer = cleanup.clean(run_ids) if reattach_folder is None else Cleaned(0, [])
+        answer = cleanup.clean(run_ids) if agent is None else Cleaned(0, [])
         return CleanedNode(node.host, answer.ended, tuple(answer.left))
-    return _ask(spec, node, Clean(VERSION, list(run_ids), reattach_folder, generation))
+    folder, view = (agent.reattach_folder, agent.process_view) if agent is not None else (None, "")
+    return _ask(spec, node, Clean(VERSION, list(run_ids), folder, process_view=view))
 
 
 def end_warm(spec: ClusterSpec, node: NodeSpec) -> CleanedNode:
@@ -75,6 +74,9 @@ def _ask(spec: ClusterSpec, node: NodeSpec, order: Clean) -> CleanedNode:
         return CleanedNode(node.host, gone=True)
     except (LinkError, UsageError) as error:
         return CleanedNode(node.host, problem=str(error))
+    if isinstance(message, Broken):
+        unproven = message.problem.reference == UNPROVEN
+        return CleanedNode(node.host, problem=message.problem.message, unproven=unproven)
     if not isinstance(message, Cleaned):
         return CleanedNode(node.host, problem=f"it answered {type(message).__name__}")
     return CleanedNode(node.host, message.ended, tuple(message.left))

@@ -115,8 +115,16 @@ class Outgoing:
             self._beat_at_once = True
             self._changed.notify_all()
 
-    def write_to(self, stream: Stream) -> None:
-        """Writes to the stream while it is the link's current one; runs in its own thread."""
+    def start_writing(self, stream: Stream, name: str) -> None:
+        """Writes to the stream while it is the link's current one, in a thread of this name."""
+        writer = threading.Thread(target=self._write_to, args=(stream,), name=name, daemon=True)
+        try:
+            writer.start()
+        except RuntimeError:  # no more threads are allowed; the agent must not wait for a writer that does not exist
+            stream.finish()
+            raise
+
+    def _write_to(self, stream: Stream) -> None:
         with contextlib.suppress(OSError):  # the reader sees the break too, and reports it
             while (data := self._next(stream)) is not None:
                 stream.write(data)

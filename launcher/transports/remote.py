@@ -24,14 +24,15 @@ END_BY_GUARDIAN_S = 25.0
 class RemoteTransport:
     """A machine with Python. `python` is its interpreter, found on its PATH.
 
-    `may_stay`: whether the agent may be kept for another run.
+    `run_id`: the run of its agents. `may_stay`: whether an agent may be kept for another run.
     """
 
     shares_files = False
 
-    def __init__(self, way: Way, python: str, *, may_stay: bool = False) -> None:
+    def __init__(self, way: Way, python: str, *, run_id: str = "", may_stay: bool = False) -> None:
         self._way = way
         self._python = python
+        self._run_id = run_id
         self._verb = "warm-node" if may_stay else "node"
 
     def connect(
@@ -46,6 +47,7 @@ class RemoteTransport:
             mirror=mirror,
             lease_s=lease_s,
             resumption=resumption,
+            run_id=self._run_id,
         )
 
 
@@ -63,7 +65,9 @@ class RemoteLink(FramedLink):
         mirror: LogSink,
         lease_s: float,
         resumption: Resumption | None = None,
+        run_id: str = "",
     ) -> None:
+        self._run_id = run_id
         self._way = way
         self._python = python
         self._closing = threading.Event()
@@ -80,6 +84,7 @@ class RemoteLink(FramedLink):
             lease_s=lease_s,
             reopen=self._reopen,
             resumption=resumption,
+            run_id=run_id,
         )
 
     def close(self) -> int | None:
@@ -99,11 +104,13 @@ class RemoteLink(FramedLink):
 
     def _end_by_guardian(self) -> bool:
         """Has the guardian stop an unreachable agent, over a new connection; returns whether nothing is left."""
-        if self._frames.reattach_folder is None:
+        frames = self._frames
+        if frames.reattach_folder is None:
             return False
+        run_ids = [self._run_id] if self._run_id else []
+        order = Clean(VERSION, run_ids, frames.reattach_folder, frames.generation, process_view=frames.process_view)
         try:
             stream = self._way.open(make_payload("clean"), self._python, Opening(within_s=LAST_TRY_S, attempts=1))
-            order = Clean(VERSION, [], self._frames.reattach_folder, self._frames.generation)
             answer = ask(stream, order, END_BY_GUARDIAN_S)
         except LinkError:
             return False

@@ -46,6 +46,7 @@ class ResumableLink:
         mirror: gets log bytes.
         lease_s: how long the agent waits for its controller.
         resumption: the running agent that is taken over by `reopen`; then `open_stream` is not called.
+        run_id: the agent's run.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ResumableLink:
         lease_s: float,
         reopen: Callable[[float], Stream] | None = None,
         resumption: Resumption | None = None,
+        run_id: str = "",
     ) -> None:
         self.began = resumption is not None
         """Whether the agent has sent its start marker."""
@@ -67,6 +69,10 @@ class ResumableLink:
         """What the agent has said about staying for the next run."""
         self.reattach_folder = resumption.reattach_folder if resumption is not None else None
         """Where a reattachment finds the agent, once the agent has reported it."""
+        ready = resumption.ready if resumption is not None else None
+        self.process_view = ready.process_view if ready is not None else ""
+        """Which processes the agent sees, once it has reported that."""
+        self._run_id = resumption.run_id if resumption is not None else run_id
         self.generation = resumption.generation if resumption is not None else 0
         """The controller's."""
         self._resumption = resumption
@@ -183,23 +189,13 @@ class ResumableLink:
         self._outgoing.attach(stream)  # so that it is abandoned if the link is given up
         try:
             bring_archive(stream, streams.FIRST_WORD_S)
-            self._start_writing(stream)
+            self._outgoing.start_writing(stream, f"write-{self._node}")
             data = skip_noise(stream, streams.FIRST_WORD_S)
         except NoAgentError:
             self.ended = True
             raise
         self.began, self._last_heard = True, time.monotonic()
         return stream, data
-
-    def _start_writing(self, stream: Stream) -> None:
-        writer = threading.Thread(
-            target=self._outgoing.write_to, args=(stream,), name=f"write-{self._node}", daemon=True
-        )
-        try:
-            writer.start()
-        except RuntimeError:  # no more threads are allowed; the agent must not wait for a writer that does not exist
-            stream.finish()
-            raise
 
     def _read(self, stream: Stream, data: bytes) -> None:
         decoder = Decoder(ToController)
@@ -245,7 +241,7 @@ class ResumableLink:
                 if isinstance(message, Ready):
                     if message.version != VERSION:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
-                    self.reattach_folder = message.reattach_folder
+                    self.reattach_folder, self.process_view = message.reattach_folder, message.process_view
                     self._outgoing.beat_soon()
                 self._deliver(self._node, message, self._outgoing.received if is_counted(message) else 0)
 
@@ -278,7 +274,8 @@ class ResumableLink:
             offsets=self._offsets,
             generation=self.generation,
             takeover=self._resumption is not None,
-            run_id=self._resumption.run_id if self._resumption is not None else "",
+            run_id=self._run_id,
+            process_view=self.process_view,
         )
         return self._reconnector.find(broken, attach, self._last_heard + within_s, within_s)
 
@@ -292,7 +289,7 @@ class ResumableLink:
         if resumption is not None:
             self._outgoing.follow(attached.received, attached.first - 1)
         self._outgoing.attach(stream, received=attached.received)
-        self._start_writing(stream)
+        self._outgoing.start_writing(stream, f"write-{self._node}")
         self._outgoing.beat_soon()
         if resumption is not None:
             self._deliver(self._node, LinkTakenOver(attached.received))

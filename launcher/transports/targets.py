@@ -138,4 +138,4 @@ def _find_python(node: NodeSpec) -> str:
 def make_transport(spec: ClusterSpec, node: NodeSpec, target: str | Way, files: RunPaths, run_id: str) -> Transport:
     if isinstance(target, str):
         return LocalTransport(files.agent_errors, target, run_id=run_id, may_stay=spec.keep_warm_s > 0)
-    return RemoteTransport(target, node.find_python(), may_stay=spec.keep_warm_s > 0)
+    return RemoteTransport(target, node.find_python(), run_id=run_id, may_stay=spec.keep_warm_s > 0)

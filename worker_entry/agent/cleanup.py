@@ -10,23 +10,28 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Union
 
 from worker_entry.agent.ending import end_agents, find_agents
-from worker_entry.agent.reattach import read_generation
+from worker_entry.agent.evidence import Fate, find_fate, find_processes
+from worker_entry.agent.reattach import LOCK, PREFIX, read_generation
 from worker_entry.agent.reattachment import receive
 from worker_entry.protocol import environment
 from worker_entry.protocol.framing import MARKER, encode
 from worker_entry.protocol.messages import Broken, Cleaned
-from worker_entry.protocol.orders import TAKEN_OVER, VERSION, Clean
+from worker_entry.protocol.orders import TAKEN_OVER, UNPROVEN, VERSION, Clean
 from worker_entry.protocol.values import Problem
 from worker_entry.system import kernel
+from worker_entry.system.lock_holders import find_holders
 
 AGENT_END_S = 15.0
 GRACE_S = 2.0
 """The time between TERM and KILL."""
 KILL_S = 5.0
 """How long killed processes may take to disappear."""
+RESTORE_S = 5.0
+"""How long an agent may take to notice that its folder was removed."""
 
 
 def main() -> int:
@@ -48,20 +53,43 @@ def main() -> int:
     if order.generation is not None and order.generation < read_generation(order.reattach_folder):
         os.write(stdout, encode(Broken(Problem(TAKEN_OVER, "another controller has taken over the run"))))
         return 1
-    if not end_agents([order.reattach_folder], AGENT_END_S):
-        os.write(stdout, encode(Broken(Problem("agent-alive", "the agent cannot be stopped"))))
-        return 1
-    os.write(stdout, encode(Cleaned(0, [])))
-    return 0
+    answer = _clean_folder(order, order.reattach_folder)
+    os.write(stdout, encode(answer))
+    return 0 if isinstance(answer, Cleaned) else 1
+
+
+def _clean_folder(order: Clean, reattach_folder: str) -> Union[Cleaned, Broken]:
+    was_seen = find_fate(reattach_folder) is not Fate.UNKNOWN
+    if not end_agents([reattach_folder] if reattach_folder else [], AGENT_END_S):
+        return Broken(Problem("agent-alive", "the agent cannot be stopped"))
+    cleaned = _stop(lambda: find_processes(reattach_folder, order.run_ids))
+    is_proven = was_seen or find_fate(reattach_folder, order.process_view, order.run_ids) is Fate.ENDED
+    if not cleaned.left and not is_proven:
+        return Broken(Problem(UNPROVEN, "nothing proves that its last agent has ended"))
+    return cleaned
 
 
 def clean(run_ids: Collection[str]) -> Cleaned:
     """Stops every process of these runs."""
+    _await_folders()
     agents = find_agents(run_ids)
     ended = len(agents) if end_agents(agents, AGENT_END_S) else 0
+    cleaned = _stop(lambda: kernel.with_variable(environment.RUN_ID, run_ids))
+    return Cleaned(ended + cleaned.ended, cleaned.left)
+
+
+def _await_folders() -> None:
+    """Waits until agents whose folders were removed have made them again: only there an agent tells its run."""
+    until = time.monotonic() + RESTORE_S
+    while time.monotonic() < until and not all(os.path.exists(folder) for _, folder in find_holders(PREFIX, LOCK)):
+        time.sleep(0.1)
+
+
+def _stop(find: Callable[[], list[kernel.Process]]) -> Cleaned:
+    """Stops the processes that are found, until none is found any more."""
     seen: set[int] = set()
     started = time.monotonic()
-    while left := kernel.with_variable(environment.RUN_ID, run_ids):
+    while left := find():
         after_s = time.monotonic() - started
         if after_s > GRACE_S + KILL_S:
             break
@@ -74,4 +102,4 @@ def clean(run_ids: Collection[str]) -> Cleaned:
             seen.add(process.pid)
         time.sleep(0.02)
     pids = [process.pid for process in left]
-    return Cleaned(ended + len(seen - {*pids}), pids)
+    return Cleaned(len(seen - {*pids}), pids)

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Optional, Union
 
 from worker_entry.agent.lease import Lease
-from worker_entry.agent.reattach import KEPT, NOT_NEEDED, REFUSED, TAKEN, Reattachment, release
+from worker_entry.agent.reattach_calls import KEPT, NOT_NEEDED, REFUSED, TAKEN, Reattachment, release
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Attached, Log, Message

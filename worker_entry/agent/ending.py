@@ -8,10 +8,10 @@ import signal
 import socket
 import time
 from collections.abc import Collection
-from typing import Optional
 
 from worker_entry.agent.bootstrap import verify_private
-from worker_entry.agent.reattach import GUARDIAN_FILE, PREFIX, RUN_FILE, bases, is_alive, read_note
+from worker_entry.agent.evidence import Fate, find_agent, find_fate
+from worker_entry.agent.reattach import GUARDIAN_FILE, PREFIX, RUN_FILE, SOCKET, bases, is_locked, read_note
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.orders import Goodbye
 from worker_entry.system import kernel
@@ -28,13 +28,13 @@ def find_agents(run_ids: Collection[str]) -> list[str]:
         with contextlib.suppress(OSError):
             for name in os.listdir(verify_private(folder)):
                 path = os.path.join(folder, name)
-                if name.startswith(PREFIX) and read_note(path, RUN_FILE) in run_ids and is_alive(path):
+                if name.startswith(PREFIX) and read_note(path, RUN_FILE) in run_ids and is_locked(path):
                     found.append(path)
     return found
 
 
 def end_agents(reattach_folders: Collection[str], within_s: float) -> bool:
-    """Asks the agents of these folders to end and waits for them; returns whether all are gone.
+    """Asks the agents of these folders to end and waits for them; returns whether none is left that can be seen here.
 
     It also asks their guardians, which kill an agent that does not react, and finally kills what is left.
     """
@@ -42,44 +42,48 @@ def end_agents(reattach_folders: Collection[str], within_s: float) -> bool:
         _say_goodbye(path)
         _signal_guardian(path, signal.SIGHUP, signal.SIGCONT)
     for ask, wait_s in ((lambda _: None, within_s), (_kill_guardian, KILL_S)):
-        for path in filter(is_alive, reattach_folders):
+        for path in filter(_is_alive, reattach_folders):
             ask(path)
         deadline = time.monotonic() + wait_s
-        while any(map(is_alive, reattach_folders)) and time.monotonic() < deadline:
+        while any(map(_is_alive, reattach_folders)) and time.monotonic() < deadline:
             time.sleep(0.02)
-    return not any(map(is_alive, reattach_folders))
+    return not any(map(_is_alive, reattach_folders))
+
+
+def _is_alive(path: str) -> bool:
+    return find_fate(path) is Fate.ALIVE
 
 
 def _say_goodbye(path: str) -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
         call.settimeout(CALL_S)
-        call.connect(os.path.join(path, "socket"))
+        call.connect(os.path.join(path, SOCKET))
         call.sendall(encode(Goodbye()))
 
 
 def _kill_guardian(path: str) -> None:
     """Kills the guardian, but everything below it first: without the guardian nothing would stop those processes."""
-    guardian = _find_guardian(path)
-    if guardian is None:
-        return
-    for process in (*kernel.descendants(guardian.pid), guardian):
-        with contextlib.suppress(OSError):
-            kernel.send_signal(process, signal.SIGKILL)
+    for guardian in _find_guardian(path):
+        for process in (*kernel.descendants(guardian.pid), guardian):
+            with contextlib.suppress(OSError):
+                kernel.send_signal(process, signal.SIGKILL)
 
 
 def _signal_guardian(path: str, *signums: int) -> None:
-    guardian = _find_guardian(path)
-    if guardian is not None:
+    for guardian in _find_guardian(path):
         for signum in signums:
             with contextlib.suppress(OSError):
                 kernel.send_signal(guardian, signum)
 
 
-def _find_guardian(path: str) -> Optional[kernel.Process]:
-    """The folder's guardian, if it lives and can be seen from here: a container has its own process numbers."""
+def _find_guardian(path: str) -> list[kernel.Process]:
+    """The folder's guardian, if it lives and can be seen from here: a container has its own process numbers.
+
+    With its agent, if the folder is gone: nothing then tells which of the two is which.
+    """
     try:
         pid, started = map(int, read_note(path, GUARDIAN_FILE).split())
     except ValueError:
-        return None
+        return find_agent(path) if not os.path.exists(path) else []
     found = kernel.look_up(pid)
-    return found if found is not None and found.started == started and is_alive(path) else None
+    return [found] if found is not None and found.started == started and is_locked(path) else []

@@ -13,11 +13,10 @@ import contextlib
 import os
 import selectors
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Optional
 
 from worker_entry.agent.connection import Connection, Opening
-from worker_entry.agent.introduction import introduce
+from worker_entry.agent.introduction import introduce, make_run_directory
 from worker_entry.agent.late_attempts import LateAttempts
 from worker_entry.agent.lease import GRACE_S, Lease
 from worker_entry.agent.liveness import LoopCounter
@@ -25,7 +24,7 @@ from worker_entry.agent.reattach import ReattachFolder
 from worker_entry.agent.reattaching import Reattaching
 from worker_entry.agent.warm.staying import Stay
 from worker_entry.protocol import orders
-from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
+from worker_entry.protocol.file_names import remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.messages import Broken, Message, Noted
@@ -78,6 +77,7 @@ class Agent:
         self._connection = Connection(self._selector, self._read, self._lose_connection, self._lease)
         self._owned.callback(lambda: self._connection.end(kept=self._stay.kept is not None))
         self._reattach_folder = reattach_folder
+        self._reattaching: Optional[Reattaching] = None
         self._loop_counter = loop_counter
         self._hello: Optional[orders.Hello] = None
         self._tcp_timeout = TcpTimeout(FIRST_LEASE_S)
@@ -88,8 +88,7 @@ class Agent:
         self._event_files: Optional[EventFiles] = None
         self._closing = self._garbled = self._controller_gone = self._failed = False
         self._asked_to_end = self._signalled = False  # set by a signal handler; the signal also wakes the loop
-        self._guardian = os.getppid()
-        self._step_due = 0.0
+        self._guardian, self._step_due = os.getppid(), 0.0
 
     def run(self) -> int:
         """Runs the loop to its end; returns the exit status."""
@@ -101,9 +100,10 @@ class Agent:
         wake = wake_on_signals(self._ask_to_end, self._note_signal if is_managed() else None)
         self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self._reattach_folder is not None:
-            reattaching = Reattaching(self._reattach_folder, self._connection, self._attempts.get)
-            accept = partial(self._accept_reattachment, reattaching)
-            self._selector.register(self._reattach_folder, selectors.EVENT_READ, accept)
+            on_call = self._accept_reattachment
+            self._reattaching = Reattaching(
+                self._reattach_folder, self._connection, self._attempts.get, self._selector, on_call
+            )
         self._connection.open(self._opening)
         while not self._done():
             self._loop_counter.advance(self._lease.end)
@@ -133,6 +133,8 @@ class Agent:
 
     def _step(self) -> None:
         self._step_due = time.monotonic() + TICK_S
+        if self._reattaching is not None:
+            self._reattaching.keep_folder()
         if self._asked_to_end or self._lease.overdue_s > 0:
             self._lose_controller()
         self._signalled = self._signalled and self._attempts.get().note_signal()  # before the exits that follow from it
@@ -175,9 +177,10 @@ class Agent:
         if self._streaming and self._connection.is_open and self._attempts.exist:
             self._attempts.get().stream_logs(self._connection)
 
-    def _accept_reattachment(self, reattaching: Reattaching) -> None:
-        run_id = self._hello.run_id if self._hello is not None else None
-        message = reattaching.accept(run_id, gone=self._controller_gone)
+    def _accept_reattachment(self) -> None:
+        assert self._reattaching is not None
+        run_id = self._hello.run_id if self._hello else None
+        message = self._reattaching.accept(run_id, gone=self._controller_gone)
         if isinstance(message, orders.Goodbye):
             self._ask_to_end()
         elif message is not None and self._program_copy is not None:
@@ -242,11 +245,8 @@ class Agent:
         if self._hello is not None:
             raise ProtocolError("a second Hello")
         hello = replace(hello, directory=os.path.expanduser(hello.directory), cwd=os.path.expanduser(hello.cwd))
-        try:
-            make_private_directory(hello.directory)
-        except OSError as error:
-            hint = "make it writable" if self._outlives else "choose another directory"
-            self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", hint))
+        if (problem := make_run_directory(hello.directory, is_ours=self._outlives)) is not None:
+            self._break(problem)
             return
         if hello.isolated:
             from worker_entry.agent.isolation.outer_network import leave_network

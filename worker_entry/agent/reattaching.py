@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import selectors
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Optional, Union
 
 from worker_entry.agent.connection import Connection
-from worker_entry.agent.reattach import ReattachFolder, Reattachment
+from worker_entry.agent.reattach import ReattachFolder
+from worker_entry.agent.reattach_calls import Reattachment, receive_call
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.orders import TAKEN_OVER, Attach, Goodbye
 from worker_entry.protocol.values import Problem
@@ -14,17 +18,42 @@ from worker_entry.protocol.values import Problem
 if TYPE_CHECKING:
     from worker_entry.agent.attempts import Attempts
 
+LOOK_S = 1.0
+"""How often an agent checks that its folder is there."""
+
 
 class Reattaching:
-    """The agent's side of its reattach folder, whose socket it opens."""
+    """The agent's side of its reattach folder, whose socket it opens; has `on_call` called for each caller."""
 
-    def __init__(self, folder: ReattachFolder, connection: Connection, find_attempts: Callable[[], Attempts]) -> None:
+    def __init__(
+        self,
+        folder: ReattachFolder,
+        connection: Connection,
+        find_attempts: Callable[[], Attempts],
+        selector: selectors.BaseSelector,
+        on_call: Callable[[], None],
+    ) -> None:
         folder.listen()
+        selector.register(folder, selectors.EVENT_READ, on_call)
+        self._selector = selector
+        self._on_call = on_call
         self._folder = folder
         self._connection = connection
         self._find_attempts = find_attempts
         self._generation = 0
         """The controller's."""
+        self._look_due = 0.0
+
+    def keep_folder(self) -> None:
+        """Makes the folder again if something has removed it, for example a cleaner of /dev/shm."""
+        if time.monotonic() < self._look_due:
+            return
+        self._look_due = time.monotonic() + LOOK_S
+        if not self._folder.is_intact():
+            self._selector.unregister(self._folder)
+            with contextlib.suppress(OSError):  # tried again
+                self._folder.ensure()
+            self._selector.register(self._folder, selectors.EVENT_READ, self._on_call)
 
     def accept(self, run_id: Optional[str], *, gone: bool) -> Union[Attach, Goodbye, None]:
         """Takes the connection that waits; returns its Attach, Goodbye if the agent is asked to end, or None.
@@ -33,7 +62,7 @@ class Reattaching:
             run_id: the agent's run; None before Hello.
             gone: whether the agent has given up its controller.
         """
-        reattachment = self._folder.accept()
+        reattachment = receive_call(self._folder.accept())
         if not isinstance(reattachment, Reattachment):
             return reattachment
         if gone or not reattachment.take():

@@ -16,11 +16,14 @@ import socket
 import time
 from typing import Optional
 
-from worker_entry.agent.reattach import KEPT, NOT_NEEDED, TAKEN, lock_file
+from worker_entry.agent.evidence import Fate, find_fate
+from worker_entry.agent.reattach import lock_file
+from worker_entry.agent.reattach_calls import KEPT, NOT_NEEDED, TAKEN
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Broken, Message
 from worker_entry.protocol.orders import AGENT_GONE, Attach
 from worker_entry.protocol.values import Problem
+from worker_entry.system.machine import process_view
 
 TAKEN_S = 20.0
 """How long an attach process waits for the agent to take its connection."""
@@ -40,7 +43,7 @@ def hand_over() -> int:
     try:
         lock = os.open(lock_file(message.reattach_folder), os.O_RDWR)
     except OSError:
-        return _refuse(AGENT_GONE, "its agent has ended")
+        return _report_fate(message)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
         try:
             call.settimeout(TAKEN_S)
@@ -59,16 +62,30 @@ def hand_over() -> int:
         return _attend(call, lock)
 
 
+def _report_fate(attach: Attach) -> int:
+    """Answers a controller whose agent has no lock here; without a proof of its end, the controller comes again."""
+    fate = find_fate(attach.reattach_folder, attach.process_view, [attach.run_id] if attach.run_id else [])
+    if fate is Fate.ENDED:
+        return _refuse(AGENT_GONE, "its agent has ended")
+    reason = "it will be made again" if fate is Fate.ALIVE else "nothing proves that its agent has ended"
+    with contextlib.suppress(OSError):
+        os.write(1, f"{attach.reattach_folder} is missing; {reason}\n".encode())
+    return 1
+
+
 def attend(call: socket.socket, reattach_folder: str) -> int:
     """Waits while the agent uses this process's connection; returns the exit status of the agent's work for the run."""
     try:
-        lock = os.open(lock_file(reattach_folder), os.O_RDWR)
-    except OSError:  # the agent has ended, and its folder is gone
-        return 1
-    return _attend(call, lock)
+        lock: Optional[int] = os.open(lock_file(reattach_folder), os.O_RDWR)
+    except OSError:  # it has ended, or its folder was removed
+        lock = None
+    status = _attend(call, lock)
+    while lock is None and find_fate(reattach_folder, process_view()) is Fate.ALIVE:  # its guardian may have work to do
+        time.sleep(POLL_S)
+    return status
 
 
-def _attend(call: socket.socket, lock: int) -> int:
+def _attend(call: socket.socket, lock: Optional[int]) -> int:
     # The descriptors now belong to the agent: when it closes them, the connection has to end.
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
@@ -79,7 +96,7 @@ def _attend(call: socket.socket, lock: int) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     if word == KEPT:
         return 0
-    if word:
+    if word or lock is None:
         return 1
     fcntl.flock(lock, fcntl.LOCK_EX)
     return _read_status(lock)

@@ -46,7 +46,10 @@ from worker_entry.protocol.values import (
 
 @dataclass(frozen=True)
 class Ready:
-    """The answer to Hello: facts about the node. `cores`: the number of cores that the agent may use."""
+    """The answer to Hello: facts about the node. `cores`: the number of cores that the agent may use.
+
+    `reattach_folder`: through which a controller reconnects; None if there is none. `process_view`: as in `machine`.
+    """
 
     version: Count
     pid: Pid
@@ -58,7 +61,7 @@ class Ready:
     gpus: Annotated[list[Name], Items(1024)]
     tensorflow: Optional[Name]
     reattach_folder: Optional[Annotated[str, Path()]] = None
-    """The folder through which a controller reconnects to the agent; None if the agent has none."""
+    process_view: Annotated[str, Text(512)] = ""
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,12 @@ from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 13
+VERSION = 14
 
 AGENT_GONE = "agent-gone"
-"""The reference of the Problem that answers Attach when the agent has ended."""
+"""The reference of the Problem that answers Attach when the agent has certainly ended."""
+UNPROVEN = "agent-unknown"
+"""The reference of the Problem that answers Clean when nothing runs that is seen, but the agent may be elsewhere."""
 TAKEN_OVER = "taken-over"
 """The reference of the Problem that answers a controller after another controller has taken over its agent."""
 
@@ -207,7 +209,7 @@ class Attach:
 
     With `takeover`, the sender succeeds another controller, has a higher generation, and becomes the only controller
     that the agent obeys; `received` then counts the frames that are known to have been handled. If `run_id` is given,
-    the agent must belong to that run.
+    the agent must belong to that run. `process_view` is from the agent's Ready, too.
     """
 
     version: Count
@@ -218,6 +220,7 @@ class Attach:
     generation: Count = 0
     takeover: bool = False
     run_id: Annotated[str, Path()] = ""
+    process_view: Annotated[str, Text(512)] = ""
 
 
 @dataclass(frozen=True)
@@ -234,9 +237,9 @@ class Goodbye:
 class Clean:
     """Stop leftover processes of these runs on the node; their controllers are gone.
 
-    With `reattach_folder`, stop only that folder's agent and the processes below it: the same run may have another
-    agent on the machine. With `generation`, refuse if a controller of a higher generation has taken over the agent.
-    With `warm`, stop only agents that wait for another run.
+    With `reattach_folder`, spare the processes below other agents: the same run may have another agent on the machine.
+    `process_view` then is from the agent's Ready, too. With `generation`, refuse if a controller of a higher generation
+    has taken over the agent. With `warm`, stop only agents that wait for another run.
     """
 
     version: Count
@@ -244,6 +247,7 @@ class Clean:
     reattach_folder: Optional[Annotated[str, Path()]] = None
     generation: Optional[Count] = None
     warm: bool = False
+    process_view: Annotated[str, Text(512)] = ""
 
 
 ToAgent = Union[

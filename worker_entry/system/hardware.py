@@ -9,6 +9,7 @@ from typing import Optional
 
 from worker_entry.system.cgroups import cores_limit
 from worker_entry.system.engine import is_managed
+from worker_entry.system.machine import boot_id
 
 
 def cores() -> int:
@@ -59,11 +60,7 @@ def has_nvidia_smi() -> bool:
 
 def machine() -> str:
     """The id of the running kernel, which the containers of a machine share."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            return stream.read().strip()
-    except OSError:
-        return hostname()
+    return boot_id() or hostname()
 
 
 def hostname() -> str:

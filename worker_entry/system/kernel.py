@@ -174,7 +174,7 @@ def port_holder(port: int) -> Optional[str]:
     inodes = {f"socket:[{inode}]" for inode in _socket_inodes(port) if inode != "0"}
     if not inodes:
         return None
-    for pid in _pids():
+    for pid in pids():
         try:
             for name in os.listdir(f"/proc/{pid}/fd"):
                 if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:
@@ -211,7 +211,7 @@ def _open_pidfd(pid: int) -> Optional[int]:
         return None
 
 
-def _pids() -> list[int]:
+def pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -244,7 +244,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _processes_from_proc() -> dict[int, Process]:
-    found = (_process(pid) for pid in _pids())
+    found = (_process(pid) for pid in pids())
     return {process.pid: process for process in found if process is not None}
 
 

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Optional
 
-from worker_entry.agent.reattach import TAKEN
+from worker_entry.agent.reattach_calls import TAKEN
 from worker_entry.agent.warm.circumstances import find_circumstances, make_key
 from worker_entry.agent.warm.slot import END, find_waiting, receive_line
 from worker_entry.protocol.frozen import dataclass

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from worker_entry.agent.bootstrap import private, verify_private
-from worker_entry.agent.reattach import bases, is_alive, lock_file
+from worker_entry.agent.reattach import bases, is_locked, lock_file
 from worker_entry.protocol.frozen import asdict, dataclass
 
 PREFIX = "warm-"
+SOCKET, FACTS = "socket", "facts"
 WAITING_CALLS = 8
 LINE_LIMIT = 8 << 20
 END = b"end\n"
@@ -40,34 +41,63 @@ class WarmAgent:
 class Slot:
     """The folder of an agent that waits."""
 
-    def __init__(self, path: str, lock: int, listener: socket.socket) -> None:
+    def __init__(self, key: str, path: str, lock: int, listener: socket.socket) -> None:
         self.path = path
+        self._key = key
         self._lock = lock
         self._listener = listener
+        self._facts: Optional[WarmAgent] = None
 
     @classmethod
     def take(cls, key: str) -> Optional[Slot]:
         """The key's slot; None if another agent waits there, or no folder can be used."""
         for folder in bases():
             try:
-                path = os.path.join(private(folder), f"{PREFIX}{key}")
-                os.makedirs(path, mode=0o700, exist_ok=True)
+                path = private(os.path.join(private(folder), f"{PREFIX}{key}"))
                 lock = os.open(lock_file(path), os.O_RDWR | os.O_CREAT, 0o600)
             except OSError:
                 continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                listener = _listen(os.path.join(path, "socket"))
+                listener = _listen(os.path.join(path, SOCKET))
             except BlockingIOError:
                 os.close(lock)
                 return None
             except OSError:  # a file system without locks or sockets
                 os.close(lock)
                 continue
-            return cls(path, lock, listener)
+            return cls(key, path, lock, listener)
         return None
 
+    def is_intact(self) -> bool:
+        """Whether the next run finds this agent: nothing has removed a file of the slot."""
+        names = (os.path.join(self.path, SOCKET), _facts_file(self.path))
+        return self._has_lock() and all(map(os.path.exists, names))
+
+    def take_again(self) -> bool:
+        """Makes what something has removed again; false if another agent has taken the slot meanwhile."""
+        if not self._has_lock():
+            again = Slot.take(self._key)
+            if again is None:
+                return False
+            self.close()
+            self.path, self._lock, self._listener = again.path, again._lock, again._listener
+        else:
+            self._listener.close()
+            self._listener = _listen(os.path.join(self.path, SOCKET))
+        if self._facts is not None:
+            self.note(self._facts)
+        return True
+
+    def _has_lock(self) -> bool:
+        """Whether the lock that this agent holds is the slot's; after its folder was removed, another one may be."""
+        try:
+            return os.path.samestat(os.stat(lock_file(self.path)), os.fstat(self._lock))
+        except OSError:
+            return False
+
     def note(self, facts: WarmAgent) -> None:
+        self._facts = facts
         new = os.path.join(self.path, "facts.new")
         with contextlib.suppress(OSError):
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
@@ -83,7 +113,7 @@ class Slot:
     def close(self) -> None:
         """Leaves the slot. Its folder and lock stay for the next agent: a new lock would not exclude the old one."""
         self._listener.close()
-        for name in ("socket", "facts"):
+        for name in (SOCKET, FACTS) if self._has_lock() else ():
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, name))
         os.close(self._lock)
@@ -97,8 +127,8 @@ def find_waiting(key: Optional[str] = None) -> Iterator[tuple[str, WarmAgent]]:
             for name in names:
                 path = os.path.join(folder, name)
                 facts = _read_facts(path) if name.startswith(PREFIX) else None
-                if facts is not None and is_alive(path):
-                    yield os.path.join(path, "socket"), facts
+                if facts is not None and is_locked(path):
+                    yield os.path.join(path, SOCKET), facts
 
 
 def is_anyone_waiting() -> bool:
@@ -134,9 +164,10 @@ def _listen(path: str) -> socket.socket:
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
+    os.chmod(path, 0o600)
     listener.listen(WAITING_CALLS)
     return listener
 
 
 def _facts_file(path: str) -> str:
-    return os.path.join(path, "facts")
+    return os.path.join(path, FACTS)

@@ -16,12 +16,14 @@ from typing import Any, Optional
 
 from worker_entry.agent.connection import Opening
 from worker_entry.agent.liveness import LoopCounter
-from worker_entry.agent.reattach import HAND_OVER_S, ReattachFolder
+from worker_entry.agent.reattach import ReattachFolder
+from worker_entry.agent.reattach_calls import HAND_OVER_S
 from worker_entry.agent.warm.circumstances import find_difference
 from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 from worker_entry.agent.warm.slot import END, Slot, receive_line
 from worker_entry.system import clock
 from worker_entry.system.memory_pressure import MemoryPressure, restore_score, yield_first
+from worker_entry.system.peer import is_ours
 from worker_entry.system.signal_wakeup import wake_on_signals
 
 TICK_S = 1.0
@@ -70,6 +72,8 @@ class Waiting:
             if opening is not None:
                 # Answered only when the slot is free: this agent may need it again as soon as the run has ended.
                 owned.close()
+                with contextlib.suppress(OSError):
+                    self._folder.ensure()
                 opening.accept(self._folder.path)
         return opening
 
@@ -89,6 +93,11 @@ class Waiting:
                     return self._receive(self._slot.accept())
                 if pressure.exists():
                     return None
+                if not self._slot.is_intact():
+                    selector.unregister(self._slot)
+                    if not self._slot.take_again():
+                        return None
+                    selector.register(self._slot, selectors.EVENT_READ, self._slot)
         return None
 
     def _note_end(self) -> None:
@@ -98,6 +107,8 @@ class Waiting:
         """The connection of a caller that this agent can serve."""
         descriptors: list[int] = []
         try:
+            if not is_ours(call):
+                raise PermissionError("another user")
             call.settimeout(HAND_OVER_S)
             words, descriptors, _, _ = socket.recv_fds(call, 1 << 16, DESCRIPTORS)
             words = receive_line(call, words)
