@@ -20,6 +20,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else _UNSEEN.sub(lambda match: stand_in(match[0]), text)
 
 
+def has_control(text: str) -> bool:
+    """Whether the text has a control character, such as a line break: then it can become two lines of a script."""
+    return any(char < " " or char == "\x7f" for char in text)
+
+
 def stand_in(char: str) -> str:
     r"""A visible stand-in: `␛` for the escape character, `\u202e` for a character without a symbol."""
     code = ord(char)

@@ -145,13 +145,13 @@ class TestRun:
             process.kill()
             process.wait()
             assert RunDir(tmp_path / "run").read_run()[1] is None
-            assert ask(tmp_path, "down", "run").stdout == f"Already ended: {tmp_path}/run\n"
+            assert ask(tmp_path, "down", "./run").stdout == f"Already ended: {tmp_path}/run\n"
 
     def test_of_another_machine_or_container_is_left_alone_and_its_place_is_named(self, tmp_path: Path) -> None:
         with running(tmp_path) as process:
             change(tmp_path / "run", host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000")
             for command in ("down", "stacks", "clean", "profile"):
-                asked = ask(tmp_path, command, "run")
+                asked = ask(tmp_path, command, "./run")
                 assert (asked.returncode, asked.stdout) == (2, "")
                 assert asked.stderr.startswith("Error: this run's controller is on gpu-a [usage]\n  run the command on")
             assert process.poll() is None
@@ -164,21 +164,21 @@ class TestRun:
         (tmp_path / "run" / "run.json").write_text(json.dumps({**written, "ended": False}))
         with stranger() as (process, controller):
             change(tmp_path / "run", pid=controller.pid)
-            assert ask(tmp_path, "down", "run").stdout == f"Already ended: {tmp_path}/run\n"
-            assert "has ended" in ask(tmp_path, "stacks", "run").stderr
+            assert ask(tmp_path, "down", "./run").stdout == f"Already ended: {tmp_path}/run\n"
+            assert "has ended" in ask(tmp_path, "stacks", "./run").stderr
             assert process.poll() is None
 
     def test_that_has_ended_is_over_for_other_machines_too(self, tmp_path: Path) -> None:
         assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
         change(tmp_path / "run", host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000")
-        assert ask(tmp_path, "down", "run").stdout == f"Already ended: {tmp_path}/run\n"
+        assert ask(tmp_path, "down", "./run").stdout == f"Already ended: {tmp_path}/run\n"
 
     def test_is_not_mistaken_for_a_process_of_another_pid_namespace(self, tmp_path: Path) -> None:
         apart = ("unshare", "--pid", "--fork", "--mount-proc")
         if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
             pytest.skip("only root can create a PID namespace")
         with running(tmp_path) as process:
-            asked = ask(tmp_path, "down", "run", before=apart)
+            asked = ask(tmp_path, "down", "./run", before=apart)
             assert asked.returncode == 2
             assert asked.stderr.startswith("Error: this run's controller is in another container on ")
             assert process.poll() is None
@@ -186,5 +186,5 @@ class TestRun:
     @pytest.mark.smoke
     def test_ends_when_asked_to(self, tmp_path: Path) -> None:
         with running(tmp_path) as process:
-            assert ask(tmp_path, "down", "run").stdout == f"Stopped: {tmp_path}/run\n"
+            assert ask(tmp_path, "down", "./run").stdout == f"Stopped: {tmp_path}/run\n"
             assert process.wait(10) == 143

@@ -366,7 +366,7 @@ def test_a_signal_ends_the_command_and_the_run(folder: Path, when: str, signum: 
     if when == "resume":
         forbid_restarts(folder)
         assert subprocess.run(distlaunch_command(*words), cwd=folder, capture_output=True).returncode == 1
-        words = ["resume", "run"]
+        words = ["resume", "./run"]
     process = subprocess.Popen(distlaunch_command(*words), cwd=folder, stderr=subprocess.PIPE, text=True)
     pid = eventually(partial(read_pid, folder / "pid"), 60)
     process.send_signal(signum)

@@ -224,7 +224,7 @@ def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path) -> None
 
 def end(folder: Path) -> tuple[int, str]:
     asked = subprocess.run(
-        distlaunch_command("down", "run"), cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        distlaunch_command("down", "./run"), cwd=folder, capture_output=True, text=True, check=False, timeout=60
     )
     return asked.returncode, asked.stdout
 

@@ -381,7 +381,7 @@ class TestRun:
     def test_is_a_folder(self, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         elsewhere = write_run(tmp_path / "elsewhere", outcome="succeeded")
         monkeypatch.chdir(tmp_path)
-        for text in ("elsewhere", "./elsewhere", str(elsewhere.root), "elsewhere/"):
+        for text in ("./elsewhere", str(elsewhere.root), "elsewhere/"):
             assert select_run(text).root == elsewhere.root
         monkeypatch.chdir(elsewhere.root / "..")
         assert select_run("elsewhere/../elsewhere").root == elsewhere.root.resolve()
@@ -441,7 +441,7 @@ class TestRun:
 
 
 def test_a_name_cannot_control_the_terminal_or_break_the_table(runs: Path) -> None:
-    write_run(runs / "evil\x1b[2J", outcome="succeeded")
+    write_run(runs / "named", outcome="succeeded").root.rename(runs / "evil\x1b[2J")
     write_run(runs / "分布式", outcome="succeeded")
     table = render_runs(list_runs(), time.time())
     assert any("evil␛[2J  " in line for line in table)

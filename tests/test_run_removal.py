@@ -149,7 +149,7 @@ class TestRm:
             find_removable(["link"])
         if os.geteuid() == 0:
             os.chown(real.root, 54321, -1)
-            with pytest.raises(UsageError, match="belongs to another user"):
+            with pytest.raises(UsageError, match="belongs to user 54321"):
                 find_removable([str(real.root)])
         assert real.run.exists()
 

@@ -99,7 +99,7 @@ def running(folder: Path, *arguments: str, command: Command = distlaunch_command
 
 def ask(folder: Path) -> str:
     asked = subprocess.run(
-        distlaunch_command("stacks", "run"), cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        distlaunch_command("stacks", "./run"), cwd=folder, capture_output=True, text=True, check=False, timeout=60
     )
     assert asked.returncode == 0, asked.stderr
     return asked.stdout
@@ -172,7 +172,7 @@ def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tm
 @pytest.mark.slow
 def test_a_run_that_is_over_or_missing_is_reported(tmp_path: Path) -> None:
     subprocess.run(distlaunch_command("local", "--run-dir", "run", "--", "true"), cwd=tmp_path, check=True)
-    for name, why in (("run", "has ended"), ("nothing", "there is no run nothing")):
+    for name, why in (("./run", "has ended"), ("nothing", "there is no run nothing")):
         asked = subprocess.run(
             distlaunch_command("stacks", name), cwd=tmp_path, capture_output=True, text=True, check=False
         )

@@ -108,7 +108,7 @@ def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(
             trained = all(any("epoch_iterator.py" in event for event in events) for events in (leader, follower))
         assert operations(leader)
         for _ in range(3):
-            done = distlaunch("profile", "run", "--duration", "1", run_dir=False)
+            done = distlaunch("profile", "./run", "--duration", "1", run_dir=False)
             assert done.status == 0 or "no task recorded anything" in done.stderr  # the tasks have only waited
         said = len(run.log(1))
         wait_until(lambda: len(run.log(1)) > said, "training continues", 60)
@@ -131,14 +131,14 @@ def test_a_profile_of_parameter_servers_has_the_operations_of_all_in_a_network_o
         wait_until(
             lambda: "distlaunch/chief-0" in ask(f"{address_of(run)}data/runs"), "TensorBoard shows the chief", 60
         )
-        stacks = distlaunch("stacks", "run", run_dir=False)
+        stacks = distlaunch("stacks", "./run", run_dir=False)
         assert (stacks.status, stacks.stderr) == (0, "")
         assert "chief:0" in stacks.stdout
 
 
 def capture(distlaunch: Distlaunch, duration_s: float, names: set[str]) -> Path:
     """Takes a profile; returns the folder with the files of all these tasks."""
-    done = distlaunch("profile", "run", "--duration", str(duration_s), run_dir=False)
+    done = distlaunch("profile", "./run", "--duration", str(duration_s), run_dir=False)
     assert (done.status, done.stderr) == (0, "")
     files = [Path(line) for line in done.stdout.splitlines()]
     assert sorted(file.name for file in files) == sorted(f"{name}.xplane.pb" for name in names)
@@ -171,7 +171,7 @@ def operations(events: set[str]) -> set[str]:
 
 def test_a_run_that_cannot_be_profiled_is_reported(distlaunch: Distlaunch, tmp_path: Path) -> None:
     assert distlaunch("local", "-n", "1", "--", "true").status == 0
-    done = distlaunch("profile", "run", run_dir=False)
+    done = distlaunch("profile", "./run", run_dir=False)
     assert done.status == 2
     assert f"Error: the run {tmp_path}/run has ended" in done.stderr
 

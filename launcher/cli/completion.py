@@ -136,7 +136,7 @@ def complete_tasks(context: click.Context, _parameter: click.Parameter, incomple
     from launcher.run.selection import select_run
 
     try:
-        plan = json.loads(select_run(context.params.get("run")).plan.read_bytes())
+        plan = json.loads(select_run(context.params.get("run"), reads=True).plan.read_bytes())
         tasks = [str(task["task"]) for task in plan["tasks"]]
     except (DistlaunchError, OSError, ValueError, KeyError, TypeError):
         return []

@@ -71,7 +71,7 @@ def wait(run: str | None, as_json: bool) -> int:
     from launcher.printable import printable
     from launcher.run.selection import select_run
 
-    summary = wait_for_end(select_run(run))
+    summary = wait_for_end(select_run(run, reads=True))
     if as_json:
         _print_json(summary.as_json())
     else:

@@ -96,7 +96,7 @@ def logs(
     if own and patterns:
         raise UsageError("--distlaunch shows no tasks", hint=f"leave out {patterns[0]}")
     _allow_many_files()
-    files = select_run(run)
+    files = select_run(run, reads=True)
     choice = LogChoice(
         patterns=patterns, attempt=attempt, tail=tail, head=head, since=since, timed=timestamps or as_json
     )

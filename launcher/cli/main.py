@@ -87,9 +87,10 @@ def _go_there(error: Exception, arguments: Sequence[str]) -> None:
     from launcher.run.controller import ElsewhereError
 
     if isinstance(error, ElsewhereError) and error.job:
+        from launcher.own_command import own_command
         from launcher.run.queue import run_in_job
 
-        run_in_job(error.job, [sys.executable, "-m", "launcher", *arguments])
+        run_in_job(error.job, own_command(*arguments))
 
 
 def _show_error(error: Exception) -> int:

@@ -31,7 +31,7 @@ def report(run: str | None, output: Path | None, opens: bool) -> int:
     from launcher.commands import page
     from launcher.run.selection import select_run
 
-    files = select_run(run)
+    files = select_run(run, reads=output is not None)
     if output is not None and str(output) == "-":
         if opens:
             raise click.UsageError("--open needs a file; -o - writes none")

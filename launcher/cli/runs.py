@@ -53,13 +53,17 @@ def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool
     from launcher.commands.requests import ask_to_end
     from launcher.run.directory import RunDir
     from launcher.run.selection import list_running, select_run
+    from launcher.run.trust import verify_own
     from launcher.transports.in_parallel import map_parallel
 
     if (run is not None) + everything + warm > 1:
         raise click.UsageError("RUN, --all and --warm are mutually exclusive")
     if warm:
         return _end_warm(as_json=as_json)
-    found = [RunDir(Path(each.directory)) for each in list_running()] if everything else [select_run(run, running=True)]
+    if everything:
+        found = [verify_own(RunDir(Path(each.directory))) for each in list_running()]
+    else:
+        found = [select_run(run, running=True)]
     for files, ended in zip(found, map_parallel(lambda each: ask_to_end(each, now=now), found, 32), strict=True):
         text = f"Stopped: {files.root}" if ended else f"Already ended: {files.root}"
         click.echo(json.dumps({"directory": str(files.root), "stopped": ended}) if as_json else text)

@@ -35,7 +35,7 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
     from launcher.commands.status import read_said, read_status, render_status
     from launcher.run.selection import select_run
 
-    files = select_run(run)
+    files = select_run(run, reads=True)
     if not watch:
         found = read_status(files)
         lines = [found.model_dump_json(indent=2)] if as_json else render_status(found, read_said(files, MESSAGES))

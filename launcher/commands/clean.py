@@ -51,7 +51,7 @@ def _clean_pods(source: PodsSpec, run_id: str) -> CleanedNode:
 
 
 def _find(what: str) -> tuple[ClusterSpec, list[str]]:
-    if Path(what).is_file():
+    if _is_spec_file(what):
         return know_nodes(load_spec(Path(what), os.environ)), [*_ended_runs(runs_directory(os.environ))]
     files = select_run(what)
     run_id, controller = files.read_run()
@@ -63,6 +63,11 @@ def _find(what: str) -> tuple[ClusterSpec, list[str]]:
         return ClusterSpec.model_validate_json(files.spec.read_bytes()), [run_id]
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"cannot read {files.spec}: {error}") from None
+
+
+def _is_spec_file(what: str) -> bool:
+    """A spec file has a slash or a suffix; a name without both is a run's, whatever the current folder contains."""
+    return ("/" in what or Path(what).suffix in (".yaml", ".yml", ".json")) and Path(what).is_file()
 
 
 def _ended_runs(runs: Path) -> Iterator[str]:

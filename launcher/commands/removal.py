@@ -99,8 +99,6 @@ def _check_removable(files: RunDir) -> None:
     status = files.root.lstat()
     if stat.S_ISLNK(status.st_mode):
         raise UsageError(f"{files.root} is a symbolic link", hint="name the folder that the link points to")
-    if status.st_uid != os.geteuid():
-        raise UsageError(f"{files.root} belongs to another user", hint="run the command as that user")
     if summary.state == "lost" and (left := find_left_processes(summary.run_id)):
         raise UsageError(
             f"{count_of(len(left), 'process', 'processes')} of run {name} still running on this machine",

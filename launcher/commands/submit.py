@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.own_command import own_command
 from launcher.plan.rendering import render_spec
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.naming import choose_folder, current_command, current_directory, make_run_id
@@ -78,7 +78,7 @@ def submit(spec: ClusterSpec, run_dir: Path | None, *, checks: bool) -> Submitte
 
 
 def _render(spec: ClusterSpec, directory: Path) -> str:
-    command = [sys.executable, "-m", "launcher", "resume", "--no-live", str(directory)]
+    command = own_command("resume", "--no-live", str(directory))
     return render_script(spec, directory, command, str(current_directory()))
 
 

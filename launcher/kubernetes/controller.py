@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.kubernetes.pod import Manifest, make_labels, make_pod_spec
+from launcher.own_command import CODE
 from launcher.spec.pods import PodsSpec
 from worker_entry.protocol import environment
 from worker_entry.protocol.frozen import dataclass
@@ -29,7 +30,7 @@ if os.path.exists({FILES + "/" + ARCHIVE!r}):
     with zipfile.ZipFile({FILES + "/" + ARCHIVE!r}) as archive:
         for entry in archive.infolist():
             os.chmod(archive.extract(entry), entry.external_attr >> 16)
-os.execv(sys.executable, [sys.executable, "-m", "launcher", "up", "--no-live", *sys.argv[1:], {FILES + "/" + SPEC!r}])
+os.execv(sys.executable, [sys.executable, "-c", {CODE!r}, "up", "--no-live", *sys.argv[1:], {FILES + "/" + SPEC!r}])
 """
 _RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]},

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from worker_entry.agent.bootstrap import private
 from worker_entry.agent.reattach import bases
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.frozen import dataclass
+from worker_entry.system.ownership import private
 from worker_entry.system.peer import is_ours
 
 PREFIX = "control-"

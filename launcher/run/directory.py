@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.plan.paths import RunPaths
+from launcher.printable import has_control
 from launcher.run.controller import Controller, ElsewhereError, is_alive, this_process
 from launcher.run.naming import absolute, is_utf_8
 from launcher.run.record import read_record
@@ -60,6 +61,10 @@ class RunDir(RunPaths):
         if not is_utf_8(root):
             raise RunDirectoryError(
                 f"the run directory {os.fsencode(root)!r} is not UTF-8", hint="choose another folder with --run-dir"
+            )
+        if has_control(str(root)):
+            raise RunDirectoryError(
+                f"the run directory {str(root)!r} has control characters", hint="choose another folder with --run-dir"
             )
         try:
             make_private_directory(str(root.parent))

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from prometheus_client.exposition import write_to_textfile
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from launcher.errors import UsageError
 from launcher.report.metrics import make_registry
 from launcher.report.status_report import RunStatus
+from launcher.run.replacement import replace_text
 from launcher.run.timing import SystemTiming
 
 EVERY_S = 5.0
@@ -56,7 +57,8 @@ class MetricsFile:
         with self._lock:
             if self._registry is not None:
                 try:
-                    write_to_textfile(str(self._path), self._registry)
+                    # Not the library's own function: in a shared folder, it could write through a link.
+                    replace_text(self._path, generate_latest(self._registry).decode(), 0o644)
                 except Exception as error:  # noqa: BLE001 - the run must continue whatever it is
                     self._note_failure(error)
         return False

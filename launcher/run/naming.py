@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import RunDirectoryError, UsageError
-from launcher.printable import printable
+from launcher.printable import has_control, printable
 from launcher.spec.redaction import hide_command
 
 
@@ -62,7 +62,7 @@ def current_directory() -> Path:
     """The current folder.
 
     Raises:
-        UsageError: the folder is gone, or its name is not UTF-8.
+        UsageError: the folder is gone, or its name is not UTF-8 or has control characters.
     """
     try:
         here = Path.cwd()
@@ -73,6 +73,10 @@ def current_directory() -> Path:
     if not is_utf_8(here):
         raise UsageError(
             f"the current directory {os.fsencode(here)!r} is not UTF-8", hint="change to another directory"
+        )
+    if has_control(str(here)):
+        raise UsageError(
+            f"the current directory {str(here)!r} has control characters", hint="change to another directory"
         )
     return here
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,17 @@ def read_record(files: RunPaths) -> RunRecord:
             cwd=str(facts.get("cwd") or ""),
             checks=bool(facts.get("checks", False)),
             command=str(facts.get("command") or ""),
-            job=str(facts.get("job") or ""),
+            job=_job(facts.get("job")),
             waits=bool(facts.get("waits", False)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise RunDirectoryError(f"{files.root} is not a run's folder") from None
+
+
+def _job(value: object) -> str:
+    """The id of a Slurm job; it becomes an argument of Slurm's programs, so nothing else is taken for one."""
+    text = str(value or "")
+    return text if re.fullmatch(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?", text, re.ASCII) else ""
 
 
 def parse_end(facts: Mapping[str, Any], time: object) -> RecordedEnd:

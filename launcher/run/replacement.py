@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
 
 
@@ -18,8 +19,9 @@ def replace_text(path: Path, text: str, mode: int = 0o600) -> None:
     Raises:
         OSError: the file cannot be written; an existing file stays unchanged.
     """
-    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+    # Exclusive: in a folder that others can write to, the name could be a link to a file of this user.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)

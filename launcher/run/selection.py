@@ -1,6 +1,7 @@
 """Finds the run that a command's argument RUN means, and all runs of this user.
 
-RUN is the name of a run's folder in the runs directory, a unique part of such a name, or the path of a folder. Without
+RUN is the name of a run's folder in the runs directory, a unique part of such a name, or the path of a folder. A path
+has a slash: nothing in the current folder, which may be another user's, is taken for a run by its name alone. Without
 RUN, a command takes the only running run, or the latest run if none is running.
 """
 
@@ -17,25 +18,30 @@ from launcher.run.directory import RunDir
 from launcher.run.naming import absolute, runs_directory
 from launcher.run.record import RunRecord, read_record
 from launcher.run.summary import RunSummary, summarize
+from launcher.run.trust import verify_own
 from launcher.wording import render_age
 
 SHOWN = 10
 """Candidates that an error lists."""
 
 
-def select_run(text: str | None, *, running: bool = False) -> RunDir:
+def select_run(text: str | None, *, running: bool = False, reads: bool = False) -> RunDir:
     """The run that RUN means.
 
     Args:
         text: RUN as typed; None if it was left out.
         running: the command is for running runs: prefer them, and do not fall back to the latest ended run.
+        reads: the command only shows what the run's files say, and so may be about another user's run.
 
     Raises:
-        UsageError: no run, or more than one, is meant.
+        UsageError: no run, or more than one, is meant; or another user can write to its folder.
     """
-    if text is None:
-        return _select_without_name(running=running)
-    if "/" in text or text in (".", "..") or (text and _has_record(Path(text))):
+    found = _select_without_name(running=running) if text is None else _select(text, running=running)
+    return found if reads else verify_own(found)
+
+
+def _select(text: str, *, running: bool) -> RunDir:
+    if "/" in text or text in (".", ".."):
         if not _is_folder(Path(text)):
             raise _no_such_run(text)
         path = absolute(Path(text))
@@ -51,8 +57,6 @@ def select_run(text: str | None, *, running: bool = False) -> RunDir:
         raise _ambiguous(f"{len(found)} runs have {text!r} in their names", found)
     if found:
         return found[0]
-    if text and _is_folder(Path(text)):
-        return RunDir(absolute(Path(text)))  # not a run's folder: reading it raises the error
     raise _no_such_run(text)
 
 
@@ -61,14 +65,6 @@ def _is_folder(path: Path) -> bool:
         return stat.S_ISDIR(path.stat().st_mode)
     except OSError:  # missing, not permitted, or a name that is too long
         return False
-
-
-def _has_record(folder: Path) -> bool:
-    try:
-        read_record(RunDir(folder))
-    except RunDirectoryError:
-        return False
-    return True
 
 
 def find_runs() -> Iterator[tuple[RunDir, RunRecord]]:
@@ -143,6 +139,10 @@ def _ambiguous(message: str, candidates: Sequence[RunDir]) -> UsageError:
 
 
 def _no_such_run(text: str) -> UsageError:
+    is_folder = text and "/" not in text and _is_folder(Path(text))
     return UsageError(
-        f"there is no run {text or repr(text)}", hint="`distlaunch ls -a` lists all runs; or give the run's folder"
+        f"there is no run {text or repr(text)}",
+        hint=f"for the folder, write ./{text}"
+        if is_folder
+        else "`distlaunch ls -a` lists all runs; or give the run's folder",
     )

@@ -17,6 +17,7 @@ from launcher.errors import RunDirectoryError
 from launcher.report.models import WarmNode
 from launcher.run.context import RunContext
 from launcher.run.naming import runs_directory
+from launcher.run.replacement import replace_text
 from launcher.spec.nodes import LOCAL
 from worker_entry.agent.warm.slot import find_waiting
 from worker_entry.protocol.file_names import make_private_directory
@@ -72,9 +73,7 @@ def forget(node: str) -> None:
 def _write(known: KnownWarmNode) -> None:
     path = _path(known.node)
     make_private_directory(str(path.parent))
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps(asdict(known)), encoding="utf-8")
-    new.replace(path)
+    replace_text(path, json.dumps(asdict(known)))
 
 
 def _path(node: str) -> Path:

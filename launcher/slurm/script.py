@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.errors import UsageError
+from launcher.printable import has_control
 from launcher.spec.models import ClusterSpec
 
 OUTPUT = "slurm-%j.log"
@@ -20,7 +22,13 @@ def render_script(spec: ClusterSpec, directory: Path, command: Sequence[str], cw
         directory: the run's folder.
         command: what the job runs.
         cwd: the folder in which it runs.
+
+    Raises:
+        UsageError: a text has a control character, which could become a line of its own.
     """
+    for text in (cwd, str(directory), *command):
+        if has_control(text):
+            raise UsageError(f"{text!r} has control characters, so it cannot be written into a job's script")
     lines = [f"#SBATCH {_quote(option)}" for option in _options(spec, directory, cwd)]
     # With `exec`, a signal to the job's shell reaches distlaunch.
     return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.join(command)}", ""])

@@ -60,7 +60,10 @@ Text = Annotated[
     StringConstraints(pattern=r"^[^\x00]*$"),
     WithJsonSchema({"type": ["string", "number", "boolean"]}),
 ]
-FilledText = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]
+FilledText = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""A text that may become an argument or a line for another program: it has no control characters."""
+Word = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]
+"""An argument of a program that the user has chosen."""
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Environment = Annotated[dict[VariableName, Text], Field(json_schema_extra={"additionalProperties": False})]
 HostName = Annotated[

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import UsageError
+from launcher.printable import has_control
 from launcher.spec.contradictions import OWN_VARIABLES, TORCH_VARIABLES, Path, render_path
 from launcher.spec.fields import MANY, ONE, PODS
 from launcher.spec.models import ClusterSpec
@@ -195,6 +196,8 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
         return f"{shown} is not a valid resource name; write it like `nvidia.com/gpu`"
     if path[-1] in ("user", "proxy_jump", "hostname"):
         return f"{shown} is not a valid `{path[-1]}`; write it as for `ssh`"
+    if has_control(given) and path[-1] != "host":
+        return f"{shown} has a line break or another control character; remove it"
     return f"{shown} is not a host name or address; write it without a scheme, spaces or a path"
 
 

@@ -73,10 +73,10 @@ class ClusterSpec(Model):
     """Sends a folder to the other machines, and runs the program in it. Default: the program is already there."""
     tensorboard: Keepable = False
     """Runs TensorBoard on the chief's node; with `keep`, TensorBoard stays after training until Ctrl-C."""
-    log_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
+    log_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$")] | None = None
     """The folder that TensorBoard shows; DISTLAUNCH_LOG_DIR names each task's own folder in it. Default: `logs` in
     `checkpoint_directory` or, if all nodes are this machine, a folder of the run."""
-    checkpoint_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
+    checkpoint_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$")] | None = None
     """A folder that all nodes share; checked before the start, and passed to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
     cache: Annotated[str, StringConstraints(pattern=r"^(~/|/)[^\x00\s'\"]*$")] | None = None
     """A folder on each node, which nodes may share, that keeps the code compiled by XLA or PyTorch for later runs."""

@@ -23,6 +23,7 @@ from launcher.spec.fields import (
     Times,
     VariableName,
     WebAddress,
+    Word,
 )
 
 
@@ -79,7 +80,7 @@ class SshSpec(Model):
 class CommandWaySpec(Model):
     """A program that connects to a node: it runs a command there, and connects the command's stdin and stdout."""
 
-    command: Annotated[list[FilledText], Field(min_length=1)]
+    command: Annotated[list[Word], Field(min_length=1)]
     """The program and its arguments. `{host}` stands for the node, `{command}` for a command line for the node's shell.
     Without `{command}`, the words of the command follow as arguments."""
 

@@ -21,7 +21,7 @@ Quantity = Annotated[
 """An amount as Kubernetes writes it: `500m`, `4`, `16Gi`."""
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
 _Resource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9./_-]*$", max_length=253)]
-_MountPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00:]*$")]
+_MountPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f:]*$")]
 
 
 class PodsSpec(Model):

@@ -19,6 +19,8 @@ import worker_entry
 from worker_entry.protocol.frozen import dataclass
 
 PACKAGE = Path(worker_entry.__file__).parent
+_FUTURE = b"from __future__ import annotations\n"
+_OWNERSHIP = b"from worker_entry.system.ownership import private, verify_private\n"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ _making = threading.Lock()
 
 @functools.cache
 def _make_payload(verb: str, first: str) -> Payload:
-    bootstrap, archive = PACKAGE.joinpath("agent", f"{first}.py").read_bytes(), _make_archive()
+    bootstrap, archive = _read_first(first), _make_archive()
     digest = hashlib.sha256(archive).hexdigest()
     # Runs first, in syntax that even Python 2 parses.
     too_old = (
@@ -75,6 +77,13 @@ def _make_payload(verb: str, first: str) -> Payload:
         f"{len(bootstrap)} {digest} {len(archive)} {verb}"
     )
     return Payload(verb, ("/bin/sh", "-c", script), bootstrap, archive)
+
+
+def _read_first(first: str) -> bytes:
+    """The module's text; the only module of ours that it may import takes the place of the import."""
+    text = PACKAGE.joinpath("agent", f"{first}.py").read_bytes()
+    imported = PACKAGE.joinpath("system", "ownership.py").read_bytes().replace(_FUTURE, b"")
+    return text.replace(_OWNERSHIP, imported)
 
 
 @functools.cache

@@ -4,8 +4,8 @@ The interpreter's arguments are the length of this module's text, a digest that 
 length of the archive, and the verb to run. The answer on stdout is `HERE`; if this version is not installed, it is
 `MISSING`, which asks for the archive, and then `HERE`. After `HERE`, what follows on stdin is for the verb.
 
-Nothing of distlaunch may be on the node yet, so this module imports no other module of ours. It prints errors to
-stdout, before the start marker: the controller quotes them.
+Nothing of distlaunch may be on the node yet: what the node reads has `system.ownership` in place of its import, and
+nothing else of ours is imported. It prints errors to stdout, before the start marker: the controller quotes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import json
 import os
 import sys
 from typing import NoReturn, Optional
+
+from worker_entry.system.ownership import private, verify_private
 
 HERE, MISSING = b"\x1eworker_entry: here\x1e\n", b"\x1eworker_entry: none\x1e\n"
 """Answers of the same length, so that the controller can read one without a byte of what follows."""
@@ -103,20 +105,6 @@ def folders() -> list[str]:
         cache = os.path.expanduser("~/.cache")
     shared = ("/var/tmp", "/tmp", "/dev/shm")  # noqa: S108 - `verify_private` checks the owner
     return [os.path.join(cache, "distlaunch"), *(os.path.join(top, f"distlaunch-{os.getuid()}") for top in shared)]
-
-
-def private(folder: str) -> str:
-    """Returns the folder, made if missing; raises OSError if another user could have written to it."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    return verify_private(folder)
-
-
-def verify_private(folder: str) -> str:
-    """Returns the folder; raises OSError if it is missing, or if another user could have written to it."""
-    facts = os.lstat(folder)
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o022 or os.path.islink(folder):
-        raise OSError("other users can write to it")
-    return folder
 
 
 def unpack(archive: bytes, folder: str, digest: str) -> str:

@@ -23,8 +23,8 @@ import time
 from collections.abc import Generator, Iterable
 from typing import Optional, Union
 
-from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.protocol.values import FileEntry
+from worker_entry.system.ownership import TRUST, find_intruder, private, verify_private
 
 NEW = ".new-"
 """Prefix of the name of a version that is being built."""
@@ -58,6 +58,7 @@ class Versions:
         Raises:
             NotOursError: something that distlaunch did not make is in the way.
         """
+        self._verify()
         version = self._linked()
         while version is not None and os.path.isdir(version):
             if self._hold(version):
@@ -69,9 +70,25 @@ class Versions:
                 return None  # another agent is removing it
         return None
 
+    def _verify(self) -> None:
+        """Raises NotOursError if another user can change the versions, or the link to them."""
+        above = self.folder
+        while not os.path.lexists(above):
+            above = os.path.dirname(above)
+        try:
+            if above == self.folder:
+                verify_private(self.folder)
+            reason = find_intruder(above, is_above=True)
+        except OSError as error:
+            reason = f"{error.filename} {error.strerror}"
+        if reason:
+            raise NotOursError(f"{reason}; choose a `to:` that only you can change, or name its folder in {TRUST}")
+
     def _linked(self) -> Optional[str]:
         if not os.path.lexists(self._to):
             return None
+        if os.lstat(self._to).st_uid != os.geteuid():
+            raise NotOursError(f"{self._to} belongs to another user; choose another `to:`")
         if not os.path.islink(self._to):
             raise NotOursError(f"{self._to} exists, and distlaunch did not make it; choose another `to:`")
         version = os.path.abspath(os.path.join(os.path.dirname(self._to), os.readlink(self._to)))
@@ -92,7 +109,7 @@ class Versions:
 
     def make_building(self) -> str:
         """Makes a folder in which a version can be built."""
-        make_private_directory(self.folder)
+        private(self.folder)
         return tempfile.mkdtemp(prefix=NEW, dir=self.folder)
 
     def is_of(self, version: str, digest: str) -> bool:

@@ -9,12 +9,12 @@ import socket
 import time
 from collections.abc import Collection
 
-from worker_entry.agent.bootstrap import verify_private
 from worker_entry.agent.evidence import Fate, find_agent, find_fate
 from worker_entry.agent.reattach import GUARDIAN_FILE, PREFIX, RUN_FILE, SOCKET, bases, is_locked, read_note
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.orders import Goodbye
 from worker_entry.system import kernel
+from worker_entry.system.ownership import verify_private
 
 CALL_S = 1.0
 KILL_S = 5.0

@@ -14,8 +14,9 @@ import socket
 from collections.abc import Iterator
 from typing import Optional
 
-from worker_entry.agent.bootstrap import folders, private
+from worker_entry.agent.bootstrap import folders
 from worker_entry.system import kernel
+from worker_entry.system.ownership import private
 
 PREFIX = "agent-"
 LOCK, SOCKET, NEW_LOCK = "lock", "socket", "lock.new"

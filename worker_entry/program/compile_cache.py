@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from worker_entry.program.versions import installed_version
 from worker_entry.protocol import environment
+from worker_entry.system.ownership import verify_private
 
 XLA_FLAGS = "TF_XLA_FLAGS"
 XLA_DIRECTORY = "--tf_xla_persistent_cache_directory"
@@ -82,9 +83,14 @@ def find_entries(path: str) -> list[str]:
 def _make_private(folder: str) -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
-        raise OSError(errno.EPERM, "this compile cache is not a private folder of yours; remove it", folder)
+    try:
+        is_open = os.lstat(verify_private(folder)).st_mode & _OTHERS
+        reason = "others can read it" if is_open else ""
+    except OSError as error:
+        reason = error.strerror or ""
+    if reason:
+        text = f"this compile cache is not a private folder of yours ({reason}); choose another"
+        raise OSError(errno.EPERM, text, folder)
     return folder
 
 

@@ -13,9 +13,9 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from worker_entry.agent.bootstrap import private, verify_private
 from worker_entry.agent.reattach import bases, is_locked, lock_file
 from worker_entry.protocol.frozen import asdict, dataclass
+from worker_entry.system.ownership import private, verify_private
 
 PREFIX = "warm-"
 SOCKET, FACTS = "socket", "facts"
