@@ -28,8 +28,20 @@ from launcher.transports.way import FIRST_S, Way
 from worker_entry.protocol.frozen import replace
 
 ASKING_AT_ONCE = 8
-OPENSSH = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={FIRST_S:.0f}", "-o", "RemoteCommand=none")
-"""Options of `ssh` for a command that has no terminal and never prompts."""
+OPENSSH = (
+    "BatchMode=yes",
+    f"ConnectTimeout={FIRST_S:.0f}",
+    "RemoteCommand=none",
+    "NoHostAuthenticationForLocalhost=no",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "GSSAPIDelegateCredentials=no",
+    "ClearAllForwardings=yes",
+    "PermitLocalCommand=no",
+    "Tunnel=no",
+)
+"""Options of `ssh` for a command that has no terminal and never prompts. They take precedence over the user's
+configuration: nothing of this machine, such as its ssh-agent, can be used from the node."""
 
 Targets = Mapping[str, "str | Way"]
 """How each node is reached: a Python on this machine, or a way to another machine."""
@@ -98,11 +110,11 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
     is_chosen = node.way is not None or "way" in spec.model_fields_set
     limit = "" if is_chosen or shutil.which("ssh") is None else find_limit(target)
     if way == "openssh" or limit:
-        options = [*given.options(), *given.known_hosts_options(), *target.cipher_options()]
-        options += ["StrictHostKeyChecking=accept-new"] if accept_new else []
+        options = [*OPENSSH, *given.options(), *given.known_hosts_options(), *target.cipher_options()]
+        options.append(f"StrictHostKeyChecking={'accept-new' if accept_new else 'yes'}")
         words = [word for option in options for word in ("-o", option)]
         note = f"node {node.host}: uses your own ssh, because {limit}; `way:` overrides this" if limit else ""
-        return _by_program(node, ["ssh", *OPENSSH, *words, "--", HOST, COMMAND], target.hostname, note)
+        return _by_program(node, ["ssh", "-T", *words, "--", HOST, COMMAND], target.hostname, note)
     from launcher.transports.ssh.way import ParamikoWay
 
     return ParamikoWay(target, accept_new=accept_new)

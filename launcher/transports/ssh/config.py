@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import paramiko
@@ -21,8 +23,13 @@ from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.system import kernel
 
 NONE = ("none", "")
+HASHED = "ControlPath"
+CHECKS = {"revokedhostkeys": "RevokedHostKeys", "knownhostscommand": "KnownHostsCommand"}
+"""Options that decide on host keys besides known_hosts files, as `ssh -G` and the manual write them."""
 ANSWER_S = 30.0
 """How long `ssh -G` may take; it only reads files and runs the commands of `Match exec`."""
+_TOKEN = re.compile(r"%(.)", re.DOTALL)
+_VARIABLE = re.compile(r"\$\{([^}]*)\}")
 FAST_CIPHERS = ("aes128-gcm", "aes256-gcm")
 """CPUs have instructions for them."""
 
@@ -46,6 +53,8 @@ class SshTarget:
     """Whether keys are on a smart card."""
     ciphers: tuple[str, ...] = ()
     """In the order of preference; empty if OpenSSH was not asked."""
+    other_checks: tuple[str, ...] = ()
+    """The options with which the user lets OpenSSH find or revoke host keys elsewhere than in known_hosts files."""
 
     def cipher_options(self) -> list[str]:
         """The ciphers as an option of `ssh`, the fast ones first: its own first choice takes 1.4 × the CPU time."""
@@ -56,7 +65,12 @@ class SshTarget:
     def key_name(self) -> str:
         """The host's name in known_hosts files."""
         name = self.host_key_alias or self.hostname
-        return name if self.port == 22 or self.host_key_alias else f"[{name}]:{self.port}"
+        return name if self.host_key_alias else name.lower() if self.port == 22 else f"[{name.lower()}]:{self.port}"
+
+    @property
+    def plain_name(self) -> str:
+        """The name under which its key counts as well if no line names it with its port; empty if there is none."""
+        return "" if self.port == 22 or self.host_key_alias else self.hostname.lower()
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,8 @@ def load_target(host: str, overrides: SshOverrides | None = None) -> SshTarget:
     if overrides.known_hosts_file is None:
         return target
     # Not as an option: OpenSSH prints several names without quotes, so that a space in one is ambiguous.
-    return replace(target, known_hosts=(_path(overrides.known_hosts_file, target.hostname, target.user),))
+    tokens = _make_tokens(host, target.hostname, target.port, target.user, target.host_key_alias or "", "")
+    return replace(target, known_hosts=(_path(overrides.known_hosts_file, tokens),))
 
 
 def _load_configured(host: str, options: Sequence[str]) -> SshTarget:
@@ -121,6 +136,8 @@ def _load_configured(host: str, options: Sequence[str]) -> SshTarget:
 
 
 def _ask_openssh(host: str, options: Iterable[str]) -> str:
+    # OpenSSH expands this option in its answer, and alone knows what its version hashes for `%C`.
+    options = [*options, f"{HASHED}=%C"]
     command = ["ssh", "-G", *(word for option in options for word in ("-o", option)), "--", host]
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -163,6 +180,7 @@ def parse_target(host: str, text: str) -> SshTarget:
     hostname = first("hostname", host.rpartition("@")[2])
     port = _port(first("port", "22"))
     user = first("user") or getpass.getuser()
+    tokens = _make_tokens(host, hostname, port, user, first("hostkeyalias"), first(HASHED.lower()))
     # OpenSSH prints names without quotes.
     files = f"{first('userknownhostsfile', '~/.ssh/known_hosts')} {first('globalknownhostsfile')}".split()
     return SshTarget(
@@ -170,15 +188,46 @@ def parse_target(host: str, text: str) -> SshTarget:
         hostname=hostname,
         port=port,
         user=user,
-        identity_files=tuple(_path(name, hostname, user) for name in values.get("identityfile", [])),
+        identity_files=tuple(_path(name, tokens) for name in values.get("identityfile", [])),
         identities_only=first("identitiesonly") == "yes",
-        identity_agent=_agent(first("identityagent", "SSH_AUTH_SOCK"), hostname, user),
-        known_hosts=tuple(_path(name, hostname, user) for name in files if name not in NONE),
+        identity_agent=_agent(first("identityagent", "SSH_AUTH_SOCK"), tokens),
+        known_hosts=tuple(_path(name, tokens) for name in files if name not in NONE),
         host_key_alias=first("hostkeyalias") or None,
-        proxy_command=_proxy_command(first("proxycommand"), first("proxyjump"), hostname, port, user),
+        proxy_command=_proxy_command(first("proxycommand"), first("proxyjump"), hostname, port, tokens),
         pkcs11=first("pkcs11provider", "none") not in NONE,
         ciphers=tuple(first("ciphers").split(",")) if first("ciphers") else (),
+        other_checks=tuple(name for key, name in CHECKS.items() if first(key) not in NONE),
     )
+
+
+def _make_tokens(host: str, hostname: str, port: int, user: str, alias: str, hashed: str) -> dict[str, str]:
+    """What stands for what in the values of options: see TOKENS in ssh_config(5)."""
+    given, local = host.rpartition("@")[2], socket.gethostname()
+    return {
+        "%": "%",
+        "C": hashed if "%" not in hashed else "",  # an old version does not expand it
+        "L": local.partition(".")[0],
+        "d": str(Path.home()),
+        "h": hostname,
+        "i": str(os.getuid()),
+        "k": alias or given,
+        "l": local,
+        "n": given,
+        "p": str(port),
+        "r": user,
+        "u": getpass.getuser(),
+    }
+
+
+def _expand(text: str, tokens: Mapping[str, str]) -> str:
+    """Raises LinkError for a token that has no meaning here, as OpenSSH does."""
+
+    def replace_token(found: re.Match[str]) -> str:
+        if not tokens.get(found[1]):
+            raise LinkError(f"ssh's configuration of this host has {text}, in which {found[0]} has no meaning here")
+        return tokens[found[1]]
+
+    return _TOKEN.sub(replace_token, text)
 
 
 def _port(text: str) -> int:
@@ -187,24 +236,30 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _agent(name: str, hostname: str, user: str) -> str | None:
+def _agent(name: str, tokens: Mapping[str, str]) -> str | None:
     if name == "SSH_AUTH_SOCK":
         return None
     if name in NONE:
         return ""
-    if name.startswith("$"):
-        return os.environ.get(name[1:].strip("{}"), "")
-    return str(_path(name, hostname, user))
+    if name.startswith("$") and not name.startswith("${"):
+        return os.environ.get(name[1:], "")
+    return str(_path(name, tokens)) if _variables(name) is not None else ""
 
 
-def _path(name: str, hostname: str, user: str) -> Path:
-    expanded = name.replace("%d", str(Path.home())).replace("%h", hostname).replace("%r", user)
-    return Path(expanded).expanduser()
+def _path(name: str, tokens: Mapping[str, str]) -> Path:
+    text = _variables(name)
+    return Path(_expand(name if text is None else text, tokens)).expanduser()
 
 
-def _proxy_command(command: str, jump: str, hostname: str, port: int, user: str) -> str | None:
+def _variables(text: str) -> str | None:
+    """The text with the values of `${NAME}`; None if one of them is not set."""
+    names = set(_VARIABLE.findall(text))
+    return None if names - os.environ.keys() else _VARIABLE.sub(lambda found: os.environ[found[1]], text)
+
+
+def _proxy_command(command: str, jump: str, hostname: str, port: int, tokens: Mapping[str, str]) -> str | None:
     if command not in NONE:
-        return command.replace("%h", hostname).replace("%p", str(port)).replace("%r", user).replace("%%", "%")
+        return _expand(command, tokens)
     if jump not in NONE:
         *before, last = jump.split(",")
         through = ["-J", ",".join(before)] if before else []

@@ -52,6 +52,11 @@ def connect(
     Raises:
         LinkError: no connection could be made.
     """
+    if target.other_checks:
+        raise LinkError(
+            f"{' and '.join(target.other_checks)} in ssh's configuration decides on its host key, and only OpenSSH can "
+            "read that; set `way: openssh`"
+        )
     known = load_known_keys(target.key_name, target.known_hosts)
     deadline = time.monotonic() + within_s
     for attempt in range(1, attempts + 1):
@@ -139,6 +144,8 @@ def _check_host_key(
             f"the host key of {name} has changed, or the connection is intercepted ({shown}); if the machine is new, "
             f"run: ssh-keygen -R '{name}'"
         )
+    if target.plain_name and key in load_known_keys(target.plain_name, target.known_hosts).accepted:
+        return
     if known.has_authority:
         raise LinkError(f"the host key of {name} is certified only by a certificate authority, which is not supported")
     if accept_new is not None and target.known_hosts:

@@ -9,6 +9,7 @@ import fnmatch
 import functools
 import hmac
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +18,12 @@ import paramiko
 from paramiko.hostkeys import HostKeyEntry
 
 from worker_entry.protocol.frozen import dataclass
+
+AUTHORITY, REVOKED = "@cert-authority", "@revoked"
+MARKERS = ("", AUTHORITY, REVOKED)
+BLANK = " \t"
+"""What separates the fields of a line; other white space is part of a field."""
+_BLANKS = re.compile(f"[{BLANK}]+")
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,11 @@ class KnownKeys:
     revoked: tuple[paramiko.PKey, ...] = ()
     has_authority: bool = False
     """Whether a certificate authority vouches for the host; paramiko cannot check its certificates."""
+
+    @property
+    def accepted(self) -> tuple[paramiko.PKey, ...]:
+        """The keys that the host may present."""
+        return tuple(key for key in self.trusted if key not in self.revoked)
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -47,12 +59,12 @@ def load_known_keys(name: str, files: Iterable[Path]) -> KnownKeys:
         except OSError:  # most users have only one of the files
             continue
         for marker, line in lines.find(name):
-            if marker == "@cert-authority":
+            if marker == AUTHORITY:
                 has_authority = True
                 continue
             entry = HostKeyEntry.from_line(line)
             if entry is not None and entry.key is not None:
-                (revoked if marker == "@revoked" else trusted).append(entry.key)
+                (revoked if marker == REVOKED else trusted).append(entry.key)
     return KnownKeys(tuple(trusted), tuple(revoked), has_authority)
 
 
@@ -65,11 +77,12 @@ class _Lines:
         self._hashed: list[tuple[bytes, bytes, int]] = []
         """Salt, hash and number of a line."""
         self._patterns: list[tuple[list[str], int]] = []
-        for line in text.splitlines():
-            marker, rest = line.split(None, 1) if line.startswith("@") and " " in line else ("", line)
-            if rest.strip() and not rest.lstrip().startswith("#"):
-                self._add(rest.split(None, 1)[0], len(self._lines))
-                self._lines.append((marker, rest))
+        for line in text.split("\n"):
+            marker, rest = _split(line.rstrip("\r")) if line.lstrip(BLANK).startswith("@") else ("", line.rstrip("\r"))
+            field, _ = _split(rest)
+            if field and not field.startswith(("#", "@")) and marker in MARKERS:
+                self._add(field, len(self._lines))
+                self._lines.append((marker, " ".join(filter(None, _BLANKS.split(rest)))))
 
     def _add(self, field: str, number: int) -> None:
         if field.startswith("|1|"):
@@ -77,17 +90,17 @@ class _Lines:
                 salt, hashed = (base64.b64decode(part) for part in field.split("|")[2:])
                 self._hashed.append((salt, hashed, number))
         elif any(sign in field for sign in "*?!"):
-            self._patterns.append((field.split(","), number))
+            self._patterns.append((field.lower().split(","), number))
         else:
-            for name in field.split(","):
+            for name in field.lower().split(","):
                 self._plain.setdefault(name, []).append(number)
 
     def find(self, name: str) -> Iterator[tuple[str, str]]:
         """The marker and the rest of each line that matches the host, in the file's order."""
         encoded = name.encode()
-        found = set(self._plain.get(name, ()))
+        found = set(self._plain.get(name.lower(), ()))
         found |= {number for salt, hashed, number in self._hashed if hmac.digest(salt, encoded, "sha1") == hashed}
-        found |= {number for patterns, number in self._patterns if _match(patterns, name)}
+        found |= {number for patterns, number in self._patterns if _match(patterns, name.lower())}
         return (self._lines[number] for number in sorted(found))
 
 
@@ -110,6 +123,13 @@ def remember_key(name: str, key: paramiko.PKey, path: Path) -> None:
         is_whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
         line = f"{name} {key.get_name()} {key.get_base64()}\n"
         file.write((line if is_whole else f"\n{line}").encode())
+
+
+def _split(line: str) -> tuple[str, str]:
+    """The first field of a line, and the rest."""
+    text = line.lstrip(BLANK)
+    length = next((place for place, char in enumerate(text) if char in BLANK), len(text))
+    return text[:length], text[length:]
 
 
 def _match(patterns: Iterable[str], name: str) -> bool:

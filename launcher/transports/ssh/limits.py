@@ -17,6 +17,8 @@ def find_limit(target: SshTarget) -> str:
     known = load_known_keys(target.key_name, target.known_hosts)
     if known.has_authority and not known.trusted:
         return "a certificate authority vouches for its host key"
+    if target.other_checks:
+        return f"{' and '.join(target.other_checks)} of ssh decides on its host key"
     if target.pkcs11:
         return "its keys are on a smart card"
     for file in target.identity_files:
