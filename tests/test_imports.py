@@ -45,7 +45,18 @@ WORKER_ENTRY: dict[str, set[str]] = {
     "__main__": {"agent", "pod", "task"},
 }
 """Folders and modules, each with the folders and modules that it may import."""
-BASICS = {"described", "errors", "failures", "own_command", "printable", "program_calls", "result", "tasks", "wording"}
+BASICS = {
+    "bounded_server",
+    "described",
+    "errors",
+    "failures",
+    "own_command",
+    "printable",
+    "program_calls",
+    "result",
+    "tasks",
+    "wording",
+}
 """Modules of `launcher` that all folders may import."""
 PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 """Folders that import nothing from the node's side except the protocol."""

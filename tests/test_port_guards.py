@@ -8,6 +8,7 @@ import os
 import random
 import selectors
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ import pytest
 from tests.apart import apart_on_linux
 from tests.own_network import call, enter_own_network
 from tests.polling import eventually
-from worker_entry.agent.checks.calls import make_greeting, make_proof
-from worker_entry.agent.port_guards import PortGuards
+from tests.witness import wait_until
+from worker_entry.agent.checks.answering import CALLERS_OF_ADDRESS, PROOF_S
+from worker_entry.agent.checks.calls import make_call
+from worker_entry.agent.port_guards import PortGuards, _address
 from worker_entry.protocol.messages import Refused
 from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.protocol.values import Program, TaskRequest
@@ -209,6 +212,14 @@ class _Node:
                 return heard
         raise AssertionError("the connection stays open in silence")
 
+    def greets(self, caller: socket.socket) -> str:
+        """The challenge that a caller is sent."""
+        greeting = self.hears(caller)
+        assert greeting is not None
+        name, challenge = greeting.decode().split()
+        assert name == "distlaunch"
+        return challenge
+
     def serve(self) -> socket.socket:
         """A server like gRPC's."""
         server = _dual()
@@ -279,11 +290,11 @@ def test_callers_of_the_checks_may_come_from_any_address_and_reach_the_port_from
     for nonce in ("one", ""):  # the second attempt has no checks
         port = node.hold(nonce=nonce)
         if nonce:
-            for source, proof in ((PEER, make_proof(nonce, "worker:0")), (STRANGER, b"distlaunch no\n")):
+            for source, known in ((PEER, nonce), (STRANGER, "two")):
                 caller = call(source, port)
-                assert node.hears(caller) == make_greeting(nonce, "worker:0")
-                caller.sendall(proof)
-                node.turn()
+                challenge = node.greets(caller)
+                caller.sendall(make_call(known, "worker:0", challenge, "c"))
+                assert (node.hears(caller) is None) == (known != nonce)
                 caller.close()
                 node.turn()
         node.guards.learn(["192.0.2.1"])
@@ -291,6 +302,141 @@ def test_callers_of_the_checks_may_come_from_any_address_and_reach_the_port_from
             for source, allowed in ((PEER, True), (STRANGER, False), ("192.0.2.1", True)):
                 with call(source, port):
                     assert _takes(server) == allowed, source
+
+
+@apart_on_linux
+def test_a_proof_is_for_one_connection_and_is_heard_once() -> None:
+    """Who can read the network hears proofs, and may come from an address of their own."""
+    enter_own_network()
+    node = _Node()
+    port = node.hold(nonce="one")
+    honest = call(PEER, port)
+    proof = make_call("one", "worker:0", node.greets(honest), "c")
+    replaying = call(STRANGER, port)
+    assert node.greets(replaying)
+    replaying.sendall(proof)
+    assert node.hears(replaying) is None
+    guessing = call(STRANGER, port)
+    challenge = node.greets(guessing)
+    guessing.sendall(make_call("two", "worker:0", challenge, "c"))
+    with contextlib.suppress(OSError):
+        guessing.sendall(make_call("one", "worker:0", challenge, "c"))
+    assert not node.hears(guessing)
+    honest.sendall(proof)
+    assert len(node.hears(honest) or b"") == 65
+    assert {*map(str, node.guards._met)} == {PEER}
+
+
+@apart_on_linux
+def test_callers_that_stay_silent_keep_nobody_out_and_have_one_deadline() -> None:
+    enter_own_network()
+    node = _Node()
+    port = node.hold(nonce="one")
+    silent = []
+    for _ in range(3 * CALLERS_OF_ADDRESS):
+        silent.append(call(STRANGER, port))
+        node.turn()
+    caller = call(PEER, port)
+    caller.sendall(make_call("one", "worker:0", node.greets(caller), "c"))
+    assert len(node.hears(caller) or b"") == 65
+    assert len(node.guards._answering._open) == CALLERS_OF_ADDRESS + 1
+    node.guards.poll(time.monotonic() + PROOF_S + 1)
+    assert len(node.guards._answering._open) == 1  # the one with a proof
+
+
+@apart_on_linux
+def test_a_guard_goes_on_when_descriptors_run_out() -> None:
+    import resource
+
+    enter_own_network()
+    node = _Node()
+    port = node.hold(nonce="one")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    callers = [call(STRANGER, port) for _ in range(5)]
+    taken = socket.socket()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken.fileno() + 1, limits[1]))
+    for _ in range(10):
+        node.turn()  # each connection that waits is closed, so that this ends
+    assert node.selector.select(0.01) == []
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    caller = call(PEER, port)
+    assert node.greets(caller)
+    for each in (taken, *callers):
+        each.close()
+
+
+CALL = """
+import socket, sys
+interface, port = sys.argv[1], int(sys.argv[2])
+with socket.socket(socket.AF_INET6) as caller:
+    caller.settimeout(10)
+    caller.bind(("fe80::99", 0, 0, socket.if_nametoindex(interface)))
+    try:
+        caller.connect(("fe80::1", port, 0, socket.if_nametoindex(interface)))
+        print(caller.recv(10).decode())
+    except ConnectionResetError:
+        print("reset")
+"""
+
+
+@apart_on_linux
+def test_a_link_local_address_counts_on_its_own_interface_only() -> None:
+    """Another machine, which has one address on two networks, as two machines could."""
+    import subprocess
+    import threading
+
+    from tests.namespaces import IP
+
+    enter_own_network()
+    with subprocess.Popen(["unshare", "-n", "sleep", "600"]) as other:
+        wait_until(
+            lambda: Path(f"/proc/{other.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink(), "it has"
+        )
+        there = ["nsenter", "-t", str(other.pid), "-n"]
+        for name in "ab":
+            for command, where in (
+                (f"link add {name}0 type veth peer name {name}1 netns {other.pid}", []),
+                (f"address add fe80::1/64 dev {name}0 nodad", []),
+                (f"link set {name}0 up", []),
+                (f"address add fe80::99/64 dev {name}1 nodad", there),
+                (f"link set {name}1 up", there),
+            ):
+                subprocess.run([*where, IP, *command.split()], check=True)
+        node = _Node()
+        port = node.hold()
+        node.guards.learn(["fe80::99%a0"])
+        with node.serve() as server:
+            server.setblocking(True)
+
+            def answer() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        server.accept()[0].sendall(b"served")
+
+            threading.Thread(target=answer, daemon=True).start()
+            for interface, expected in (("a1", "served"), ("b1", "reset"), ("a1", "served")):
+                calling = subprocess.Popen(
+                    [*there, sys.executable, "-c", CALL, interface, str(port)], stdout=subprocess.PIPE, text=True
+                )
+                while calling.poll() is None:
+                    node.turn()
+                assert calling.communicate()[0].strip() == expected, interface
+            server.shutdown(socket.SHUT_RDWR)
+        node.guards.end()
+        other.kill()
+    assert {str(each.address) for each in node.said if isinstance(each, Repelled)} == {f"fe80::99%{node_index('b0')}"}
+
+
+def node_index(name: str) -> int:
+    return socket.if_nametoindex(name)
+
+
+def test_an_interface_that_is_not_here_has_no_addresses() -> None:
+    with pytest.raises(ValueError, match="there is no interface none"):
+        _address("fe80::98%none")
+    assert _address("fe80::98%1") == ipaddress.IPv6Address("fe80::98%1")
+    assert _address("fd00::98%1") == ipaddress.IPv6Address("fd00::98")
+    assert _address("::ffff:10.0.0.1") == ipaddress.IPv4Address("10.0.0.1")
 
 
 @apart_on_linux

@@ -297,9 +297,9 @@ def test_a_caller_that_does_not_know_the_secret_is_no_agent(tmp_path: Path) -> N
         for proof in ("", "0" * 64):
             with socket.create_connection(("127.0.0.1", port), 5) as stranger:
                 stranger.settimeout(5)
-                stranger.sendall(b'{"node": "a", "nonce": "1"}\n')
-                stranger.recv(1 << 12)
-                stranger.sendall(json.dumps({"proof": proof}).encode() + b"\n")
+                assert json.loads(stranger.recv(1 << 12)).keys() == {"nonce"}
+                hello = {"node": "a", "nonce": "1", "proof": proof}
+                stranger.sendall(json.dumps(hello).encode() + b"\n")
                 assert stranger.recv(1) == b""
     thread.join(10)
     assert "has not called within 3.5 s" in str(found[0])

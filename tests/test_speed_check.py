@@ -21,7 +21,7 @@ from tests.conftest import Ran, distlaunch_command
 from tests.namespaces import Network, running_network
 from tests.shaping import preferred, shape, slow_host, slow_link
 from tests.sshd import SSHD
-from worker_entry.agent.checks.calls import MODES, find_mode, make_proof
+from worker_entry.agent.checks.calls import CALLER, MODES, make_call, read_call
 from worker_entry.agent.checks.speed_child import SpeedChild
 from worker_entry.protocol.speed import MeasureNode, NodeMeasured
 
@@ -180,10 +180,12 @@ def test_a_node_says_why_it_could_not_be_measured(node: Node, tmp_path: Path) ->
 
 
 def test_only_who_knows_the_nonce_can_ask_for_a_measurement() -> None:
-    for mode in MODES:
-        proof = make_proof("5f3a", "worker:0", mode)
-        assert find_mode("5f3a", "worker:0", proof) == mode
-        assert find_mode("other", "worker:0", proof) is None
-        assert find_mode("5f3a", "worker:1", proof) is None
-    assert find_mode("5f3a", "worker:0", make_proof("5f3a", "worker:0")) is None
-    assert find_mode("5f3a", "worker:0", b"") is None
+    for mode in (CALLER, *MODES):
+        call = make_call("5f3a", "worker:0", "s", "c", mode)
+        answer = read_call(call, "5f3a", "worker:0", "s")
+        assert answer is not None
+        assert answer[0] == mode
+        for other in (("other", "worker:0", "s"), ("5f3a", "worker:1", "s"), ("5f3a", "worker:0", "t")):
+            assert read_call(call, *other) is None
+    for said in (b"", b"\n", b"c \n", b"\xff \xff\n"):
+        assert read_call(said, "5f3a", "worker:0", "s") is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher.bounded_server import BoundedServer
 from worker_entry.agent.reattach import bases
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.frozen import dataclass
@@ -81,39 +83,46 @@ class ControlServer:
         self._slots = threading.Semaphore(CLIENTS)
         self._kept: list[socket.socket] = []
         self._socket, self.path = _listen()
+        self._serving: BoundedServer | None = None
 
     def serve(self, answer: Callable[[Request], bytes]) -> None:
         """Starts to answer. `answer` raises RefusedError if there is no answer."""
         if self._socket is not None:
-            threading.Thread(target=self._serve, args=(answer,), name="control", daemon=True).start()
+            self._serving = BoundedServer(
+                self._socket,
+                functools.partial(self._serve_client, answer),
+                name="control",
+                limit=CLIENTS,
+                per_address=CLIENTS,
+                within_s=CLIENT_S,
+                tick=self._restore,
+            )
 
     def close(self) -> None:
         """Stops serving; the connections that wait for the run's end close when the process exits."""
-        if self._socket is not None:
+        if self._socket is None:
+            return
+        if self._serving is not None:
+            self._serving.close()
+        else:
             self._socket.close()
-            with contextlib.suppress(OSError):
-                Path(self.path).unlink()
+        with contextlib.suppress(OSError):
+            Path(self.path).unlink()
 
-    def _serve(self, answer: Callable[[Request], bytes]) -> None:
-        assert self._socket is not None
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:  # closed
-                return
-            if not is_ours(client) or not self._slots.acquire(blocking=False):
-                client.close()
-                continue
-            try:
-                threading.Thread(target=self._serve_client, args=(client, answer), daemon=True).start()
-            except RuntimeError:  # no more threads are allowed
-                self._slots.release()
-                client.close()
+    def _restore(self) -> socket.socket | None:
+        """Another socket at the same path, if something has removed it there."""
+        with contextlib.suppress(OSError):
+            if not Path(self.path).exists():
+                return _listen_at(Path(self.path))
+        return None
 
-    def _serve_client(self, client: socket.socket, make: Callable[[Request], bytes]) -> None:
+    def _serve_client(self, make: Callable[[Request], bytes], client: socket.socket, note: Callable[[], None]) -> None:
+        if not is_ours(client) or not self._slots.acquire(blocking=False):
+            return
         try:
             client.settimeout(CLIENT_S)
             request, _ = _receive(client, Request)
+            note()  # the answer may take long
             try:
                 body, good = make(request), True
             except RefusedError as error:
@@ -121,13 +130,11 @@ class ControlServer:
             client.settimeout(CLIENT_S)
             client.sendall(_encode(Answer(good, len(body))) + body)
             if isinstance(request, AskStop) and good:
-                self._kept.append(client)
-                return
-        except (OSError, ProtocolError):
+                self._kept.append(socket.socket(fileno=client.detach()))
+        except ProtocolError:
             pass
         finally:
             self._slots.release()
-        client.close()
 
 
 def ask(path: str, pid: int, request: Request, timeout_s: float) -> tuple[bytes, socket.socket]:
@@ -189,21 +196,29 @@ def _listen() -> tuple[socket.socket | None, str]:
     name = f"{PREFIX}{os.urandom(6).hex()}"
     for base in bases():
         path = Path(base, name)
-        new = path.with_suffix(NEW)
-        if len(os.fsencode(new)) > PATH_LIMIT:
+        if len(os.fsencode(path.with_suffix(NEW))) > PATH_LIMIT:
             continue
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with contextlib.suppress(OSError):
             _remove_abandoned(Path(private(base)))
-            server.bind(str(new))
-            new.chmod(0o600)
-            server.listen(CLIENTS)
-            new.rename(path)  # only now: other controllers remove sockets that do not listen
-        except OSError:
-            server.close()
-            continue
-        return server, str(path)
+            return _listen_at(path), str(path)
     return None, ""
+
+
+def _listen_at(path: Path) -> socket.socket:
+    """A listening socket at this path; raises OSError."""
+    new = path.with_suffix(NEW)
+    private(str(path.parent))
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        new.unlink(missing_ok=True)
+        server.bind(str(new))
+        new.chmod(0o600)
+        server.listen(CLIENTS)
+        new.rename(path)  # only now: other controllers remove sockets that do not listen
+    except OSError:
+        server.close()
+        raise
+    return server
 
 
 def _remove_abandoned(folder: Path) -> None:

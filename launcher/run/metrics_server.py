@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
-import threading
 from collections.abc import Callable
-from socketserver import TCPServer, ThreadingMixIn
+from socketserver import TCPServer
 from typing import IO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client.exposition import make_wsgi_app
 
+from launcher.bounded_server import BoundedServer
 from launcher.errors import UsageError
 from launcher.report.metrics import make_registry
 from launcher.report.status_report import RunStatus
 from launcher.spec.fields import Endpoint
 
 CLIENT_S = 10.0
-"""How long a client may take to send its request."""
+"""How long a client may take to send its request, and to read the answer."""
+CLIENTS, CLIENTS_OF_ADDRESS = 32, 8
+"""Clients at the same time: of all addresses, and of one."""
 
 
 class MetricsServer:
@@ -40,7 +43,7 @@ class MetricsServer:
                 f"cannot serve metrics at {endpoint}: {reason}",
                 hint="choose another address or port with --metrics, or stop the program that uses it",
             ) from None
-        self._thread: threading.Thread | None = None
+        self._serving: BoundedServer | None = None
 
     @property
     def port(self) -> int:
@@ -50,19 +53,26 @@ class MetricsServer:
     def begin(self, make_status: Callable[[], RunStatus]) -> None:
         """Starts to answer with the run's state."""
         self._server.set_app(make_wsgi_app(make_registry(make_status)))
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
-        self._thread.start()
+        self._serving = BoundedServer(
+            self._server.socket,
+            self._answer,
+            name="metrics",
+            limit=CLIENTS,
+            per_address=CLIENTS_OF_ADDRESS,
+            within_s=CLIENT_S,
+        )
 
     def close(self) -> None:
         """Stops answering, without waiting for a client."""
-        if self._thread is None:
+        if self._serving is None:
             self._server.server_close()
-        else:  # `shutdown` waits for the next turn of the server's loop
-            threading.Thread(target=self._server.shutdown, daemon=True).start()
+        else:
+            self._serving.close()
 
-    def _serve(self) -> None:
-        with self._server:
-            self._server.serve_forever()
+    def _answer(self, client: socket.socket, _: Callable[[], None]) -> None:
+        # Whatever a request or a disconnection causes concerns this client alone.
+        with contextlib.suppress(Exception):
+            self._server.finish_request(client, client.getpeername())
 
 
 class _Handler(WSGIRequestHandler):
@@ -76,10 +86,8 @@ class _Handler(WSGIRequestHandler):
         return io.StringIO()
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """A server with one thread per client."""
-
-    daemon_threads = True
+class _Server(WSGIServer):
+    """Answers clients; who accepts them is another's affair."""
 
     def __init__(self, family: int, address: tuple[object, ...]) -> None:
         self.address_family = family
@@ -90,6 +98,3 @@ class _Server(ThreadingMixIn, WSGIServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "localhost", int(self.server_address[1])
         self.setup_environ()
-
-    def handle_error(self, *_: object) -> None:
-        """Ignores clients that disconnect or send malformed requests."""

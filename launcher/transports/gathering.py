@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from launcher.bounded_server import BoundedServer
 from launcher.transports.base import LinkBroken, LinkError
 from launcher.transports.payload import make_payload
 from launcher.transports.programs import ProgramStream
@@ -28,6 +29,8 @@ NODE_S = 0.5
 """How much each node adds to the time limit of the start."""
 WAITING = 4096
 """Agents that may wait for their handshake."""
+CALLS = 256
+"""Callers whose handshake may go on at the same time; all agents may have one address, behind a router."""
 
 
 class Gathering:
@@ -114,10 +117,10 @@ class Gathering:
             raise LinkError(f"{self._words[0]} cannot be started: {error.strerror}") from None
         stream = ProgramStream(self._process, self._words[0], note, self._listen)
         first = payload.opening(python) + json.dumps(order).encode() + b"\n"
-        threading.Thread(target=self._watch, args=(stream, first, listener), name="gathering", daemon=True).start()
-        threading.Thread(target=self._answer, args=(listener,), name="gathering-calls", daemon=True).start()
+        server = BoundedServer(listener, self._meet, name="gathering", limit=CALLS, per_address=CALLS, within_s=CALL_S)
+        threading.Thread(target=self._watch, args=(stream, first, server), name="gathering", daemon=True).start()
 
-    def _watch(self, stream: ProgramStream, first: bytes, listener: socket.socket) -> None:
+    def _watch(self, stream: ProgramStream, first: bytes, server: BoundedServer) -> None:
         """Starts the agents, and waits for the end of the step. What comes on stdout is an agent's error."""
         said = ""
         reason = "its step has ended"
@@ -133,7 +136,7 @@ class Gathering:
             self._ended = f"{reason}: {said}" if said else reason
         for answered in self._answered.values():
             answered.set()
-        listener.close()
+        server.close()
 
     def _listen(self, line: str) -> bool:
         node, _, reason = line.partition(": ")
@@ -149,39 +152,32 @@ class Gathering:
         if answered is not None:
             answered.set()
 
-    def _answer(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._meet, args=(connection,), name="gathering-call", daemon=True).start()
-
-    def _meet(self, connection: socket.socket) -> None:
-        """Admits an agent that knows the secret; closes all other connections silently."""
+    def _meet(self, connection: socket.socket, note_proven: Callable[[], None]) -> None:
+        """Admits an agent that knows the secret; all other connections get nothing but a challenge."""
         connection.settimeout(CALL_S)
         try:
             node = self._identify(connection)
-            connection.settimeout(FIRST_S)
-            payload = make_payload("node")
-            send_line(connection, {"bootstrap": len(payload.bootstrap)})
-            connection.sendall(payload.bootstrap)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except (OSError, ValueError, KeyError):
-            connection.close()
+        except (ValueError, KeyError):
             return
+        note_proven()
+        connection.settimeout(FIRST_S)
+        payload = make_payload("node")
+        send_line(connection, {"bootstrap": len(payload.bootstrap)})
+        connection.sendall(payload.bootstrap)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
-            self._called[node] = connection
+            self._called[node] = socket.socket(fileno=connection.detach())
         self._tell(node)
 
     def _identify(self, connection: socket.socket) -> str:
         """The node of the agent at the other end; raises ValueError if it does not know the secret."""
+        ours = secrets.token_hex(16)
+        send_line(connection, {"nonce": ours})
         hello = receive_line(connection)
-        node, theirs, ours = str(hello["node"]), str(hello["nonce"]), secrets.token_hex(16)
-        send_line(connection, {"nonce": ours, "proof": prove(self._secret, CONTROLLER, node, theirs, ours)})
-        proof = str(receive_line(connection)["proof"])
-        if not hmac.compare_digest(proof, prove(self._secret, AGENT, node, theirs, ours)):
+        node, theirs = str(hello["node"]), str(hello["nonce"])
+        if not hmac.compare_digest(str(hello["proof"]), prove(self._secret, AGENT, node, theirs, ours)):
             raise ValueError("not an agent of ours")
+        send_line(connection, {"proof": prove(self._secret, CONTROLLER, node, theirs, ours)})
         return node
 
 

@@ -167,7 +167,7 @@ class Attempts:
         hosts = order.routes.values() or (address.rpartition(":")[0].strip("[]") for address in addresses)
         self._guards.learn({*hosts, *order.callers})
         if self._tunnel_key is not None and self._outer is not None:
-            own = [port for task, port in self._ports.numbers.items() if not is_auxiliary(task)]
+            own = {task: port for task, port in self._ports.numbers.items() if not is_auxiliary(task)}
             self._tunnel.begin(order, own, self._tunnel_key, self._outer)
         self._pending = order
         for start in order.tasks[:1]:  # all run the same program
@@ -204,6 +204,7 @@ class Attempts:
     def step(self, hello: Optional[orders.Hello], now: float) -> Optional[Problem]:
         """Starts pending tasks and reports changes; returns the problem if tasks cannot be started."""
         self._guards.poll(now)
+        self.checks.poll(now)
         ready = self.forkserver.settled(now) and self._guards.settled(now) and self._tunnel.settled(now)
         problem = None if self._tree.stopping else self._tunnel.take_problem()
         if problem is None and self._pending is not None and hello is not None and ready:

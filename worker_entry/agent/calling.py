@@ -92,12 +92,10 @@ def _connect(addresses: list[str], port: int) -> socket.socket:
 def _introduce(connection: socket.socket, secret: str) -> None:
     """Raises ValueError if the other side does not know the secret."""
     name, own = os.environ["SLURMD_NODENAME"], secrets.token_hex(16)
-    send_line(connection, {"node": name, "nonce": own})
-    answer = receive_line(connection)
-    other = str(answer["nonce"])
-    if not hmac.compare_digest(str(answer["proof"]), prove(secret, CONTROLLER, name, own, other)):
+    other = str(receive_line(connection)["nonce"])
+    send_line(connection, {"node": name, "nonce": own, "proof": prove(secret, AGENT, name, own, other)})
+    if not hmac.compare_digest(str(receive_line(connection)["proof"]), prove(secret, CONTROLLER, name, own, other)):
         raise ValueError("the answer does not come from the controller")
-    send_line(connection, {"proof": prove(secret, AGENT, name, own, other)})
 
 
 def prove(secret: str, side: str, node: str, of_agent: str, of_controller: str) -> str:

@@ -17,25 +17,29 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
-from typing import Optional, Union
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
-from worker_entry.agent.checks.calls import find_mode, is_proof, make_greeting
+from worker_entry.agent.checks.answering import Answering
 from worker_entry.agent.checks.works import RESOLVE
 from worker_entry.agent.child_work import ChildWork
 from worker_entry.agent.isolation.outer_network import OuterNetwork
 from worker_entry.protocol.messages import Refused
 from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.system.address_filter import Network, TooManyError, compile_filter
+from worker_entry.system.callers import Listener
 from worker_entry.system.interfaces import Address, own_addresses
 from worker_entry.system.network import HERE
 from worker_entry.system.ports import NOBODY, HeldPorts, attach_filter, has_ipv4_listener, render_unguarded
 
+if TYPE_CHECKING:
+    from typing import TypeGuard  # since Python 3.10
+
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
 ALL: tuple[Network, ...] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 ACCEPTED_AT_ONCE = 64
-CALLERS = 256
-"""Callers that may wait to be answered at the same time."""
+LOOPBACK_INDEX = 1
+"""The index of the loopback interface, in every network namespace."""
 ADDRESSES = 100
 """Strangers that are counted separately for each port."""
 SETTLE_S = 1.0
@@ -61,9 +65,11 @@ class PortGuards:
         """Where the ports are held, if not in this process's network."""
         self._selector = selector
         self._send = send
-        self._serve = serve
+        self._answering = Answering(selector, serve)
         self._guards: dict[str, _Guard] = {}
         self._own: list[Network] = []
+        self._own_scoped: set[ipaddress.IPv6Address] = set()
+        """Its link-local addresses, with which its own packets come through the loopback interface."""
         self._allowed: list[Network] = []
         self._work = ChildWork(selector)
         self._waits_until = 0.0
@@ -82,20 +88,28 @@ class PortGuards:
         """
         self.end()
         self._required = required
-        self._own = [*LOOPBACK, *map(ipaddress.ip_network, own_addresses(self.outer or HERE))]
+        own = own_addresses(self.outer or HERE)
+        self._own = [*LOOPBACK, *(ipaddress.ip_network(each) for each in own if not _is_scoped(each))]
+        self._own_scoped = {ipaddress.IPv6Address(f"{each}%{LOOPBACK_INDEX}") for each in own if _is_scoped(each)}
         self._allowed = [ipaddress.ip_network(network, strict=False) for network in allowed]
         for task, listener in ports.guarded.items():
-            call = _Calls(self._selector, nonce, self._met.add, self._serve) if nonce else None
-            self._guards[task] = guard = _Guard(task, listener, self._may_reach, call)
-            self._selector.register(listener, selectors.EVENT_READ, guard.accept)
+            self._guards[task] = guard = _Guard(task, listener, self._may_reach, self._make_answer(nonce, task))
+            self._selector.register(guard.listener, selectors.EVENT_READ, guard.accept)
         self._attach()
         if self.outer is None:  # in another network, a plain connection shows whether a task listens
             ports.probe = self.is_joined
 
+    def _make_answer(self, nonce: str, task: str) -> Optional[Callable[[socket.socket, Address], None]]:
+        """A function that answers the callers of a port; None if nobody will call."""
+
+        def answer(caller: socket.socket, address: Address) -> None:
+            self._answering.take(caller, str(address), nonce, task, lambda: self._met.add(address))
+
+        return answer if nonce else None
+
     def learn(self, hosts: Iterable[str]) -> None:
         """Lets the cluster's machines, by name or address, reach the ports; calls are no longer answered."""
-        for guard in self._guards.values():
-            guard.end_calls()
+        self._end_calls()
         names = set()
         for host in hosts:
             try:
@@ -128,7 +142,8 @@ class PortGuards:
         return True
 
     def poll(self, now: float) -> None:
-        """Reports the strangers that have called; `now`: monotonic seconds."""
+        """Reports the strangers that have called, and drops callers that are late; `now`: monotonic seconds."""
+        self._answering.poll(now)
         for guard in self._guards.values():
             for address, count in guard.take_strangers(now):
                 self._send(Repelled(guard.task, address, count))
@@ -138,18 +153,28 @@ class PortGuards:
         self.poll(float("inf"))
         self._work.cancel()
         self._waits_until = 0.0
+        self._end_calls()
         for guard in self._guards.values():
             self._selector.unregister(guard.listener)
-            guard.end_calls()
+            guard.close()
         self._guards.clear()
 
+    def _end_calls(self) -> None:
+        """From now on, a connection that comes to a guard is reset."""
+        self._answering.end()
+        for guard in self._guards.values():
+            guard.answer = None
+
     def _may_reach(self, address: Address) -> bool:
-        return address in self._met or any(address in network for network in (*self._own, *self._allowed))
+        if address in self._met or address in self._own_scoped:
+            return True
+        return any(address in network for network in (*self._own, *self._allowed))
 
     def _attach(self) -> None:
-        networks = [*self._own, *self._allowed, *map(ipaddress.ip_network, self._met)]
+        plain = [address for address in self._met if not _is_scoped(address)]
+        scoped = [*self._own_scoped, *(each for each in self._met if _is_scoped(each) and each.scope_id)]
         try:
-            program = compile_filter(networks)
+            program = compile_filter([*self._own, *self._allowed, *map(ipaddress.ip_network, plain)], scoped)
         except TooManyError as error:
             self._open(f"too many addresses: {error}")
             return
@@ -169,15 +194,20 @@ class PortGuards:
 
 
 class _Guard:
-    """The guard of one port; `calls` answers callers while the nodes are checked."""
+    """The guard of one port; `answer` takes callers while the nodes are checked."""
 
     def __init__(
-        self, task: str, listener: socket.socket, may_reach: Callable[[Address], bool], calls: Optional[_Calls]
+        self,
+        task: str,
+        listener: socket.socket,
+        may_reach: Callable[[Address], bool],
+        answer: Optional[Callable[[socket.socket, Address], None]],
     ) -> None:
         self.task = task
         self.listener = listener
+        self.answer = answer
+        self._accepting = Listener(listener)
         self._may_reach = may_reach
-        self._calls = calls
         self._strangers: dict[str, tuple[float, int]] = {}
         """When each stranger has first called, and how often since; -1 once it was reported."""
 
@@ -186,14 +216,19 @@ class _Guard:
         found = False
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                caller, peer = self.listener.accept()
+                accepted = self._accepting.accept()
             except OSError:
                 break
-            address = _address(peer[0])
+            if accepted is None:
+                break
+            caller, peer = accepted
+            address = _peer_address(peer)
             if probe is not None and peer[1] == probe[1] and address.is_loopback:
                 found = True
                 _reset(caller)
-            elif self._calls is None or not self._calls.take(self.task, caller, address):
+            elif self.answer is not None:
+                self.answer(caller, address)
+            else:
                 self._refuse(caller, address)
         return found
 
@@ -214,11 +249,9 @@ class _Guard:
             self._strangers[name] = (0.0, -1)
         return due
 
-    def end_calls(self) -> None:
-        """From now on, a connection that comes to the guard is reset."""
-        if self._calls is not None:
-            self._calls.end()
-        self._calls = None
+    def close(self) -> None:
+        """Ends the guard; the caller closes its listener."""
+        self._accepting.release()
 
     def _refuse(self, caller: socket.socket, address: Address) -> None:
         _reset(caller)
@@ -232,61 +265,32 @@ class _Guard:
             self._strangers[name] = (since, count + 1)
 
 
-class _Calls:
-    """Answers the callers of one port, and learns the addresses of the other nodes."""
-
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        nonce: str,
-        meet: Callable[[Address], None],
-        serve: Callable[[socket.socket, str], None],
-    ) -> None:
-        self._selector = selector
-        self._serve = serve
-        self._nonce = nonce
-        self._meet = meet
-        self._callers: set[socket.socket] = set()
-
-    def take(self, task: str, caller: socket.socket, address: Address) -> bool:
-        """Answers the caller; returns whether there was room for it."""
-        if len(self._callers) >= CALLERS:
-            return False
-        caller.setblocking(False)
-
-        def hear() -> None:
-            proof = b""
-            with contextlib.suppress(OSError):
-                proof = caller.recv(256)
-            if is_proof(proof, self._nonce, task):
-                self._meet(address)
-            mode = find_mode(self._nonce, task, proof)
-            if mode is not None:
-                self._serve(caller, mode)
-            if (
-                not proof or mode is not None
-            ):  # the caller closes first: the kernel then keeps its end of the connection, not our port
-                self._end(caller)
-
-        self._callers.add(caller)
-        self._selector.register(caller, selectors.EVENT_READ, hear)
-        with contextlib.suppress(OSError):  # the caller is gone
-            caller.send(make_greeting(self._nonce, task))
-        return True
-
-    def end(self) -> None:
-        for caller in list(self._callers):
-            self._end(caller)
-
-    def _end(self, caller: socket.socket) -> None:
-        self._callers.discard(caller)
-        self._selector.unregister(caller)
-        caller.close()
+def _is_scoped(address: Address) -> TypeGuard[ipaddress.IPv6Address]:
+    """Whether the address means something on one interface only."""
+    return isinstance(address, ipaddress.IPv6Address) and address.is_link_local
 
 
 def _address(text: str) -> Address:
-    address = ipaddress.ip_address(text.partition("%")[0])
-    return address.ipv4_mapped or address if isinstance(address, ipaddress.IPv6Address) else address
+    """The address of a machine; a link-local one has the index of its interface here as its scope.
+
+    Raises:
+        ValueError: this is a name, or a link-local address of an interface that is not here.
+    """
+    plain, _, scope = text.partition("%")
+    address = ipaddress.ip_address(plain)
+    if isinstance(address, ipaddress.IPv4Address) or not address.is_link_local or not scope:
+        return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
+    try:
+        index = int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
+    except OSError:
+        raise ValueError(f"there is no interface {scope}") from None
+    return ipaddress.IPv6Address(f"{plain}%{index}")
+
+
+def _peer_address(peer: Sequence[Any]) -> Address:
+    """The address of a connection's other end."""
+    plain = str(peer[0]).partition("%")[0]
+    return _address(f"{plain}%{peer[3]}" if len(peer) > 3 and peer[3] else plain)
 
 
 def _reset(caller: socket.socket) -> None:

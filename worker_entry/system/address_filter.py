@@ -20,6 +20,8 @@ LIMIT = 4096
 _LOAD_WORD, _LOAD_BYTE, _AND, _SHIFT_RIGHT, _JUMP, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x30, 0x54, 0x74, 0x05, 0x15, 0x06
 _NETWORK_HEADER = (1 << 32) - (1 << 20)
 _IPV4_SOURCE, _IPV6_SOURCE = 12, 8
+_INTERFACE = (1 << 32) - 0x1000 + 8
+"""SKF_AD_IFINDEX: the index of the interface through which the packet came."""
 _FURTHEST = 255
 _ALL = 0xFFFFFFFF
 
@@ -33,10 +35,14 @@ class TooManyError(ValueError):
     """The addresses do not fit into one program."""
 
 
-def compile_filter(networks: Iterable[Network]) -> bytes:
+def compile_filter(networks: Iterable[Network], scoped: Iterable[ipaddress.IPv6Address] = ()) -> bytes:
     """Returns the program, an array of `struct sock_filter`: it returns 1 for a source address in a network, else 0.
 
     An IPv6 network of mapped IPv4 addresses stands for the IPv4 addresses.
+
+    Args:
+        networks: addresses that may come through any interface.
+        scoped: addresses that mean something on one interface only; their scope is its index.
 
     Raises:
         TooManyError: the program would be longer than the kernel accepts.
@@ -44,7 +50,7 @@ def compile_filter(networks: Iterable[Network]) -> bytes:
     by_version: dict[int, list[Network]] = {4: [], 6: []}
     for network in map(_unmapped, networks):
         by_version[network.version].append(network)
-    sixes = _match(_entries(by_version[6]), 0, _IPV6_SOURCE)
+    sixes = [*_match_scoped(scoped), *_match(_entries(by_version[6]), 0, _IPV6_SOURCE)]
     fours = _match(_entries(by_version[4]), 0, _IPV4_SOURCE)
     program = [
         (_LOAD_BYTE, 0, 0, _NETWORK_HEADER),
@@ -57,6 +63,20 @@ def compile_filter(networks: Iterable[Network]) -> bytes:
     if len(program) > LIMIT:
         raise TooManyError(f"a filter of {len(program):,} instructions; the kernel accepts {LIMIT:,}")
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _match_scoped(addresses: Iterable[ipaddress.IPv6Address]) -> list[_Instruction]:
+    """Makes code that returns 1 for these addresses, each from its own interface, and continues otherwise."""
+    code: list[_Instruction] = []
+    for address in addresses:
+        words = struct.unpack("!4I", address.packed)
+        tests = [(_NETWORK_HEADER + _IPV6_SOURCE + 4 * at, word) for at, word in enumerate(words)]
+        tests.append((_INTERFACE, int(address.scope_id or 0)))
+        for number, (place, value) in enumerate(tests):
+            left = 2 * (len(tests) - number) - 1  # past the rest and the ending
+            code += [(_LOAD_WORD, 0, 0, place), (_JUMP_IF_EQUAL, 0, left, value)]
+        code.append((_RETURN, 0, 0, 1))
+    return code
 
 
 def _unmapped(network: Network) -> Network:

@@ -62,6 +62,10 @@ class NodeChecks:
         refused = Refused([Problem("inspection-failed", "the node could not be inspected")])
         self._begin(works.INSPECT, encode(hello) + encode(order), refused)
 
+    def poll(self, now: float) -> None:
+        """Drops callers that are late; `now`: monotonic seconds."""
+        self._responders.poll(now)
+
     def cancel(self) -> None:
         """Drops the answers of running checks; the caller stops their processes with the rest of the tree."""
         self._work.cancel()

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from worker_entry.agent.checks.calls import ECHO, SINK, SOURCE, make_greeting, make_proof
+from worker_entry.agent.checks.calls import ECHO, SINK, SOURCE, introduce, read_line
 from worker_entry.protocol.speed import LinkMeasured, MeasureLink
 
 ANSWER_S = 5.0
@@ -72,19 +72,11 @@ def _connected(order: MeasureLink, mode: str) -> Iterator[socket.socket]:
     with socket.create_connection((target.host.strip("[]"), target.port), timeout=ANSWER_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        if _read_line(connection) != make_greeting(order.nonce, target.task):
+        if not introduce(connection, order.nonce, target.task, mode):
             raise ValueError("something else answers there")
-        connection.sendall(make_proof(order.nonce, target.task, mode))
-        if _read_line(connection) != b"\n":
+        if read_line(connection) != b"\n":
             raise ValueError("the other side does not measure")
         yield connection
-
-
-def _read_line(connection: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and len(line) < 256 and (piece := connection.recv(1)):
-        line += piece
-    return line
 
 
 def _ping(order: MeasureLink) -> float:
@@ -109,7 +101,7 @@ def _send_until_answer(connection: socket.socket) -> float:
         readable, _, _ = select.select([connection], [connection], [], ANSWER_S)
         if readable:
             connection.settimeout(ANSWER_S)
-            return float(json.loads(_read_line(connection) or b"null") or 0.0)
+            return float(json.loads(read_line(connection) or b"null") or 0.0)
         with contextlib.suppress(BlockingIOError):
             connection.send(piece)
     raise TimeoutError("no answer")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import selectors
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from worker_entry.agent.checks.calls import find_mode, make_greeting, make_proof
+from worker_entry.agent.checks.answering import Answering
+from worker_entry.agent.checks.calls import introduce
 from worker_entry.agent.checks.inspection import mark_path
 from worker_entry.protocol.messages import Dialled
 from worker_entry.protocol.orders import Dial
 from worker_entry.protocol.values import DialResult, Target
+from worker_entry.system.callers import Listener
 from worker_entry.system.network import Network
 from worker_entry.system.ports import dual_socket
 
@@ -41,8 +44,8 @@ class PortResponders:
 
     def __init__(self, selector: selectors.BaseSelector, serve: Callable[[socket.socket, str], None]) -> None:
         self._selector = selector
-        self._serve = serve
-        self._open: set[socket.socket] = set()
+        self._answering = Answering(selector, serve)
+        self._listeners: list[Listener] = []
 
     def open(self, ports: Mapping[str, int], nonce: str, network: Network) -> None:
         """Listens on the tasks' ports in the network that holds them.
@@ -51,40 +54,27 @@ class PortResponders:
             OSError: a port cannot be listened on.
         """
         for task, port in ports.items():
-            listener = listen(port, network)
-            self._add(listener, lambda listener=listener, task=task: self._greet(listener, nonce, task))
+            listener = Listener(listen(port, network))
+            listener.socket.setblocking(False)
+            self._listeners.append(listener)
+            greet = functools.partial(self._greet, listener, nonce, task)
+            self._selector.register(listener.socket, selectors.EVENT_READ, greet)
 
-    def _greet(self, listener: socket.socket, nonce: str, task: str) -> None:
-        with contextlib.suppress(OSError):  # the caller is gone
-            caller, _ = listener.accept()
-            caller.setblocking(False)
-            # The caller has to close first: the kernel then keeps its end of the connection busy, not our port.
-            self._add(caller, lambda: self._hear(caller, nonce, task))
-            caller.send(make_greeting(nonce, task))
+    def _greet(self, listener: Listener, nonce: str, task: str) -> None:
+        if (accepted := listener.accept()) is not None:
+            caller, peer = accepted
+            self._answering.take(caller, str(peer[0]), nonce, task)
 
-    def _hear(self, caller: socket.socket, nonce: str, task: str) -> None:
-        heard = b""
-        with contextlib.suppress(OSError):
-            heard = caller.recv(256)
-        mode = find_mode(nonce, task, heard)
-        if mode is not None:
-            self._serve(caller, mode)
-        if not heard or mode is not None:
-            self._remove(caller)
-
-    def _add(self, new: socket.socket, callback: object) -> None:
-        new.setblocking(False)
-        self._open.add(new)
-        self._selector.register(new, selectors.EVENT_READ, callback)
-
-    def _remove(self, closing: socket.socket) -> None:
-        self._open.discard(closing)
-        self._selector.unregister(closing)
-        closing.close()
+    def poll(self, now: float) -> None:
+        """Drops callers that are late; `now`: monotonic seconds."""
+        self._answering.poll(now)
 
     def close(self) -> None:
-        for closing in list(self._open):
-            self._remove(closing)
+        self._answering.end()
+        for listener in self._listeners:
+            self._selector.unregister(listener.socket)
+            listener.close()
+        self._listeners.clear()
 
 
 def listen(port: int, network: Network) -> socket.socket:
@@ -130,19 +120,16 @@ def _dial(target: Target, nonce: str) -> DialResult:
 
 def _try(target: Target, entry: AddressInfo, nonce: str) -> tuple[str, str]:
     """Why an address of the target does not answer as expected, empty if it does; and the address that dialled it."""
-    greeting, received = make_greeting(nonce, target.task), b""
+    is_agent = False
     try:
         with socket.socket(entry[0], socket.SOCK_STREAM) as caller:
             caller.settimeout(DIAL_S)
             caller.connect(entry[4])
             source = str(caller.getsockname()[0])
             with contextlib.suppress(OSError):
-                while len(received) < len(greeting) and (piece := caller.recv(len(greeting) - len(received))):
-                    received += piece
-                if received == greeting:
-                    caller.sendall(make_proof(nonce, target.task))
+                is_agent = introduce(caller, nonce, target.task)
     except TimeoutError:
         return "timed-out", ""
     except OSError as error:
         return _FAILURES.get(error.errno or 0, error.strerror or str(error)), ""
-    return ("", source) if received == greeting else ("other", "")
+    return ("", source) if is_agent else ("other", "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from typing import Any
 
 from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.checks.port_responder import dial
@@ -52,5 +53,11 @@ def _resolve(name: str) -> list[str]:
     """The addresses of this name, as far as they are known here; may take a long time."""
     with contextlib.suppress(OSError, UnicodeError):
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+        return list(dict.fromkeys(_render(entry[4]) for entry in found))
     return []
+
+
+def _render(address: tuple[Any, ...]) -> str:
+    """A link-local address has its interface's index as its scope."""
+    plain = str(address[0]).partition("%")[0]
+    return f"{plain}%{address[3]}" if len(address) > 3 and address[3] else plain

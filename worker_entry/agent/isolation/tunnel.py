@@ -9,7 +9,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Optional
 
 from worker_entry.agent.isolation.outer_network import OuterNetwork
@@ -37,23 +37,29 @@ class Tunnel:
         self._buffer = b""
         self._deadline = 0.0
 
-    def begin(self, order: Start, ports: Iterable[int], key: TunnelKey, outer: OuterNetwork) -> None:
+    def begin(self, order: Start, ports: Mapping[str, int], key: TunnelKey, outer: OuterNetwork) -> None:
         """Starts the tunnel, unless it is running already.
 
         Args:
             order: has the addresses of all tasks, and the nodes that they stand for outside.
-            ports: those of this node's own tasks.
+            ports: those of this node's own tasks, by task.
             key: how the nodes of this attempt recognize each other.
             outer: the network in which the nodes reach each other.
         """
         if self.pids:
             return
-        addresses = [address.rpartition(":") for group in order.cluster.values() for address in group]
+        addresses = [
+            (f"{kind}:{index}", *address.rpartition(":")[::2])
+            for kind, group in order.cluster.items()
+            for index, address in enumerate(group)
+        ]
         config = {
             "certificate": key.certificate,
             "key": key.key,
-            "ports": sorted(ports),
-            "peers": [(host, int(port), order.routes[host]) for host, _, port in addresses if host in order.routes],
+            "ports": dict(ports),
+            "peers": [
+                (task, host, int(port), order.routes[host]) for task, host, port in addresses if host in order.routes
+            ],
         }
         self._deadline = time.monotonic() + BEGIN_S
         self._control, theirs = socket.socketpair()

@@ -2,7 +2,9 @@
 
 Each node of the cluster has a loopback address in that network. A connection to a task of another node at that address
 is passed on by TLS to the same port of the node outside. A connection from outside is passed on to the task that has
-the port. Both sides show the attempt's certificate, which nobody else has.
+the port. Both sides show the attempt's certificate, which nobody else has. It is the same for all nodes, and the port
+is not part of what TLS protects: so the first line in it names the task, and nobody on the way can lead a connection to
+another one.
 """
 
 from __future__ import annotations
@@ -55,8 +57,9 @@ class OuterSockets(Network):
 
 @dataclass(frozen=True)
 class Peer:
-    """A task of another node: `addresses` of the node outside, known to the user as `host`."""
+    """The task `task` of another node: `addresses` of the node outside, known to the user as `host`."""
 
+    task: str
     host: str
     addresses: Sequence[str]
     port: int
@@ -72,15 +75,15 @@ class TunnelServer:
         self._agent = agent
         self._noted: set[str] = set()
 
-    async def let_in(self, port: int) -> None:
-        """Listens outside for the task that has this port inside.
+    async def let_in(self, task: str, port: int) -> None:
+        """Listens outside for this task, which has the same port inside.
 
         Raises:
             OSError: it cannot listen.
         """
         listener = listen(port, self._outer)
         await asyncio.start_server(
-            functools.partial(self._from_outside, port),
+            functools.partial(self._from_outside, task, port),
             sock=listener,
             ssl=self._server,
             ssl_handshake_timeout=HANDSHAKE_S,
@@ -107,7 +110,12 @@ class TunnelServer:
         else:
             await _join((reader, writer), outside)
 
-    async def _from_outside(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _from_outside(
+        self, task: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if not await self._is_for(task, port, reader):
+            writer.transport.abort()
+            return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TASK_S
         while not reader.at_eof():
@@ -122,12 +130,23 @@ class TunnelServer:
                 return
         writer.transport.abort()
 
+    async def _is_for(self, task: str, port: int, reader: asyncio.StreamReader) -> bool:
+        """Whether the other side means this task; notes if it does not."""
+        try:
+            line = await asyncio.wait_for(reader.readuntil(b"\n"), HANDSHAKE_S)
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+            return False
+        if line != _make_first_line(task, port) and task not in self._noted:
+            self._noted.add(task)
+            self._agent.say(note=f"the tunnel has refused a connection to another task that came to {task}")
+        return line == _make_first_line(task, port)
+
     async def _reach(self, peer: Peer) -> Optional[Streams]:
         """A connection to the other node's tunnel; None if there is none now. The task may try again."""
         why: Optional[BaseException] = None
         for address in peer.addresses:
             try:
-                return await asyncio.wait_for(self._connect(address, peer.port), CONNECT_S)
+                return await asyncio.wait_for(self._connect(address, peer), CONNECT_S)
             except ConnectionError:  # the tunnel there does not listen yet, or no longer listens
                 continue
             except (OSError, asyncio.TimeoutError) as error:  # ssl.SSLError is an OSError
@@ -138,17 +157,23 @@ class TunnelServer:
             self._agent.say(note=f"the tunnel cannot reach {peer.host}: {reason}")
         return None
 
-    async def _connect(self, address: str, port: int) -> Streams:
+    async def _connect(self, address: str, peer: Peer) -> Streams:
         outside = self._outer.make_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
             outside.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(outside, (address, port))
-            return await asyncio.open_connection(
+            await asyncio.get_running_loop().sock_connect(outside, (address, peer.port))
+            streams = await asyncio.open_connection(
                 sock=outside, ssl=self._client, server_hostname="", ssl_handshake_timeout=HANDSHAKE_S, limit=PIECE
             )
         except BaseException:
             outside.close()
             raise
+        streams[1].write(_make_first_line(peer.task, peer.port))
+        return streams
+
+
+def _make_first_line(task: str, port: int) -> bytes:
+    return f"{task} {port}\n".encode()
 
 
 class Agent:
@@ -185,11 +210,11 @@ async def _serve(config: dict[str, Any], outer: OuterSockets, agent: Agent) -> N
             for purpose in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
         ]
         server = TunnelServer(outer, contexts[0], contexts[1], agent)
-        addresses = outer.resolve(sorted({host for _, _, host in config["peers"]}))
-        for port in config["ports"]:
-            await server.let_in(port)
-        for inside, port, host in config["peers"]:
-            await server.let_out(inside, Peer(host, addresses.get(host, []), port))
+        addresses = outer.resolve(sorted({host for *_, host in config["peers"]}))
+        for task, port in config["ports"].items():
+            await server.let_in(task, port)
+        for task, inside, port, host in config["peers"]:
+            await server.let_out(inside, Peer(task, host, addresses.get(host, []), port))
     except OSError as error:
         agent.say(problem=error.strerror or str(error))
         return
