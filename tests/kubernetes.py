@@ -133,10 +133,12 @@ class KubernetesCluster:
         finally:
             self.kubectl("delete", "pod", name, "--grace-period=0", "--force")
 
-    def write_template(self, folder: Path, *shared: Path, env: Mapping[str, str] = MappingProxyType({})) -> Path:
+    def write_template(
+        self, folder: Path, *shared: Path, env: Mapping[str, str] = MappingProxyType({}), as_root: bool = True
+    ) -> Path:
         """Writes the manifest of a pod with this machine's programs and, writable, these folders.
 
-        `env`: variables of all processes in the pod.
+        `env`: variables of all processes in the pod. `as_root`: whether they may write to folders of this user.
         """
         python = [sys.prefix, sys.base_prefix]
         places = [*dict.fromkeys(["/usr", "/etc", *python, str(ROOT)])]
@@ -148,7 +150,8 @@ class KubernetesCluster:
         variables = [{"name": name, "value": value} for name, value in env.items()]
         container = {"name": "node", "imagePullPolicy": "Never", "volumeMounts": mounts, "env": variables}
         path = folder / "pod.json"
-        path.write_text(json.dumps({"spec": {"containers": [container], "volumes": volumes}}))
+        user = {"securityContext": {"runAsUser": os.getuid()}} if as_root else {}
+        path.write_text(json.dumps({"spec": {**user, "containers": [container], "volumes": volumes}}))
         return path
 
 

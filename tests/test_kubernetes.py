@@ -364,6 +364,22 @@ def test_check_asks_pods_and_removes_them(cluster: KubernetesCluster, tmp_path: 
     assert cluster.show("pods,jobs", "--selector=app.kubernetes.io/managed-by=distlaunch") == []
 
 
+def test_tasks_have_few_rights_and_a_home_that_they_can_write_to(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    template = cluster.write_template(tmp_path, as_root=False)
+    pods = f"image: '{IMAGE}', template: {template}, python: {distlaunch_command()[0]}"
+    show = "id -u; touch /made 2>/dev/null && echo root; touch ~/made && echo home; "
+    show += "grep -E 'NoNewPrivs|CapEff' /proc/self/status"
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        f"nodes: {{from: kubernetes, {pods}}}\nsync: {{path: ., to: ~/project}}\n"
+        f"program: {{command: [sh, -c, {json.dumps(show)}]}}\n"
+    )
+    done = call(cluster, "up", "--run-dir", str(tmp_path / "run"), str(spec))
+    assert done.returncode == 0, done.stderr + done.stdout
+    lines = (tmp_path / "run" / "attempt-1" / "worker-0.log").read_text().split()
+    assert lines == ["1000", "home", "CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
+
+
 def call(cluster: KubernetesCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`distlaunch ARGUMENTS`."""
     return subprocess.run(

@@ -201,10 +201,16 @@ def test_the_job_has_what_the_spec_and_its_template_say() -> None:
     assert [container["name"] for container in pod["containers"]] == ["main", "side"]
     main = pod["containers"][0]
     assert main["image"] == "i"
-    assert main["env"] == [{"name": "A", "value": "1"}]
+    assert [each for each in main["env"] if each["name"] not in ("HOME", "USER")] == [{"name": "A", "value": "1"}]
     assert main["resources"] == {
         "requests": {"cpu": "4", "memory": "8Gi"},
         "limits": {"memory": "8Gi", "nvidia.com/gpu": "2", "x/y": "1"},
     }
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert main["securityContext"]["readOnlyRootFilesystem"] is True
+    assert main["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {"name": "HOME", "value": "/tmp"} in main["env"]
+    assert {"/tmp", "/dev/shm"} <= {mount["mountPath"] for mount in main["volumeMounts"]}
     assert {"name": "claim-data", "mountPath": "/data"} in main["volumeMounts"]
     assert {"name": "claim-data", "persistentVolumeClaim": {"claimName": "data"}} in pod["volumes"]

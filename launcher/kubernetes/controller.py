@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.kubernetes.pod import Manifest, make_labels, make_pod_spec
+from launcher.kubernetes.pod import HOME, TEMPORARY_VOLUME, Manifest, make_labels, make_pod_spec
 from launcher.own_command import CODE
 from launcher.spec.pods import PodsSpec
 from worker_entry.protocol import environment
@@ -70,8 +70,10 @@ class ControllerJob:
                 },
                 {"name": "PYTHONUNBUFFERED", "value": "1"},
                 {"name": "HOME", "value": "/distlaunch"},
+                {"name": "USER", "value": HOME["USER"]},
             ],
             mounts=[
+                TEMPORARY_VOLUME,
                 ({"name": "home", "emptyDir": {}}, {"name": "home", "mountPath": "/distlaunch"}),
                 (
                     {"name": "files", "configMap": {"name": self.name}},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.kubernetes.pod import QUEUE, Manifest, make_labels, make_name, make_pod_spec
+from launcher.kubernetes.pod import HOME, QUEUE, TEMPORARY_VOLUME, Manifest, make_labels, make_name, make_pod_spec
 from launcher.spec.pods import PodsSpec
 from worker_entry.pod import keeper
 
@@ -62,6 +62,8 @@ def make_job(
         command=[python, "-c", text, str(first_s), str(idle_s)],
         grace_s=grace_s + TERMINATION_S,
         container={"lifecycle": stop},
+        env=[{"name": name, "value": value} for name, value in HOME.items()],
+        mounts=[TEMPORARY_VOLUME],
     )
     given: Mapping[str, Any] = template.get("metadata") or {}
     labels = {**(given.get("labels") or {}), **make_labels(name)}

@@ -17,6 +17,28 @@ RUN = "distlaunch/run"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a file system's place, not a file's
+TEMPORARY = "/tmp"  # noqa: S108 - a container's own
+TEMPORARY_VOLUME: tuple[Manifest, Manifest] = (
+    {"name": "temporary", "emptyDir": {}},
+    {"name": "temporary", "mountPath": TEMPORARY},
+)
+"""The volume, and how a container mounts it."""
+USER = 1000
+HOME = {"HOME": TEMPORARY, "USER": "distlaunch"}
+"""The pod's user has no entry in the image, where programs would look for these."""
+SECURE_POD: Manifest = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+SECURE_CONTAINER: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
 CLAIM = "claim-"
 """The prefix of the names of persistent volumes."""
 _LABEL_LENGTH = 63
@@ -49,7 +71,7 @@ def make_pod_spec(
     pod: Mapping[str, Any] | None = None,
     mounts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]] = (),
 ) -> Manifest:
-    """The `spec` of a pod.
+    """The `spec` of a pod. It runs as an ordinary user, with no more rights than a program needs.
 
     Args:
         source: what each pod has.
@@ -63,18 +85,19 @@ def make_pod_spec(
     """
     given: Manifest = copy.deepcopy(dict(template.get("spec") or {}))
     first, *others = given.get("containers") or [{}]
-    mounted: list[Mapping[str, Any]] = [{"name": "shared-memory", "mountPath": SHARED_MEMORY}]
-    mounted += [{"name": make_name(f"{CLAIM}{claim}"), "mountPath": path} for claim, path in source.volumes.items()]
-    mounted += [mount for _, mount in mounts]
-    volumes: list[Mapping[str, Any]] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
-    volumes += [
-        {"name": make_name(f"{CLAIM}{claim}"), "persistentVolumeClaim": {"claimName": claim}}
-        for claim in source.volumes
+    memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+    pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
+        (memory, {"name": "shared-memory", "mountPath": SHARED_MEMORY}),
+        *(_make_claim(claim, path) for claim, path in source.volumes.items()),
+        *mounts,
     ]
-    volumes += [volume for volume, _ in mounts]
+    taken = {mount.get("mountPath") for mount in first.get("volumeMounts") or ()}
+    pairs = [pair for pair in pairs if pair[1]["mountPath"] not in taken]
+    mounted, volumes = [mount for _, mount in pairs], [volume for volume, _ in pairs]
     ours = {each["name"] for each in env}  # of equal names the last counts, and server-side apply refuses them
     made = {
         "name": "node",
+        "securityContext": SECURE_CONTAINER,
         **(container or {}),
         **first,
         "image": source.image,
@@ -85,6 +108,7 @@ def make_pod_spec(
     }
     return {
         "automountServiceAccountToken": False,
+        "securityContext": SECURE_POD,
         **(pod or {}),
         **given,
         "restartPolicy": "Never",
@@ -93,6 +117,12 @@ def make_pod_spec(
         "containers": [{name: value for name, value in made.items() if value not in ([], {})}, *others],
         "volumes": [*(given.get("volumes") or ()), *volumes],
     }
+
+
+def _make_claim(claim: str, path: str) -> tuple[Manifest, Manifest]:
+    """The volume, and how the container mounts it."""
+    name = make_name(f"{CLAIM}{claim}")
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim}}, {"name": name, "mountPath": path}
 
 
 def make_resources(source: PodsSpec) -> Manifest:

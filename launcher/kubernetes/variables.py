@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.kubernetes.exported import Export, Role
+from launcher.kubernetes.pod import HOME
 from launcher.kubernetes.yaml_comments import noted
 from launcher.plan.launch_plan import own_env
 from launcher.plan.tf_config import make_tf_configs
@@ -21,9 +22,6 @@ INDEX = "TASK_INDEX"
 _REFERENCE = f"$({INDEX})"
 _VALUE_LIMIT = 128 << 10
 """Bytes of a variable; Linux starts no process with a longer one."""
-
-_HOME = {"HOME": "/tmp", "USER": "distlaunch"}  # noqa: S108 - a container's own
-"""The pod's user has no entry in the image, where programs would look for these."""
 
 
 def literal(text: str) -> str:
@@ -65,7 +63,7 @@ def _own(export: Export, role: Role) -> Iterator[dict[str, Any]]:
     config = None
     if spec.framework == "tensorflow" and export.kind != "tfjob":
         config = make_tf_configs(export.addresses())[task]
-    env = {**_HOME, environment.RUN_ID: export.name, **own_env(spec, task, config)}
+    env = {**HOME, environment.RUN_ID: export.name, **own_env(spec, task, config)}
     env.pop("TF_GRPC_REUSE_PORT", None)  # nothing holds the port in advance: it is the pod's own
     env[environment.TASK] = f"{role.type}:{_REFERENCE}"
     if spec.logs is not None:

@@ -6,30 +6,27 @@ from collections.abc import Iterator
 
 from launcher.kubernetes.entry import ENTRY, FOLDER, PROGRAM
 from launcher.kubernetes.exported import Export, Role
-from launcher.kubernetes.pod import CLAIM, MANAGED_BY, QUEUE, RUN, SHARED_MEMORY, Manifest, make_labels, make_pod_spec
+from launcher.kubernetes.pod import (
+    CLAIM,
+    MANAGED_BY,
+    QUEUE,
+    RUN,
+    SECURE_CONTAINER,
+    SHARED_MEMORY,
+    TEMPORARY,
+    TEMPORARY_VOLUME,
+    Manifest,
+    make_labels,
+    make_pod_spec,
+)
 from launcher.kubernetes.variables import literal, make_variables
 from launcher.kubernetes.yaml_comments import note, noted
 from launcher.plan.launch_plan import program_of
 from worker_entry.protocol.values import Program
 
-USER = 1000
-TEMPORARY = "/tmp"  # noqa: S108 - a container's own
 GRACE_S = 5.0
 """Seconds that the first process of a pod has, after the grace of its program, to report how it ended."""
 
-_SECURE_POD = {
-    "runAsNonRoot": True,
-    "runAsUser": USER,
-    "runAsGroup": USER,
-    "fsGroup": USER,
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-_SECURE_CONTAINER = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-}
 _POD_COMMENTS = {
     "automountServiceAccountToken": "The program has no business with the API server.",
     "securityContext": "Even images that run as root by default run as this user, who may write to the volumes; "
@@ -65,9 +62,6 @@ def make_metadata(export: Export, name: str, *, queued: bool = False) -> Manifes
 def make_pod_template(export: Export, role: Role, *, subdomain: bool = False) -> Manifest:
     """The template of a role's pods."""
     given = export.template.get("metadata") or {}
-    pod: Manifest = {"securityContext": _SECURE_POD}
-    if subdomain:
-        pod["subdomain"] = export.name
     made = make_pod_spec(
         export.pods if _computes(export, role) else export.pods.changed(gpus=0),
         export.template,
@@ -75,7 +69,7 @@ def make_pod_template(export: Export, role: Role, *, subdomain: bool = False) ->
         grace_s=export.spec.timeouts.stop_grace_s + GRACE_S,
         env=make_variables(export, role),
         container=_make_container(export, role),
-        pod=pod,
+        pod={"subdomain": export.name} if subdomain else {},
         mounts=[*_make_mounts(export)],
     )
     first, *others = made["containers"]
@@ -122,7 +116,7 @@ def _make_container(export: Export, role: Role) -> Manifest:
         "args": [literal(word) for word in make_arguments(export, role)],
         **({"workingDir": directory} if directory is not None else {}),
         "ports": [_make_port(export)],
-        "securityContext": _SECURE_CONTAINER,
+        "securityContext": SECURE_CONTAINER,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
@@ -171,7 +165,7 @@ def _make_mounts(export: Export) -> Iterator[tuple[Manifest, Manifest]]:
         {"name": "files", "configMap": {"name": export.config_map}},
         {"name": "files", "mountPath": FOLDER, "readOnly": True},
     )
-    yield {"name": "temporary", "emptyDir": {}}, {"name": "temporary", "mountPath": TEMPORARY}
+    yield TEMPORARY_VOLUME
     sync = export.spec.sync
     if sync is not None and not _home(sync.to).startswith(f"{TEMPORARY}/"):
         mount = {"name": "program", noted("mountPath", "sync.to"): _home(sync.to)}

@@ -83,13 +83,13 @@ def _find_writer(path: str, facts: os.stat_result, *, is_last: bool) -> str:
         return ""
     if facts.st_mode & stat.S_IWOTH:
         return f"{path} can be written by every user"
-    if facts.st_mode & stat.S_IWGRP and not _is_own_group(facts.st_gid) and not is_pod():
+    if facts.st_mode & stat.S_IWGRP and not _is_own_group(facts.st_gid):
         return f"{path} can be written by group {facts.st_gid}"
     return ""
 
 
 def _find_owner(path: str, facts: os.stat_result) -> str:
-    is_trusted = facts.st_uid in trusted_users() or facts.st_uid == _unmapped_user() or is_pod()
+    is_trusted = facts.st_uid in trusted_users() or facts.st_uid == _unmapped_user()
     return "" if is_trusted else f"{path} belongs to user {facts.st_uid}"
 
 
@@ -100,7 +100,9 @@ def trusted_users() -> set[int]:
 
 
 def is_trusted(path: str) -> bool:
-    """Whether the user has named this folder, or one above it; `*` stands for all folders."""
+    """Whether the user has named this folder, or one above it (`*` stands for all folders), or it is in a pod."""
+    if is_pod():
+        return True
     named = [os.path.realpath(each) if each != "*" else os.sep for each in os.environ.get(TRUST, "").split(":") if each]
     return any(os.path.commonpath([each, os.path.realpath(path)]) == each for each in named)
 
