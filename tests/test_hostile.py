@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.apart import linux
+from tests.hostile_frames import RandomFrames
 from tests.hostile_nodes import Tally, noting_threads, run_once
 from tests.hostile_orders import Abused
+from worker_entry.protocol.frame_limits import ALLOWANCES
 from worker_entry.protocol.framing import encode
-from worker_entry.protocol.messages import Exited, Log, Refused, Synced
+from worker_entry.protocol.kept import Kept
+from worker_entry.protocol.messages import Dialled, Exited, Inspected, Log, Prepared, Refused, Synced
+from worker_entry.protocol.orders import Beat
+from worker_entry.protocol.speed import LinkMeasured, NodeMeasured
 from worker_entry.protocol.values import Problem, TaskExit
 
 SECONDS = 5.0
@@ -68,6 +76,24 @@ def test_a_lie_of_a_node_ends_its_link_and_has_no_other_effect(tmp_path: Path, l
     assert [(task.exit_code, task.exit_signal) for task in report.attempts[0].tasks[:2]] == [(None, 15)] * 2
     assert (tmp_path / "run" / "attempt-1" / "worker-0.log").read_bytes() == b"xxxxx"
     assert sorted(path.name for path in (tmp_path / "run").glob("attempt-*")) == ["attempt-1"]
+
+
+FLOODS = (*ALLOWANCES, Inspected, Dialled, LinkMeasured, NodeMeasured, Kept, Prepared, Beat)
+
+
+@pytest.mark.parametrize("kind", FLOODS, ids=lambda kind: kind.__name__)
+def test_a_node_that_sends_a_message_again_and_again_makes_nothing_grow(tmp_path: Path, kind: type[Any]) -> None:
+    chance = random.Random(1)
+    frames = RandomFrames(chance, [kind], ["worker:2", "worker:3"], 0.0)
+    drawn = [frames.draw() for _ in range(100)]
+    flood = b"".join(chance.choice(drawn) for _ in range(min(20_000, (20 << 20) * 100 // sum(map(len, drawn)))))
+    before = psutil.Process().memory_info().rss
+    report = run_once(tmp_path / "run", 1, 1, tally := Tally(), lie=flood + b"enough\n")
+    assert tally.bugs == []
+    assert report.outcome == "failed"
+    assert (tmp_path / "run" / "events.jsonl").stat().st_size < 2 << 20
+    assert sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file()) < 8 << 20
+    assert psutil.Process().memory_info().rss - before < 200 << 20
 
 
 @linux

@@ -14,9 +14,10 @@ from launcher.run.directory import RunDir
 from launcher.run.node_links import NodeLinks
 from launcher.tasks import TaskId
 from launcher.transports.base import Deliver, Link, LinkClosed, LinkDropped, LogMirror, LogSink, Resumption
-from launcher.transports.incoming import NOTES, UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inbox, Placement, weigh
+from launcher.transports.incoming import UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inbox, Placement, weigh
 from launcher.transports.local import LocalTransport
 from tests.witness import wait_until
+from worker_entry.protocol.frame_limits import ALLOWANCES
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import (
     Broken,
@@ -39,6 +40,7 @@ from worker_entry.protocol.values import Activity, Problem, TaskExit, TaskStatus
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 NODES = {"honest": [W0], "hostile": [W1]}
+NOTES = ALLOWANCES[Noted].at_once
 READY = Ready(VERSION, 1, "x", "3.11.0", "/usr/bin/python3", 0.0, 2, [], None)
 
 
@@ -185,8 +187,8 @@ def test_messages_from_an_older_link_of_a_node_are_ignored(run: Run) -> None:
 
 def test_thousands_of_late_messages_are_skipped_at_once(run: Run) -> None:
     for _ in range(UNREAD_MESSAGES):
-        run.say("hostile", Listening("worker:1", 1.0))
-        run.say("honest", Listening("worker:0", 1.0))
+        run.say("hostile", Prepared(1, {"worker:1": 1}))
+        run.say("honest", Prepared(1, {"worker:0": 1}))
     run.links.begin(2, {})
     run.links.put(Interrupted(2))
     assert run.links.next(0.0) == Interrupted(2)
@@ -219,8 +221,9 @@ def test_dropped_messages_are_confirmed_but_not_before_earlier_messages(run: Run
     for _ in range(NOTES):
         assert run.links.next(0.0) is not None
     assert node.confirmed == NOTES - 1
-    assert run.links.next(0.0) is None
+    assert run.links.next(0.0) == ("hostile", Noted("it sends too much; the rest is left out"))
     assert node.confirmed == 3 * NOTES
+    assert run.links.next(0.0) is None
     deliver("hostile", Noted("look at me"), 3 * NOTES + 1)
     assert node.confirmed == 3 * NOTES + 1
     deliver("hostile", Listening("worker:1", 1.0), 3 * NOTES + 2)
@@ -286,7 +289,7 @@ class Flood:
 
 @pytest.mark.parametrize("size", [1, 8000, 1 << 20])
 def test_a_flood_waits_at_the_limits_and_continues_when_messages_are_read(tmp_path: Path, size: int) -> None:
-    message = Stacks("worker:1", "x" * size, Activity())
+    message = Prepared(1, {}, {"worker:1": "x" * size})
     most = min(UNREAD_MESSAGES, UNREAD_BYTES // weigh(message))
     flood = Flood(tmp_path, message)
     try:
@@ -308,7 +311,7 @@ def test_one_message_above_the_limit_arrives_alone(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_link_is_reported_however_much_is_unread(tmp_path: Path) -> None:
-    flood = Flood(tmp_path, Listening("worker:1", 1.0))
+    flood = Flood(tmp_path, Prepared(1, {"worker:1": 1}))
     try:
         wait_until(lambda: len(flood.arrived) == UNREAD_MESSAGES, "the flood waits")
         flood.inbox.deliver("hostile", LinkClosed("gone"))
@@ -321,9 +324,9 @@ def test_lines_from_a_node_to_the_user_are_limited_in_each_attempt(run: Run) -> 
     for _ in range(3 * NOTES):
         run.say("hostile", Noted("look at me"))
         run.say("honest", Noted("a hole"))
-    shown = [run.links.next(0.0) for _ in range(2 * NOTES)]
-    assert shown.count(("hostile", Noted("look at me"))) == NOTES - 1
-    assert shown.count(("hostile", Noted("further messages are not shown"))) == 1
+    shown = [run.links.next(0.0) for _ in range(2 * NOTES + 2)]
+    assert shown.count(("hostile", Noted("look at me"))) == NOTES
+    assert shown.count(("hostile", Noted("it sends too much; the rest is left out"))) == 1
     assert run.links.next(0.0) is None
     run.links.begin(2, NODES)
     run.say("hostile", Noted("look at me"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ from launcher.gang.state import Phase
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
 from launcher.run.controller import this_process
+from launcher.run.replacement import replace_text
 from tests.apart import linux
 from tests.fake_nodes import (
     KILL,
@@ -630,15 +632,23 @@ def test_a_bug_in_the_first_attempt_after_its_start_has_its_report(tmp_path: Pat
     assert "Error: a bug in distlaunch: KeyError('oh') [bug]" in run.said
 
 
-def fill_disk(path: Path) -> None:
-    """The next time that this file is written, the disk is full."""
-    path.with_name(f".{path.name}.{os.getpid()}").symlink_to("/dev/full")
+def fill_disk(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """From now on, the disk is full when this file is written."""
+
+    def write(target: Path, text: str, mode: int = 0o600) -> None:
+        if target == path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        replace_text(target, text, mode)
+
+    patch.setattr("launcher.run.directory.replace_text", write)
 
 
 @linux
-def test_a_disk_that_is_full_when_the_second_plan_is_written_ends_the_run_with_its_report(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_when_the_second_plan_is_written_ends_the_run_with_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fill(agent: FakeAgent) -> bool:
-        fill_disk(tmp_path / "run" / "plan.json")
+        fill_disk(monkeypatch, tmp_path / "run" / "plan.json")
         return True
 
     run = FakeRun(tmp_path / "run", [*failing(1), At(Phase.STOPPING, fill)], restarting())
@@ -652,9 +662,9 @@ def test_a_disk_that_is_full_when_the_second_plan_is_written_ends_the_run_with_i
 
 
 @linux
-def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = FakeRun(tmp_path / "run")
-    fill_disk(tmp_path / "run" / "report.json")
+    fill_disk(monkeypatch, tmp_path / "run" / "report.json")
     report = run.run()
     assert (report.outcome, report.exit_status) == ("succeeded", 0)
     assert "No space left on device [run-directory]\n  the run has ended; only its report is missing" in run.said

@@ -100,7 +100,8 @@ class AttemptLoop:
         Returns:
             The final state, and the setup for the next attempt, which does not check the nodes again.
         """
-        self._context.journal.begin_attempt(self._number)
+        nodes = {node: len(tasks) for node, tasks in self.state.policy.nodes.items()}
+        self._context.journal.begin_attempt(self._number, nodes)
         links = self._context.links
         links.begin(self._number, self.state.policy.nodes)
         if self._setup.taken_over is not None:

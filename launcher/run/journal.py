@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.console.writer import Level
@@ -15,6 +15,11 @@ from launcher.report.models import RunReport
 from launcher.report.run_events import Ended, Record, RunEvent, Said, State, StateName, render_record
 from launcher.report.status_report import PHASES
 from launcher.tasks import TaskId
+from launcher.transports.allowances import Bucket
+
+NODE_BYTES, TASK_BYTES, BYTES_PER_S = 1 << 20, 128 << 10, 1 << 10
+"""How much a node's messages may add to the journal in an attempt: at once for the node and for each of its tasks, and
+later per second for each."""
 
 
 class Journal:
@@ -34,6 +39,8 @@ class Journal:
         self._state: StateName | None = None
         self._reported: dict[TaskId, object] = {}
         self._ended: Ended | None = None
+        self._room: dict[str, Bucket] = {}
+        """How much each node may still write in this attempt."""
         self._listeners: list[Callable[[Record], None]] = []
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._descriptor).st_size
@@ -54,10 +61,12 @@ class Journal:
         """Calls `listener` with each line from now on, on the writing thread; `listener` must return at once."""
         self._listeners.append(listener)
 
-    def write(self, event: RunEvent, node: str = "", frame: int = 0) -> None:
-        """Appends a line."""
+    def write(self, event: RunEvent, node: str = "", frame: int = 0, room: Bucket | None = None) -> None:
+        """Appends a line, if there is `room` for it."""
         record = Record(self._now(), self.attempt, event, node, frame)
         line = render_record(record)
+        if room is not None and not room.take(len(line), record.time):
+            return
         with self._lock, contextlib.suppress(OSError):
             if self._descriptor < 0:
                 return
@@ -71,14 +80,20 @@ class Journal:
         """Appends a message to the user."""
         self.write(Said(level, text))
 
-    def begin_attempt(self, number: int) -> None:
+    def begin_attempt(self, number: int, nodes: Mapping[str, int]) -> None:
+        """Begins an attempt; `nodes`: how many tasks each has."""
         self.attempt = number
         self._reported.clear()
+        now = self._now()
+        self._room = {
+            node: Bucket(NODE_BYTES + tasks * TASK_BYTES, (1 + tasks) * BYTES_PER_S, now)
+            for node, tasks in nodes.items()
+        }
 
     def note_event(self, before: AttemptState, after: AttemptState, event: Event, node: str, frame: int) -> None:
         """Appends an event that changed the gang's state, unless the event reports only steps or output."""
         if after is not before and not isinstance(event, (Tick, TaskWrote)) and self._is_news(event):
-            self.write(event, node, frame)
+            self.write(event, node, frame, self._room.get(node))
         self.note_state(PHASES.get(after.phase, "connecting"))
 
     def note_state(self, state: StateName, reference: str = "", message: str = "") -> None:

@@ -19,14 +19,16 @@ def profile_limit_s(duration_s: float) -> float:
 
 
 class ProfileRequests:
-    """The profile requests of an attempt; `answers`: all answers so far."""
+    """The profile requests of an attempt; `answers`: all answers so far, at most one for each request."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self.answers: tuple[Profiled, ...] = ()
+        self._asked = 0
 
     def ask(self, plan: LaunchPlan, duration_s: float) -> None:
         """Requests one capture of all tasks; the answer may come at any time, or never if the node is lost."""
+        self._asked += 1
         tasks, directory = find_servers(plan), self._context.spec.logs
         if directory is None:
             self.note(Profiled(problem="the run has no log directory: set `log_directory:` in the spec"))
@@ -38,8 +40,9 @@ class ProfileRequests:
             self._context.links.send(node, Profile([*tasks.values()], directory, duration_s))
 
     def note(self, answer: Profiled) -> None:
-        """Adds an answer."""
-        self.answers = (*self.answers, answer)
+        """Adds an answer; one that nobody has asked for is dropped."""
+        if len(self.answers) < self._asked:
+            self.answers = (*self.answers, answer)
 
 
 def find_servers(plan: LaunchPlan) -> dict[TaskId, ProfileTarget]:

@@ -7,11 +7,12 @@ to be checked (`field_limits.OfSender`, `field_limits.OfAttempt`), so that no me
 from __future__ import annotations
 
 import threading
-from collections import Counter
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from launcher.tasks import TaskId
+from launcher.transports.allowances import Allowances
 from launcher.transports.base import LinkNews, LogMirror
 from worker_entry.protocol.field_limits import OfAttempt, OfSender
 from worker_entry.protocol.framing import ProtocolError, marked
@@ -21,8 +22,6 @@ from worker_entry.protocol.messages import Log, Message, Noted
 UNREAD_MESSAGES = 1000
 UNREAD_BYTES = 4 << 20
 """Limits per node; above either, its link is not read further. The node keeps the rest on its disk."""
-NOTES = 100
-"""Lines for the user that one node may send in an attempt."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,16 @@ class Inbox:
         placement: returns the current one.
         mirror: takes log pieces.
         put: takes checked messages; `release` is called once one has been read.
+        now: returns monotonic seconds.
     """
 
     def __init__(
-        self, node: str, placement: Callable[[], Placement], mirror: LogMirror, put: Callable[[Arrived], None]
+        self,
+        node: str,
+        placement: Callable[[], Placement],
+        mirror: LogMirror,
+        put: Callable[[Arrived], None],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node = node
         self.placement = placement
@@ -87,8 +92,10 @@ class Inbox:
         self._changed = threading.Condition()
         self._unread = [0, 0]
         """Messages, and their bytes."""
-        self._notes: Counter[int] = Counter()
-        """Lines for the user, by attempt."""
+        self._now = now
+        self._placement = placement()
+        self._allowances = Allowances(0, now())
+        """What the node may send in the attempt of `_placement`."""
         self._closed = False
         self.confirm: Callable[[int], None] = lambda _: None
         """The link's `confirm`."""
@@ -106,13 +113,11 @@ class Inbox:
         weight = 0
         if not isinstance(message, LinkNews):
             placement.check(node, message)
-            if isinstance(message, Noted):
-                self._notes[placement.attempt] += 1
-                if self._notes[placement.attempt] > NOTES:
-                    self._drop(frame)
+            if not self._may_send(message, placement):
+                self._drop(frame)
+                if self._allowances.refused > 1:
                     return
-                if self._notes[placement.attempt] == NOTES:
-                    message = Noted("further messages are not shown")
+                message, frame = Noted("it sends too much; the rest is left out"), 0
             weight = weigh(message)
             with self._changed:
                 if not self._has_room(weight):  # wait for half, or both threads would alternate message by message
@@ -125,6 +130,13 @@ class Inbox:
                 self._drop(frame)
                 return
         self._put(Arrived(self, message, placement, weight, frame))
+
+    def _may_send(self, message: Message, placement: Placement) -> bool:
+        now = self._now()
+        if placement is not self._placement:
+            self._placement = placement
+            self._allowances = Allowances(len(placement.tasks.get(self.node, ())), now)
+        return self._allowances.take(message, now)
 
     def write(self, frame: Log, data: bytes, clock_offset_s: float = 0.0) -> bool:
         """Writes a log piece; one of an earlier attempt is dropped.

@@ -9,7 +9,7 @@ import re
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.transports.base import GoneError, LinkBroken, LinkError
 from launcher.transports.payload import Payload
@@ -23,6 +23,8 @@ PIPE = 256 << 10
 and we wait for each other four times as often, and logs arrive at 0.8 × the speed."""
 STATUS_S = 15.0
 """How long a program may take to end once its stdout has ended."""
+LINE = 4096
+"""Bytes of a line on stderr that are kept."""
 SAID_LINES = 20
 """Lines of a program's stderr that are kept to show; an error shows only the last one."""
 
@@ -182,9 +184,19 @@ class ProgramStream:
     def _listen(self) -> None:
         assert self._process.stderr is not None
         with self._process.stderr as stream:
-            for line in stream:
+            for line in _read_lines(stream.fileno()):
                 if (text := line.decode("utf-8", "replace").strip()) and self._hear(text):
                     self._said.append(text)
+
+
+def _read_lines(descriptor: int) -> Iterator[bytes]:
+    """Lines up to the end; what is too long for a line is left out, because the node may send anything."""
+    rest = b""
+    while data := os.read(descriptor, 1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line[:LINE] for line in lines)
+        rest = rest[:LINE]
+    yield rest
 
 
 def _render_status(status: int | None) -> str:

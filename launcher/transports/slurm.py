@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from launcher.slurm.calls import SlurmError
@@ -18,6 +19,8 @@ from worker_entry.protocol.frozen import dataclass, field, replace
 
 STEPS = int(os.environ.get(environment.SLURM_STEPS) or 64)
 """Up to this many nodes have a step each."""
+SAID = 1000
+"""Lines of srun that are kept, the last ones: they say why steps have ended."""
 _UNBOUND = "lacks support for cpu binding"
 """What srun says on clusters that bind no task anyway."""
 
@@ -34,7 +37,7 @@ class SlurmWay:
     host: str
     address: str | None = None
     group: int | None = None
-    said: list[str] = field(default_factory=list)
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=SAID))
     gathering: Gathering | None = None
 
     def open(self, payload: Payload, python: str, opening: Opening) -> Stream:
@@ -57,13 +60,13 @@ def gather(ways: Sequence[SlurmWay], limit: int = STEPS) -> list[SlurmWay]:
     """
     if len(ways) <= limit or any(way.group is not None for way in ways):
         return [*ways]
-    said: list[str] = []
+    said: deque[str] = deque(maxlen=SAID)
     hosts = [way.host for way in ways]
     gathering = Gathering(make_step(ways[0].job, *hosts), make_environment(os.environ), hosts, listen(said))
     return [replace(way, said=said, gathering=gathering) for way in ways]
 
 
-def listen(said: list[str]) -> Callable[[str], bool]:
+def listen(said: deque[str]) -> Callable[[str], bool]:
     """A function that adds srun's lines to `said`, and returns whether the user may see them."""
 
     def hear(line: str) -> bool:

@@ -1,13 +1,33 @@
-"""Maximum lengths of frame headers."""
+"""Limits of what a node may send: the length of each header, and how many messages of each kind."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from worker_entry.protocol.messages import Cleaned, Dialled, Exited, Prepared, Refused, Sampled, Stacks, Status
+from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.kept import CacheUsed
+from worker_entry.protocol.messages import (
+    Cleaned,
+    Dialled,
+    Exited,
+    Fetch,
+    Halted,
+    Listening,
+    Noted,
+    Prepared,
+    Ready,
+    Refused,
+    Sampled,
+    Saved,
+    Signalled,
+    Stacks,
+    Started,
+    Status,
+)
 from worker_entry.protocol.orders import Attach, Clean, Dial, Inspect, Offer, Preload, Prepare, Start
 from worker_entry.protocol.profiles import Profile, Profiled
 from worker_entry.protocol.speed import MeasureNode
+from worker_entry.protocol.strangers import Repelled, Unguarded
 
 FRAME_LIMIT = 64 << 10
 """Maximum length of a header in bytes, except for the types below."""
@@ -21,5 +41,40 @@ FRAME_LIMITS: dict[type[Any], int] = {
     # Their length depends on a user's program: on its status file, exception or stacks.
     Status: 256 << 10,
     Exited: 1 << 20,
-    Stacks: 2 << 20,
+    Stacks: 1 << 20,
 }
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How many messages of a kind a node may send in an attempt; the controller drops all others.
+
+    `at_once` may come at any time, and `per_minute` more, each for the node, or for each of its tasks.
+    """
+
+    at_once: int
+    per_minute: float
+    for_each_task: bool = False
+
+
+ALLOWANCES: dict[type[Any], Allowance] = {
+    # Each costs a line of the journal, a line on the console, memory, or an answer.
+    Ready: Allowance(4, 1),
+    Noted: Allowance(100, 0),
+    Saved: Allowance(120, 60),
+    Sampled: Allowance(60, 600),
+    CacheUsed: Allowance(100, 20),
+    Profiled: Allowance(4, 4),
+    Fetch: Allowance(100_000, 600),
+    Repelled: Allowance(128, 10, for_each_task=True),
+    Unguarded: Allowance(4, 1, for_each_task=True),
+    Stacks: Allowance(4, 4, for_each_task=True),
+    Started: Allowance(20, 6, for_each_task=True),
+    Listening: Allowance(20, 6, for_each_task=True),
+    Exited: Allowance(20, 6, for_each_task=True),
+    Halted: Allowance(100, 60, for_each_task=True),
+    Signalled: Allowance(20, 6, for_each_task=True),
+    # An agent looks at a task's status file twenty times a second.
+    Status: Allowance(2000, 3000, for_each_task=True),
+}
+"""All other kinds can have an effect only once in an attempt, or answer an order."""

@@ -186,7 +186,7 @@ class Stacks:
     """The answer to ShowStacks for one task: faulthandler's output, which may be empty, and the task's activity."""
 
     task: OwnTask
-    text: Annotated[str, Text(1 << 20)]
+    text: Annotated[str, Text(256 << 10)]
     activity: Activity
 
 

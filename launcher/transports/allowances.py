@@ -1,0 +1,48 @@
+"""Counts what a node sends against what it may send (`frame_limits.ALLOWANCES`)."""
+
+from __future__ import annotations
+
+from worker_entry.protocol.frame_limits import ALLOWANCES
+from worker_entry.protocol.messages import Message
+
+
+class Bucket:
+    """Holds `size` at first, and what `per_s` adds; never more than `size`."""
+
+    def __init__(self, size: float, per_s: float, now: float) -> None:
+        self._size = self._level = size
+        self._per_s = per_s
+        self._filled = now
+
+    def take(self, amount: float, now: float) -> bool:
+        """Takes the amount, if it is there; `now`: in seconds of any clock."""
+        self._level = min(self._size, self._level + max(now - self._filled, 0.0) * self._per_s)
+        self._filled = now
+        if self._level < amount:
+            return False
+        self._level -= amount
+        return True
+
+
+class Allowances:
+    """What one node may still send in an attempt; `tasks`: how many tasks it has."""
+
+    def __init__(self, tasks: int, now: float) -> None:
+        self._tasks = max(tasks, 1)
+        self._began = now
+        self._buckets: dict[type[Message], Bucket] = {}
+        self.refused = 0
+        """Messages that were too many."""
+
+    def take(self, message: Message, now: float) -> bool:
+        """Whether the node may send this message; `now`: monotonic seconds."""
+        kind = type(message)
+        allowance = ALLOWANCES.get(kind)
+        if allowance is None:
+            return True
+        if kind not in self._buckets:
+            times = self._tasks if allowance.for_each_task else 1
+            self._buckets[kind] = Bucket(allowance.at_once * times, allowance.per_minute * times / 60, self._began)
+        is_allowed = self._buckets[kind].take(1, now)
+        self.refused += not is_allowed
+        return is_allowed
