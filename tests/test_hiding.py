@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from launcher.spec.redaction import hide_command, hide_env, hide_text, hide_words
+import pytest
+from pydantic import ValidationError
+
+from launcher.errors import UsageError
+from launcher.plan.rendering import render_spec
+from launcher.spec.mistakes import find_problems
+from launcher.spec.models import ClusterSpec
+from launcher.spec.parts import Model, _find_metadata
+from launcher.spec.redaction import Hides, hide_command, hide_env, hide_text, hide_words
+from launcher.transports.base import LinkBroken
+from launcher.transports.payload import make_payload
+from launcher.transports.targets import find_way
+from launcher.transports.way import Opening
 
 S = "hunter2"
 HIDDEN = "(redacted)"
@@ -85,3 +98,80 @@ def test_the_whole_value_of_a_secret_variable_is_hidden() -> None:
 )
 def test_a_command_is_recorded_without_the_values_of_variables(words: list[str], shown: list[str]) -> None:
     assert hide_command(words) == shown
+
+
+SECRET = "s3cr3t-v4lue"
+WITH_SECRETS = {
+    "nodes": [
+        {
+            "host": "gpu-a",
+            "env": {"API_TOKEN": SECRET},
+            "way": {"command": ["connect", f"--password={SECRET}", "{host}"]},
+        },
+        {"host": "gpu-b", "ssh": {"proxy_jump": f"me:{SECRET}@jump,other:{SECRET}@[::1]:22"}},
+    ],
+    "program": {"command": ["train", "--token", SECRET]},
+    "way": {"command": ["teleport", f"--proxy=https://user:{SECRET}@host", "{host}"]},
+    "ssh": {"proxy_jump": f"me:{SECRET}@jump"},
+    "env": {"WANDB_API_KEY": SECRET},
+    "notify": {"command": ["tell", f"--api-key={SECRET}"], "webhook": f"https://host/{SECRET}"},
+}
+
+
+def test_no_part_of_a_spec_shows_its_secrets_and_it_stays_valid() -> None:
+    spec = ClusterSpec.model_validate(WITH_SECRETS)
+    text = render_spec(spec)
+    assert SECRET not in text
+    shown = ClusterSpec.model_validate_json(text)
+    assert shown.nodes[1].ssh.proxy_jump == "me@jump,other@[::1]:22"
+    assert shown.notify is not None
+    assert shown.notify.webhook_from == "DISTLAUNCH_WEBHOOK"
+    listed = {**WITH_SECRETS, "nodes": {"from": {"command": ["list", f"--password={SECRET}"]}}}
+    assert SECRET not in render_spec(ClusterSpec.model_validate(listed))
+
+
+def find_models(model: type[Model] = Model) -> Iterator[type[Model]]:
+    for each in model.__subclasses__():
+        yield each
+        yield from find_models(each)
+
+
+def test_the_type_of_every_command_says_that_it_may_have_secrets() -> None:
+    found = 0
+    for model in {*find_models()}:
+        for name, field in model.model_fields.items():
+            if name in ("command", "args", "env", "proxy_jump"):
+                found += 1
+                marks = [*field.metadata, *_find_metadata(field.annotation)]
+                assert any(isinstance(mark, Hides) for mark in marks), f"{model.__name__}.{name}"
+    assert found >= 8
+
+
+def test_a_mistake_in_a_jump_shows_no_password() -> None:
+    problems = validate({**WITH_SECRETS, "ssh": {"proxy_jump": f"me:{SECRET}@jump me:{SECRET}@b"}})
+    assert "proxy_jump" in problems
+    assert SECRET not in problems
+
+
+def validate(values: Mapping[str, object]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        ClusterSpec.model_validate(values)
+    return "\n".join(problem.message for problem in find_problems(caught.value))
+
+
+def test_a_program_that_connects_shows_no_secret_of_its_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = ClusterSpec.model_validate(WITH_SECRETS)
+    with pytest.raises(UsageError) as caught:
+        find_way(spec, spec.nodes[0])
+    assert SECRET not in f"{caught.value}{caught.value.hint}"
+    connect = tmp_path / "connect"
+    connect.write_text('#!/bin/sh\necho "cannot use $*" >&2\nexit 1\n')
+    connect.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    said: list[str] = []
+    way = find_way(spec, spec.nodes[0])
+    stream = way.open(make_payload("clean"), "python3", Opening(note=said.append))
+    with pytest.raises(LinkBroken) as broken:
+        stream.read(10, 20.0)
+    assert "cannot use --password=" in str(broken.value)
+    assert SECRET not in str(broken.value)

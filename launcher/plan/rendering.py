@@ -11,9 +11,7 @@ from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
 from launcher.plan.tf_config import render as render_tf_config
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import Nodes
-from launcher.spec.parts import NodeSourceSpec, NotifySpec
-from launcher.spec.redaction import hide_env, hide_words
+from launcher.spec.redaction import hide_words
 from launcher.wording import count_of
 from worker_entry.protocol import environment
 
@@ -83,28 +81,8 @@ def _render(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def render_spec(spec: ClusterSpec) -> str:
-    """The spec for the run's files, without secrets; the result is still a valid spec.
-
-    A webhook is replaced by the variable from which `resume` takes it.
-    """
-    program = spec.program
-    words = {name: hide_words(given) for name in ("command", "args") if (given := getattr(program, name))}
-    notify = spec.notify
-    if notify is not None and notify.webhook is not None:
-        given = {name: getattr(notify, name) for name in notify.model_fields_set - {"webhook"}}
-        notify = NotifySpec(**given, webhook_from=environment.WEBHOOK)
-    if notify is not None and notify.command is not None:
-        notify = notify.changed(command=hide_words(notify.command))
-    source = spec.source
-    if isinstance(source, NodeSourceSpec):
-        source = source.changed(command=hide_words(source.command))
-    shown = spec.changed(
-        env=hide_env(spec.env),
-        nodes=Nodes([node.changed(env=hide_env(node.env)) for node in spec.nodes], source),
-        program=program.changed(**words),
-        notify=notify,
-    )
-    return shown.model_dump_json(indent=2, exclude_defaults=True) + "\n"
+    """The spec for the run's files, without secrets; the result is still a valid spec."""
+    return spec.without_secrets().model_dump_json(indent=2, exclude_defaults=True) + "\n"
 
 
 def render_by_hand(task: TaskPlan, *, whole: bool = True) -> str:

@@ -136,10 +136,9 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
                 f"the run's files contain no secrets; not set in this environment: {', '.join(sorted(set(missing)))}",
                 hint="export them, or name the spec with --spec",
             )
-        commands = [spec.get("program", {}), listed.get("from", {}), spec.get("notify", {})]
-        if REDACTED in json.dumps(commands):
+        if hidden := [name for name, value in spec.items() if REDACTED in json.dumps(value)]:
             raise UsageError(
-                "arguments of `program`, `nodes.from` or `notify` are secrets, which the run's files do not contain",
+                f"`{'`, `'.join(hidden)}` of the spec has secrets, which the run's files do not contain",
                 hint="name the spec with --spec",
             )
         return ClusterSpec.model_validate_json(json.dumps(spec))

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from launcher.spec.redaction import Hides, hide_env, hide_words
 from worker_entry.protocol.frozen import dataclass
 
 
@@ -65,7 +66,11 @@ FilledText = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]
 """An argument of a program that the user has chosen."""
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Environment = Annotated[dict[VariableName, Text], Field(json_schema_extra={"additionalProperties": False})]
+Environment = Annotated[
+    dict[VariableName, Text], Field(json_schema_extra={"additionalProperties": False}), Hides(hide_env)
+]
+Words = Annotated[list[Text], Hides(hide_words)]
+"""The words of a command line."""
 HostName = Annotated[
     str,
     StringConstraints(pattern=r"^([A-Za-z0-9_.-]+@)?[A-Za-z0-9_.:%\[\]-]+$", max_length=255),

@@ -17,7 +17,7 @@ from launcher.spec.fields import MANY, ONE, PODS
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import ListedNodesSpec, NodeSpec, PodNodesSpec
 from launcher.spec.parts import NodeSourceSpec, ProgramSpec
-from launcher.spec.redaction import hide_text
+from launcher.spec.redaction import hide_login, hide_text
 from launcher.tasks import TASK_TYPES
 from worker_entry.protocol.frozen import dataclass
 
@@ -195,7 +195,7 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
     if path[-1] == "gpu_resource":
         return f"{shown} is not a valid resource name; write it like `nvidia.com/gpu`"
     if path[-1] in ("user", "proxy_jump", "hostname"):
-        return f"{shown} is not a valid `{path[-1]}`; write it as for `ssh`"
+        return f"{_show(hide_login(given))} is not a valid `{path[-1]}`; write it as for `ssh`"
     if has_control(given) and path[-1] != "host":
         return f"{shown} has a line break or another control character; remove it"
     return f"{shown} is not a host name or address; write it without a scheme, spaces or a path"

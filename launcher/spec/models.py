@@ -141,6 +141,13 @@ class ClusterSpec(Model):
         """The source that names the nodes, if the spec does not; until it is asked, there are no nodes."""
         return self.nodes.source if isinstance(self.nodes, Nodes) else None
 
+    def without_secrets(self) -> ClusterSpec:
+        """See Model."""
+        nodes = self.nodes
+        if not isinstance(nodes, Nodes):
+            return super().without_secrets().changed(nodes=[node.without_secrets() for node in nodes])
+        return super().without_secrets()
+
     def with_nodes(self, nodes: Iterable[Any]) -> ClusterSpec:
         """The spec with these nodes, given as nodes or as their fields; the source stays the same.
 

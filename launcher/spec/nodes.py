@@ -108,6 +108,11 @@ class Nodes(list[NodeSpec]):
         super().__init__(nodes)
         self.source = source
 
+    def without_secrets(self) -> Nodes:
+        """See Model."""
+        source = self.source.without_secrets() if isinstance(self.source, Model) else self.source
+        return Nodes([node.without_secrets() for node in self], source)
+
 
 @dataclass(frozen=True)
 class MayBeListed:

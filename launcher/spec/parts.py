@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -24,7 +24,10 @@ from launcher.spec.fields import (
     VariableName,
     WebAddress,
     Word,
+    Words,
 )
+from launcher.spec.redaction import Hides, hide_login, hide_words
+from worker_entry.protocol import environment
 
 
 def _complete(schema: dict[str, Any], model: type[Any]) -> None:
@@ -35,6 +38,14 @@ def _complete(schema: dict[str, Any], model: type[Any]) -> None:
             values = [value for value in field["anyOf"] if value != {"type": "null"}]
             rest = {key: entry for key, entry in field.items() if key not in ("anyOf", "default")}
             schema["properties"][name] = {**(values[0] if len(values) == 1 else {"anyOf": values}), **rest}
+
+
+def _find_metadata(annotation: Any) -> Iterator[Any]:
+    """What annotates a type within an annotation, such as that of the list in `Annotated[list[str], …] | None`."""
+    if get_origin(annotation) is Annotated:
+        yield from annotation.__metadata__
+    for part in get_args(annotation):
+        yield from _find_metadata(part)
 
 
 _Self = TypeVar("_Self", bound="Model")
@@ -52,6 +63,18 @@ class Model(BaseModel):
             ValidationError: the result would not be valid.
         """
         return type(self).model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **values})
+
+    def without_secrets(self: _Self) -> _Self:
+        """The same part, for messages and files: secrets are redacted, as the types of the fields say (`Hides`)."""
+        return self.changed(**{name: self._show(name) for name in self.model_fields_set})
+
+    def _show(self, name: str) -> Any:
+        value, field = getattr(self, name), type(self).model_fields[name]
+        marks = [*field.metadata, *_find_metadata(field.annotation)]
+        for mark in marks if value is not None else ():
+            if isinstance(mark, Hides):
+                return mark.hide(value)
+        return value.without_secrets() if hasattr(value, "without_secrets") else value
 
     def model_copy(self: _Self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> _Self:
         """An unchanged copy; pydantic would not validate an update, so updates are refused."""
@@ -73,14 +96,16 @@ class SshSpec(Model):
     """A private key; the other keys of the SSH agent are not tried."""
     known_hosts_file: FilledText | None = None
     """The only file in which to look up host keys, instead of the files that the ssh configuration names."""
-    proxy_jump: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,\[\]-]*$")] | None = None
+    proxy_jump: (
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,\[\]-]*$"), Hides(hide_login)] | None
+    ) = None
     """Machines to go through, as for `ssh -J`."""
 
 
 class CommandWaySpec(Model):
     """A program that connects to a node: it runs a command there, and connects the command's stdin and stdout."""
 
-    command: Annotated[list[Word], Field(min_length=1)]
+    command: Annotated[list[Word], Field(min_length=1), Hides(hide_words)]
     """The program and its arguments. `{host}` stands for the node, `{command}` for a command line for the node's shell.
     Without `{command}`, the words of the command follow as arguments."""
 
@@ -106,7 +131,7 @@ class SyncSpec(Model):
 class NodeSourceSpec(Model):
     """The source that names the nodes of a cluster."""
 
-    command: Annotated[list[Text], Field(min_length=1)]
+    command: Annotated[Words, Field(min_length=1)]
     """A program and its arguments, run here without a shell. Prints `HOST` or `HOST:SLOTS` lines, or JSON: hosts,
     objects with the fields of a node, or an Ansible inventory."""
 
@@ -147,9 +172,9 @@ class ProgramSpec(Model):
     """A Python script, relative to the working directory."""
     module: FilledText | None = None
     """A Python module, run as `python -m` does."""
-    command: Annotated[list[Text], Field(min_length=1)] | None = None
+    command: Annotated[Words, Field(min_length=1)] | None = None
     """Any other program with its arguments; runs without a shell."""
-    args: list[Text] = []
+    args: Words = []
     """Arguments of the script or module."""
 
     @model_validator(mode="after")
@@ -221,10 +246,18 @@ class NotifySpec(Model):
     """The URL to which a JSON object is POSTed; a secret, which is never shown and not written to the run's files."""
     webhook_from: VariableName | None = None
     """The variable of distlaunch's environment that has the URL."""
-    command: Annotated[list[Text], Field(min_length=1)] | None = None
+    command: Annotated[Words, Field(min_length=1)] | None = None
     """A program and its arguments, run here without a shell; reads the JSON object from stdin."""
     on: Annotated[list[HappeningName], Field(min_length=1)] = ["failed", "stalled", "succeeded"]
     """The happenings that cause a notification."""
+
+    def without_secrets(self) -> NotifySpec:
+        """A webhook is replaced by the variable from which `resume` takes it."""
+        shown = super().without_secrets()
+        if shown.webhook is None:
+            return shown
+        given = {name: getattr(shown, name) for name in shown.model_fields_set - {"webhook"}}
+        return NotifySpec(**given, webhook_from=environment.WEBHOOK)
 
     @model_validator(mode="after")
     def _has_recipients(self) -> NotifySpec:

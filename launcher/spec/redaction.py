@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from worker_entry.protocol.frozen import dataclass
 
 REDACTED = "(redacted)"
 
@@ -30,8 +33,23 @@ _SET_ENV = re.compile(r"((?:[^=]*\.)?env(?:\.[^=]*)?)=.*", re.DOTALL)
 _PASSWORD_OF_URL = re.compile(r"(://[^\s/?#@:\"']*):(?:[^\s/\"']{1,4096}|(?!\d+[/?#])[^\s\"']{1,4096}?)@")
 """Matches up to the last `@` before the path. A password with a `/` makes the URL invalid, but occurs; digits before
 a `/` are a port."""
+_PASSWORD_OF_LOGIN = re.compile(r"(?:(?<=[,\s])|^)([^,:@\s]*):[^,@\s]*@")
+"""`user:password@` in a list of machines."""
 _USER_OF_URL = re.compile(r"(https?://)[^\s/?#@:\"']+@", re.IGNORECASE)
 """In the URL of a web server, a user name without a password is a token."""
+
+
+@dataclass(frozen=True)
+class Hides:
+    """Marks a field of a spec whose value may contain secrets, in its annotation."""
+
+    hide: Callable[[Any], Any]
+    """Takes the value; returns one without secrets, which is still valid."""
+
+
+def hide_login(jump: str) -> str:
+    """Machines as for `ssh -J`, without passwords: ssh takes none there."""
+    return _PASSWORD_OF_LOGIN.sub(r"\1@", jump)
 
 
 def hide_text(text: str) -> str:

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from launcher.spec.redaction import hide_text
 from launcher.transports.base import GoneError, LinkBroken, LinkError
 from launcher.transports.payload import Payload
 from launcher.transports.streams import await_readable
@@ -185,7 +186,7 @@ class ProgramStream:
         assert self._process.stderr is not None
         with self._process.stderr as stream:
             for line in _read_lines(stream.fileno()):
-                if (text := line.decode("utf-8", "replace").strip()) and self._hear(text):
+                if (text := hide_text(line.decode("utf-8", "replace").strip())) and self._hear(text):
                     self._said.append(text)
 
 

@@ -18,6 +18,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.parts import CommandWaySpec
 from launcher.spec.pods import KUBERNETES, PodsSpec
+from launcher.spec.redaction import hide_words
 from launcher.transports.base import LinkError, Transport
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.local import LocalTransport
@@ -130,7 +131,8 @@ def _by_program(
 ) -> ProgramWay:
     if shutil.which(words[0]) is None:
         raise UsageError(
-            f"{node.host}: {words[0]}, the program of its way, is not on PATH", hint=f"the way is {shlex.join(words)}"
+            f"{node.host}: {words[0]}, the program of its way, is not on PATH",
+            hint=f"the way is {shlex.join(hide_words(words))}",
         )
     way = ProgramWay(tuple(words), node.host, address, note)
     return replace(way, gone=POD_GONE, hides_breaks=True) if kubectl else way
