@@ -162,6 +162,18 @@ def test_no_page_has_a_path_of_the_authors_machine() -> None:
 # --- README.md ---
 
 
+def test_every_promise_of_security_names_tests_that_exist() -> None:
+    text = (ROOT / ".github" / "SECURITY.md").read_text()
+    promises = re.findall(r"^- (.*?)(?=^- |^$)", text.partition("## Who")[0], flags=re.MULTILINE | re.DOTALL)
+    assert len(promises) >= 15
+    for promise in promises:
+        named = re.findall(r"`(test_\w+\.py)::([\w:]+)`", promise)
+        assert named, promise
+        for file, name in named:
+            last = name.rpartition("::")[2]
+            assert re.search(rf"^ *def {last}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), (file, name)
+
+
 def test_the_first_page_is_short() -> None:
     assert len(read(README).splitlines()) <= README_LINES
 

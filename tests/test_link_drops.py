@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -19,10 +20,12 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.second_chance import assert_same_bytes
 from tests.sshd import Hosts, running_hosts, sessions, skip_without_openssh
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
+from worker_entry.agent.ending import find_agents
 
 COVERS = (
     "launcher/transports",
     "worker_entry/agent/connection.py",
+    "worker_entry/agent/evidence.py",
     "worker_entry/agent/reattach.py",
     "worker_entry/agent/reattaching.py",
     "worker_entry/agent/reattachment.py",
@@ -74,6 +77,11 @@ class Run:
         return self._stderr.read_text()
 
     @property
+    def id(self) -> str:
+        run_id: str = json.loads((self._directory / "run.json").read_text())["run_id"]
+        return run_id
+
+    @property
     def report(self) -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads((self._directory / "report.json").read_text())
         return loaded
@@ -115,6 +123,27 @@ def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Host
         assert_same_bytes(run.log(worker), run.log_there(worker))
     assert "0 processes left on 2 nodes" in run.said
     assert run.said.count("the connection broke; its tasks continue") == 6
+    assert_none_left(run.mark)
+
+
+def test_agents_whose_folders_were_removed_are_found_and_nothing_starts_twice(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """As by logind's RemoveIPC, or a Slurm epilog, while the connections break."""
+    run = Run(hosts, tmp_path, f"program: {{script: {COUNT}, args: [8]}}\nrestart: {{max_restarts: 3}}\n")
+    with run:
+        run.wait_for(b"line 100 ")
+        folders = find_agents([run.id])
+        assert len(folders) == 2
+        for folder in folders:
+            shutil.rmtree(folder)
+        send_to_sessions(signal.SIGKILL)
+        run.wait_until_said("reconnected after", times=2)
+        assert run.process.wait(timeout=60) == 0, run.said
+    assert len(run.report["attempts"]) == 1
+    for worker in range(2):
+        lines = run.log(worker).splitlines()
+        assert [line.split()[1] for line in lines[:-1]] == [b"%d" % number for number in range(len(lines) - 1)]
     assert_none_left(run.mark)
 
 

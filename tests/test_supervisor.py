@@ -22,6 +22,7 @@ from launcher.gang.state import Phase
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
 from launcher.run.controller import this_process
+from launcher.run.recovery import Recovered
 from launcher.run.replacement import replace_text
 from tests.apart import linux
 from tests.fake_nodes import (
@@ -467,6 +468,17 @@ def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 2}
     assert "certainly ended" not in run.said  # it was seen that they ended
     assert pauses(report) == [6.0]
+
+
+def test_a_node_that_comes_back_without_a_proof_has_to_wait_for_the_end_of_its_lease(tmp_path: Path) -> None:
+    """As a container that was made again: what ran in the last one cannot be seen."""
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose())], restarting(), recover=4, recovered=Recovered.UNPROVEN)
+    report = run.run()
+    assert report.outcome == "succeeded"
+    assert "gpu-b: back after 6.0 s" in run.said
+    began = report.attempts[1].started - report.attempts[0].ended
+    assert began == pytest.approx(60 + MARGIN_S, abs=GRACE_S)
+    assert "Tasks may still run on gpu-b; waiting 64 s until they have certainly ended" in run.said
 
 
 def test_a_signal_ends_the_wait_for_a_node(tmp_path: Path) -> None:
