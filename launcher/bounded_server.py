@@ -94,6 +94,7 @@ class BoundedServer:
         if accepted is None:
             return
         caller, address = accepted
+        caller.setblocking(True)
         with self._lock:
             replaced = self._callers.add(caller, str(address[0]) if address else "", time.monotonic())
         _drop(replaced)

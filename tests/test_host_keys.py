@@ -284,6 +284,13 @@ def test_a_node_gets_no_access_to_this_machine(
     assert not ran.exists()
 
 
+def test_kerberos_credentials_are_not_delegated(keys: Keys) -> None:
+    keys.configure("GSSAPIDelegateCredentials yes")
+    way = find_way(make_spec(way="openssh"), NodeSpec(host=NODE))
+    assert isinstance(way, ProgramWay)
+    assert "GSSAPIDelegateCredentials=no" in way.words
+
+
 @pytest.mark.parametrize("words", ["%n %h %p %r", "%% %%h"])
 def test_tokens_of_the_configuration_have_the_values_that_openssh_gives_them(keys: Keys, words: str) -> None:
     proxy, said = keys.hosts.folder / "proxy", keys.hosts.folder / "said"

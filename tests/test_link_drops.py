@@ -126,9 +126,7 @@ def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Host
     assert_none_left(run.mark)
 
 
-def test_agents_whose_folders_were_removed_are_found_and_nothing_starts_twice(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_agents_whose_folders_were_removed_are_found_and_nothing_starts_twice(hosts: Hosts, tmp_path: Path) -> None:
     """As by logind's RemoveIPC, or a Slurm epilog, while the connections break."""
     run = Run(hosts, tmp_path, f"program: {{script: {COUNT}, args: [8]}}\nrestart: {{max_restarts: 3}}\n")
     with run:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from prometheus_client.registry import CollectorRegistry
 
 from launcher.commands import submit
+from launcher.commands.warm import end_all
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.kubernetes.controller import _START
 from launcher.own_command import own_command
@@ -25,6 +27,7 @@ from launcher.run.metrics_file import MetricsFile
 from launcher.run.naming import current_directory
 from launcher.run.record import read_record
 from launcher.run.replacement import replace_text
+from launcher.run.resume import find_requeued
 from launcher.run.selection import select_run
 from launcher.run.trust import verify_own
 from launcher.slurm.script import render_script
@@ -217,6 +220,23 @@ def test_a_command_that_only_shows_it_may_and_so_may_a_user_who_trusts_it(
     assert select_run(str(trap), reads=True).root == trap
     monkeypatch.setenv(TRUST, str(trap.parent))
     assert select_run(str(trap)).root == trap
+
+
+def test_a_run_that_is_only_named_by_another_file_has_to_be_ones_own_as_well(
+    trap: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is queued again looks for its run, and `down --warm` for the runs that have kept nodes warm."""
+    files = RunDir(trap)
+    record = {**json.loads(files.run.read_bytes()), "job": "12"}
+    files.run.write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="what that user wants"):
+        find_requeued(trap, {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"})
+    monkeypatch.setenv("XDG_STATE_HOME", str(shared / "state"))
+    monkeypatch.setattr(warm_nodes, "find_waiting", lambda: iter(()))  # other tests keep some on this machine
+    warm_nodes._write(warm_nodes.KnownWarmNode("gpu-a", 1, time.time() + 60, str(trap)))
+    [found] = end_all()
+    assert "what that user wants" in found.problem
+    assert not (shared / "caught").exists()
 
 
 def test_a_run_that_has_just_gone_is_reported_by_who_reads_it(tmp_path: Path) -> None:

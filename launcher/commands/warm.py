@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from launcher.errors import UsageError
 from launcher.printable import printable
 from launcher.run.directory import RunDir
+from launcher.run.trust import verify_own
 from launcher.run.warm_nodes import KnownWarmNode, find_warm_nodes, forget
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL
@@ -35,8 +37,11 @@ def end_all() -> Iterator[CleanedNode]:
             yield CleanedNode(host, ended, tuple(left))
             continue
         try:
-            spec = ClusterSpec.model_validate_json(RunDir(Path(node.run)).spec.read_bytes())
+            spec = ClusterSpec.model_validate_json(verify_own(RunDir(Path(node.run))).spec.read_bytes())
             place = next(each for each in spec.nodes if each.host == host)
+        except UsageError as error:
+            yield CleanedNode(host, problem=error.message)
+            continue
         except (OSError, ValueError, StopIteration):
             yield CleanedNode(host, problem=f"the folder of its run is gone: {node.run}; its agent ends by itself")
             continue

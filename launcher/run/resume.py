@@ -25,6 +25,7 @@ from launcher.run.naming import absolute, choose_folder, name_job
 from launcher.run.node_list import ask_first
 from launcher.run.record import RunRecord, last_written, read_record
 from launcher.run.slurm_engine import count_restarts
+from launcher.run.trust import verify_own
 from launcher.slurm.allocation import find_job
 from launcher.slurm.calls import JOB_ID
 from launcher.spec.models import ClusterSpec
@@ -114,7 +115,7 @@ def find_requeued(run_dir: Path | None, environ: Mapping[str, str]) -> RunDir | 
         return None
     files = RunDir(absolute(choose_folder(run_dir, name_job(job))))
     try:
-        return files if read_record(files).job == job else None
+        return verify_own(files) if read_record(files).job == job else None
     except RunDirectoryError:
         return None
 

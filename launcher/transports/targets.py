@@ -36,7 +36,6 @@ OPENSSH = (
     "NoHostAuthenticationForLocalhost=no",
     "ForwardAgent=no",
     "ForwardX11=no",
-    "GSSAPIDelegateCredentials=no",
     "ClearAllForwardings=yes",
     "PermitLocalCommand=no",
     "Tunnel=no",
@@ -112,6 +111,7 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
     limit = "" if is_chosen or shutil.which("ssh") is None else find_limit(target)
     if way == "openssh" or limit:
         options = [*OPENSSH, *given.options(), *given.known_hosts_options(), *target.cipher_options()]
+        options += ["GSSAPIDelegateCredentials=no"] if target.delegates else []
         options.append(f"StrictHostKeyChecking={'accept-new' if accept_new else 'yes'}")
         words = [word for option in options for word in ("-o", option)]
         note = f"node {node.host}: uses your own ssh, because {limit}; `way:` overrides this" if limit else ""

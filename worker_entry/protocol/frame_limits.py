@@ -41,7 +41,7 @@ FRAME_LIMITS: dict[type[Any], int] = {
     # Their length depends on a user's program: on its status file, exception or stacks.
     Status: 256 << 10,
     Exited: 1 << 20,
-    Stacks: 1 << 20,
+    Stacks: 2 << 20,
 }
 
 

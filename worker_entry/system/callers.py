@@ -20,6 +20,7 @@ class Listener:
 
     def __init__(self, listener: socket.socket) -> None:
         self.socket = listener
+        listener.setblocking(False)  # who was waiting may be gone by now
         self._spare: Optional[int] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def fileno(self) -> int:

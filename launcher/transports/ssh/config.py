@@ -53,6 +53,8 @@ class SshTarget:
     """Whether keys are on a smart card."""
     ciphers: tuple[str, ...] = ()
     """In the order of preference; empty if OpenSSH was not asked."""
+    delegates: bool = False
+    """Whether the node would get the user's Kerberos credentials; builds without GSSAPI do not know the option."""
     other_checks: tuple[str, ...] = ()
     """The options with which the user lets OpenSSH find or revoke host keys elsewhere than in known_hosts files."""
 
@@ -196,6 +198,7 @@ def parse_target(host: str, text: str) -> SshTarget:
         proxy_command=_proxy_command(first("proxycommand"), first("proxyjump"), hostname, port, tokens),
         pkcs11=first("pkcs11provider", "none") not in NONE,
         ciphers=tuple(first("ciphers").split(",")) if first("ciphers") else (),
+        delegates=first("gssapidelegatecredentials") == "yes",
         other_checks=tuple(name for key, name in CHECKS.items() if first(key) not in NONE),
     )
 

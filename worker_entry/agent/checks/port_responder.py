@@ -55,7 +55,6 @@ class PortResponders:
         """
         for task, port in ports.items():
             listener = Listener(listen(port, network))
-            listener.socket.setblocking(False)
             self._listeners.append(listener)
             greet = functools.partial(self._greet, listener, nonce, task)
             self._selector.register(listener.socket, selectors.EVENT_READ, greet)
