@@ -8,6 +8,7 @@ import os
 import selectors
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -69,7 +70,7 @@ from worker_entry.protocol.orders import (
 )
 from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.protocol.values import Activity, Program, TaskRequest, TaskStart
-from worker_entry.system import kernel
+from worker_entry.system import kernel, peer
 from worker_entry.system.file_holes import end_of_hole, last_data
 from worker_entry.system.machine import process_view
 from worker_entry.system.tcp_timeout import TcpTimeout
@@ -222,6 +223,21 @@ def test_a_caller_without_a_connection_is_sent_away_and_leaves_no_descriptor(
         assert receive_call(folder.accept()) is None
         assert call.recv(1) == reattach_calls.NOT_NEEDED
     assert open_descriptors() <= before
+
+
+@linux
+def test_a_caller_of_another_user_is_not_heard(
+    folder: reattach.ReattachFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other user can enter the folder; if somebody opens it, the kernel still says who calls."""
+    monkeypatch.setattr(peer, "find_peer", lambda _: peer.Peer(1, os.geteuid() + 1))
+    with socket.socket(socket.AF_UNIX) as call:
+        call.connect(os.path.join(folder.path, "socket"))
+        call.sendall(encode(Goodbye()))
+        assert receive_call(folder.accept()) is None
+        with contextlib.suppress(ConnectionResetError):  # what it has sent was not read
+            assert call.recv(1) == b""
+    assert stat.S_IMODE(os.stat(os.path.join(folder.path, "socket")).st_mode) == 0o600
 
 
 # --- an attach process ---

@@ -277,6 +277,18 @@ def is_agent(process: psutil.Process) -> bool:
     return not tasks and any(each.status == psutil.CONN_ESTABLISHED for each in process.net_connections("tcp"))
 
 
+def test_the_port_is_closed_when_all_agents_have_called() -> None:
+    env = {**os.environ, "SLURMD_NODENAME": "a", "SLURM_SRUN_COMM_HOST": "127.0.0.1"}
+    gathering = Gathering(["sh", "-c", 'exec "$@"', "sh"], env, ["a"], lambda _: True)
+    stream = gathering.take("a", sys.executable, Opening(within_s=20))
+    try:
+        server = gathering._server
+        assert server is not None
+        wait_until(lambda: server._listener.fileno() == -1, "it is closed")
+    finally:
+        stream.abandon()
+
+
 def test_a_caller_that_does_not_know_the_secret_is_no_agent(tmp_path: Path) -> None:
     command = ["sh", "-c", "sleep 20", "sh"]
     gathering = Gathering(command, {**os.environ}, ["a"], lambda _: True)

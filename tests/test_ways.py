@@ -17,8 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.transports.base import LinkBroken
 from launcher.transports.payload import make_payload
-from launcher.transports.programs import expand
+from launcher.transports.programs import LINE, SAID_LINES, ProgramWay, expand
+from launcher.transports.way import Opening
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
 from tests.containers import build_image, output_of, skip_without_docker
 from tests.kubernetes import find_cluster
@@ -261,3 +263,16 @@ def test_words_and_lines_stand_where_they_are_named() -> None:
     show = f"set -- {payload.command.removeprefix('exec ')}; printf '%s' \"$3\""
     done = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True)
     assert done.stdout == payload.words[2]
+
+
+def test_a_program_that_says_endless_lines_costs_no_memory() -> None:
+    """As a node can make its `ssh` do: 200 MB without a line break, and then 200,000 lines."""
+    script = "head -c 200000000 /dev/zero | tr '\\0' x >&2; yes | head -200000 >&2; echo the last >&2; exit 1"
+    way = ProgramWay(("sh", "-c", script), "gpu-a")
+    before = psutil.Process().memory_info().rss
+    stream = way.open(make_payload("clean"), "python3", Opening())
+    with pytest.raises(LinkBroken, match="the last"):
+        stream.read(10, 60.0)
+    assert len(stream._said) <= SAID_LINES
+    assert max(map(len, stream._said)) <= LINE
+    assert psutil.Process().memory_info().rss - before < 50 << 20

@@ -51,6 +51,9 @@ class Gathering:
         self._hear = hear
         self._awaited = {*hosts}
         """The nodes whose first connection nobody has taken."""
+        self._uncalled = {*hosts}
+        """The nodes whose agents have not called yet; the port is closed when there are none left."""
+        self._server: BoundedServer | None = None
         self._extra_s = NODE_S * len(hosts)
         self._lock = threading.Lock()
         self._answered = {host: threading.Event() for host in hosts}
@@ -117,7 +120,9 @@ class Gathering:
             raise LinkError(f"{self._words[0]} cannot be started: {error.strerror}") from None
         stream = ProgramStream(self._process, self._words[0], note, self._listen)
         first = payload.opening(python) + json.dumps(order).encode() + b"\n"
-        server = BoundedServer(listener, self._meet, name="gathering", limit=CALLS, per_address=CALLS, within_s=CALL_S)
+        server = self._server = BoundedServer(
+            listener, self._meet, name="gathering", limit=CALLS, per_address=CALLS, within_s=CALL_S
+        )
         threading.Thread(target=self._watch, args=(stream, first, server), name="gathering", daemon=True).start()
 
     def _watch(self, stream: ProgramStream, first: bytes, server: BoundedServer) -> None:
@@ -167,7 +172,11 @@ class Gathering:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             self._called[node] = socket.socket(fileno=connection.detach())
+            self._uncalled.discard(node)
+            is_over = not self._uncalled
         self._tell(node)
+        if is_over and self._server is not None:
+            self._server.close()
 
     def _identify(self, connection: socket.socket) -> str:
         """The node of the agent at the other end; raises ValueError if it does not know the secret."""
