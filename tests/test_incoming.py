@@ -320,6 +320,14 @@ def test_the_end_of_a_link_is_reported_however_much_is_unread(tmp_path: Path) ->
         flood.end()
 
 
+def test_a_node_may_send_as_much_as_its_tasks_need(run: Run) -> None:
+    run.links.begin(2, {"honest": [W0], "hostile": [TaskId("worker", number) for number in range(1, 9)]})
+    stacks = [Stacks(f"worker:{number}", "x", Activity()) for number in range(1, 9) for _ in range(3)]
+    for each in stacks:
+        run.say("hostile", each)
+    assert [run.links.next(0.0) for _ in stacks] == [("hostile", each) for each in stacks]
+
+
 def test_lines_from_a_node_to_the_user_are_limited_in_each_attempt(run: Run) -> None:
     for _ in range(3 * NOTES):
         run.say("hostile", Noted("look at me"))

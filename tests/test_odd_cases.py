@@ -182,7 +182,6 @@ def folder() -> Iterator[reattach.ReattachFolder]:
     folder.listen()
     yield folder
     folder.close(0)
-    os.close(folder.lock)
 
 
 ANOTHER_VERSION = Attach(VERSION + 1, "/tmp/agent-x", 0, 0, {})

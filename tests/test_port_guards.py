@@ -423,12 +423,9 @@ def test_a_link_local_address_counts_on_its_own_interface_only() -> None:
                 assert calling.communicate()[0].strip() == expected, interface
             server.shutdown(socket.SHUT_RDWR)
         node.guards.end()
+        repelled = f"fe80::99%{socket.if_nametoindex('b0')}"
         other.kill()
-    assert {str(each.address) for each in node.said if isinstance(each, Repelled)} == {f"fe80::99%{node_index('b0')}"}
-
-
-def node_index(name: str) -> int:
-    return socket.if_nametoindex(name)
+    assert {str(each.address) for each in node.said if isinstance(each, Repelled)} == {repelled}
 
 
 def test_an_interface_that_is_not_here_has_no_addresses() -> None:

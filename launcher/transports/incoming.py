@@ -93,7 +93,7 @@ class Inbox:
         self._unread = [0, 0]
         """Messages, and their bytes."""
         self._now = now
-        self._placement = placement()
+        self._placement: Placement | None = None
         self._allowances = Allowances(0, now())
         """What the node may send in the attempt of `_placement`."""
         self._closed = False

@@ -37,6 +37,8 @@ class ReattachFolder:
     def __init__(self, path: str, lock: int) -> None:
         self.path = path
         self.lock = lock
+        self._earlier: list[int] = []
+        """The locks of folders that something has removed."""
         self._notes: dict[str, str] = {}
         self._socket: Optional[socket.socket] = None
         # What the agent sends to its guardian stays open as long as the guardian lives, even before it is received.
@@ -98,7 +100,8 @@ class ReattachFolder:
         except OSError:
             os.close(lock)
             raise
-        self.lock = lock  # the earlier one stays open and locked: attach processes may wait for it
+        self._earlier.append(self.lock)  # it stays locked: attach processes may wait for it
+        self.lock = lock
 
     def note_run(self, run_id: str) -> None:
         """Writes down this agent's run, for `find_agents`."""
@@ -139,13 +142,18 @@ class ReattachFolder:
 
     def close(self, status: int) -> None:
         """Called by the guardian at its end: attach processes that wait for the lock exit with the same status."""
-        for lock in (self.lock, *self._receive_locks()):
+        locks = [*self._earlier, self.lock, *self._receive_locks()]
+        for lock in locks:
             with contextlib.suppress(OSError):
                 os.write(lock, str(status).encode())
-            self.lock = lock
+        self.lock = locks[-1]
         with contextlib.suppress(OSError):  # the agent may have renamed it
             self.path = os.path.dirname(os.readlink(f"/proc/self/fd/{self.lock}"))
         _remove(self.path)
+        for lock in locks:
+            os.close(lock)
+        for end in (self._from_agent, self._to_guardian):
+            end.close()
 
     def _receive_locks(self) -> Iterator[int]:
         """The locks of the folders that the agent has made in place of the first one."""
