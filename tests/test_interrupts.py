@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,6 +121,34 @@ def test_an_error_without_an_interruption_stays_what_it_is(interrupts: Interrupt
 
     with pytest.raises(KeyError):
         work()
+
+
+def test_an_interruption_that_python_has_ignored_is_raised_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in the callback of a weak reference that every import makes."""
+    monkeypatch.setattr("launcher.run.interrupts.LOST_S", 0.1)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    caught = Interrupts()
+
+    @caught.raising()
+    def work() -> None:
+        Finalized()
+        time.sleep(30)
+
+    caught.install()
+    try:
+        with pytest.raises(Interruption):
+            work()
+        assert caught.asked == signal.SIGTERM
+        time.sleep(0.3)  # nothing is raised after the work
+    finally:
+        caught.restore()
 
 
 def test_a_check_that_is_interrupted_leaves_no_folder(tmp_path: Path) -> None:

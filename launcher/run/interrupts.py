@@ -5,11 +5,14 @@ from __future__ import annotations
 import _thread
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STACKS_SIGNAL = signal.SIGUSR1
+LOST_S = 1.0
+"""How long an exception may take to end the work that it interrupts."""
 """Asks for the stacks of all tasks."""
 
 
@@ -34,6 +37,9 @@ class Interrupts:
         self._raises = False
         self._raised: int | None = None
         """The signal for which Interruption was raised in the current slow work."""
+        self._is_lost = False
+        """Whether the work goes on although Interruption was raised in it."""
+        self._timer: threading.Timer | None = None
         self._hangup_counts = True
         self._deliver: Callable[[int], None] | None = None
 
@@ -47,9 +53,10 @@ class Interrupts:
     def raising(self) -> Iterator[None]:
         """For slow work that starts no process, or only processes that end by themselves; see `asked` for other work.
 
-        Interruption is raised at most once, and only here. If the work ends with another error after that, the error is
-        a consequence: a library may turn exceptions into its own, and so does Python (a SystemError) if a second signal
-        comes while the first one's exception is on its way.
+        Interruption is raised once, and only here. If the work ends with another error after that, the error is a
+        consequence: a library may turn exceptions into its own, and so does Python (a SystemError) if a second signal
+        comes while the first one's exception is on its way. If the work goes on, the exception was lost (Python ignores
+        those in finalizers and weak references' callbacks, such as those of imports), and is raised again.
         """
         self._raises, self._raised = True, None
         try:
@@ -61,7 +68,10 @@ class Interrupts:
                 raise
             raise Interruption(self._raised) from error
         finally:
-            self._raises = False
+            self._raises = self._is_lost = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
     @property
     def asked(self) -> int | None:
@@ -111,10 +121,25 @@ class Interrupts:
         if self._deliver is not None:
             self._deliver(signum)
             return
+        if self._is_lost:
+            self._is_lost = False
+            self._raise_now(signum)
         self._early.append(signum)
         self._raise(signum)
 
     def _raise(self, signum: int) -> None:
         if self._raises and signum in SIGNALS:
             self._raises, self._raised = False, signum
-            raise Interruption(signum)
+            self._raise_now(signum)
+
+    def _raise_now(self, signum: int) -> NoReturn:
+        self._timer = threading.Timer(LOST_S, self._raise_again, [signum, threading.get_ident()])
+        self._timer.daemon = True
+        self._timer.start()
+        raise Interruption(signum)
+
+    def _raise_again(self, signum: int, main: int) -> None:
+        """Called in the timer's thread; `main`: the thread that does the work."""
+        self._is_lost = True
+        if self._timer is not None:
+            signal.pthread_kill(main, signum)
