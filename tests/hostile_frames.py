@@ -150,5 +150,6 @@ class RandomFrames:
         if any("worker" in pattern for pattern in patterns):
             return self._random.choice(self._tasks)
         if patterns or any(isinstance(limit, OfSender) for limit in limits):
-            return self._random.choice([word for word in WORDS if all(re.fullmatch(each, word) for each in patterns)])
+            words = [word for word in WORDS if all(re.fullmatch(each, word) for each in patterns)]
+            return self._random.choice(words or TEXTS)
         return self._random.choice(TEXTS if self._random.random() < 0.99 else LONG)
