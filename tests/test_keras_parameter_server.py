@@ -38,7 +38,7 @@ AS_TF_KERAS = [
 AS_ONE_PROCESS = [
     *("fit_on_dataset", "fit_on_function", "fit_on_arrays", "fit_on_distributed_dataset", "validation", "evaluate"),
     *("single_batches", "callbacks", "batch_callbacks", "backup_and_restore", "custom_train_step"),
-    "normalized_and_dropped_out",
+    *("normalized_and_dropped_out", "own_functions", "every_optimizer", "predict_on_batch"),
 ]
 ON_OLDER_KERAS = ["fit_on_dataset", "steps_per_execution", "callbacks"]
 TWO_WORKERS = [

@@ -60,6 +60,8 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         return f"{event.task} was stopped by {TaskExit(signal=event.signal)}; the others wait for it"
     if isinstance(event, TaskReported) and event.own_tf_config and not _own_configs(before):
         return _render_own_config(event)
+    if after.divergence and not before.divergence:
+        return f"{after.divergence[:1].upper()}{after.divergence[1:]}"
     if isinstance(event, TaskReported) and after.separate and not before.separate:
         return render_separate(after)
     if before.reason is None and after.reason is Reason.SUCCEEDED and after.never_met:

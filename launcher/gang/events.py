@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
-from worker_entry.protocol.values import Activity, CrashRecord, KerasPatch, Problem, Progress, TaskExit
+from worker_entry.protocol.values import Activity, CrashRecord, KerasPatch, ModelDigest, Problem, Progress, TaskExit
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class TaskReported:
 
     `injected`: the faults of `--chaos` that the task has had. `strategy`: the class of the tf.distribute strategy that
     the program has built. `own_tf_config`: the line that sets a TF_CONFIG of its own. `keras`: what was patched, once
-    the program trains with Keras.
+    the program trains with Keras. `model`: a new digest of its model.
     """
 
     task: TaskId
@@ -119,6 +119,7 @@ class TaskReported:
     own_tf_config: str = ""
     own_tf_config_kept: bool = False
     keras: KerasPatch | None = None
+    model: ModelDigest | None = None
 
     @property
     def stepping(self) -> Progress | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.gang.divergence import note_digest, render_divergence
 from launcher.gang.events import (
     EndAnnounced,
     Event,
@@ -26,7 +27,9 @@ from launcher.gang.events import (
     TaskWrote,
 )
 from launcher.gang.state import BEFORE_START, AttemptState, Phase
+from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.values import ModelDigest
 
 REFUSALS = 1000
 """The most refusals of one node that are kept, including their problems; a broken node may send them without end."""
@@ -114,7 +117,8 @@ def record(state: AttemptState, event: Event) -> AttemptState:
         case LeaderWaits(tasks):
             return replace(state, not_joined=tasks)
         case TaskReported(task):
-            return replace(state, status={**state.status, task: event})
+            state = replace(state, status={**state.status, task: event})
+            return state if event.model is None else _compare_models(state, task, event.model)
         case StacksReceived(texts, activity):
             return replace(state, stacks=texts, activity=activity)
         case TaskHalted(task, signum):
@@ -123,3 +127,9 @@ def record(state: AttemptState, event: Event) -> AttemptState:
         case TaskExited(task):
             return replace(state, exits={**state.exits, task: event})
     return state
+
+
+def _compare_models(state: AttemptState, task: TaskId, digest: ModelDigest) -> AttemptState:
+    digests = note_digest(state.digests, task, digest)
+    divergence = state.divergence or render_divergence(digests, task, state.policy.trainers)
+    return replace(state, digests=digests, divergence=divergence)

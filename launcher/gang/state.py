@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from functools import cached_property
 
+from launcher.gang.divergence import Digests
 from launcher.gang.events import (
     EndAnnounced,
     NodeEmpty,
@@ -131,6 +132,10 @@ class AttemptState:
     not_joined: frozenset[TaskId] | None = None
     """The tasks that have not joined the leader yet, as it reports; None if its log is not read."""
     status: Mapping[TaskId, TaskReported] = field(default_factory=dict)
+    digests: Digests = field(default_factory=dict)
+    """The last digests of each task's model."""
+    divergence: str = ""
+    """The line that says where the tasks' models first differed."""
     halted: Mapping[TaskId, TaskHalted] = field(default_factory=dict)
     """The tasks that a signal has stopped and that had not continued when we stopped the attempt."""
     last_progress: float | None = None

@@ -124,6 +124,8 @@ class AttemptReport(Result):
     """Processes that outlived their task, and were stopped."""
     killed: int = 0
     """Processes that ignored SIGTERM, and were killed."""
+    divergence: str = ""
+    """Where the models of the workers first differed; empty if they did not."""
     compile_cache: CompileCacheReport | None = None
     """How the tasks used the compile cache; null without `cache`, or if no node could count its entries."""
 

@@ -213,6 +213,7 @@ def _attempt_report(attempt: Attempt, left: Mapping[str, int | None]) -> Attempt
         unverified=[node for node, count in left.items() if count is None],
         left_behind=sum(event.left_behind for event in state.empty.values()),
         killed=sum(event.killed for event in state.empty.values()),
+        divergence=state.divergence,
         compile_cache=attempt.cache,
     )
 

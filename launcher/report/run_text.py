@@ -47,6 +47,7 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
     lines += _render_left(report)
     lines += _render_kept(report)
     lines += _render_cache(attempt)
+    lines += [f"  {attempt.divergence}"] if attempt.divergence else []
     if len(report.attempts) > 1:
         lines.append(f"  {attempt.attempt:,} attempts; before the last one:")
         lines += _render_earlier(report)

@@ -4,32 +4,17 @@ An ordinary user's script: it uses TF_CONFIG and tf.distribute, and runs alone a
 Keras 3 as well as on tf_keras (TF_USE_LEGACY_KERAS=1). Run by distlaunch with `--strategy mirrored` or
 `central_storage`, it trains on several devices of one process. Data, initial weights and the order of the samples are
 fixed, so that runs can be compared number by number. Every case builds its own model; a case that raises is
-written with its traceback, and the next one runs.
+written with its traceback, and the next one runs. `keras_number_cases.py` has more cases.
 """
 
-import json
-import os
 import sys
 from typing import Any
 
+import keras_number_cases  # noqa: F401 - its cases
 import numpy as np
 import tensorflow as tf
-
-from worker_entry import strategies
-
-CLUSTER = "TF_CONFIG" in os.environ
-TASK = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if CLUSTER else 0
-
-if CLUSTER:
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-elif "DISTLAUNCH_STRATEGY" in os.environ:
-    strategy = strategies.from_environment()
-else:
-    strategy = tf.distribute.get_strategy()
-REPLICAS = strategy.num_replicas_in_sync
-ALONE = REPLICAS == 1
-
-from tiny_keras import (  # noqa: E402 - imports Keras, as `tf.keras` in the strategy's scope would
+from keras_strategy import ALONE, EPOCHS, OWN, REPLICAS, TASK, fit, regression, strategy
+from tiny_keras import (
     BATCH,
     CASES,
     LEGACY,
@@ -47,26 +32,6 @@ from tiny_keras import (  # noqa: E402 - imports Keras, as `tf.keras` in the str
     samples,
     weights,
 )
-
-EPOCHS = 2
-"""One change of epoch. More epochs would test no more, and making their iterators takes far longer than their steps."""
-OWN = OUT / f"files-{TASK}"
-"""The folder for this worker's unshared files."""
-
-
-def regression(*layers: Any, build: bool = False, rate: float = 0.05, **compile_options: Any) -> Any:
-    """A model; if it is not built, Keras has to look at the first batch to build it."""
-    with strategy.scope():
-        model = keras.Sequential(list(layers) or [dense(8, "tanh"), dense(1)])
-        if build:
-            model.build((None, 4))
-        model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse", metrics=["mae"], **compile_options)
-    return model
-
-
-def fit(model: Any, x: Any, y: Any, *, epochs: int = EPOCHS, **options: Any) -> Result:
-    fitted = model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **options)
-    return {"history": history(fitted), "epochs": list(fitted.epoch), "weights": weights(model)}
 
 
 @case

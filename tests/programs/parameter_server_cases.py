@@ -5,6 +5,7 @@ writes its results as JSON. Data, initial weights and the order of the samples a
 can be compared number by number.
 """
 
+import functools
 import os
 import pathlib
 import re
@@ -298,6 +299,50 @@ def normalized_and_dropped_out() -> Result:
     layers = keras.layers
     model = regression(dense(8), layers.BatchNormalization(), layers.Dropout(0.0), dense(1))
     return fit(model, batches(40).repeat())
+
+
+class RunningMean(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow has no types
+    """Subtracts a running mean of its inputs, a state of its own."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        if training:
+            self.mean.assign(0.8 * self.mean + 0.2 * tf.reduce_mean(inputs, 0))
+        return inputs - self.mean
+
+
+@case
+def own_functions() -> Result:
+    """A loss and a metric that are one number each, a layer with a state of its own, and random masks."""
+    with strategy.scope():
+        model = keras.Sequential([dense(8, "tanh"), RunningMean(), keras.layers.Dropout(0.5, seed=3), dense(1)])
+        error = lambda y, p: tf.reduce_mean(tf.abs(y - p))  # noqa: E731 - as a user writes it
+        model.compile(keras.optimizers.SGD(0.05), lambda y, p: tf.reduce_mean(tf.square(y - p)), metrics=[error])
+    result = fit(model, batches(40).repeat())
+    result["history"] = {name.strip("<>"): values for name, values in result["history"].items()}
+    return result
+
+
+@case
+def every_optimizer() -> Result:
+    """All optimizers, with one kind of clipping each."""
+    clipping: list[dict[str, float]] = [{}, {"clipnorm": 0.4}, {"clipvalue": 0.2}, {"global_clipnorm": 0.7}]
+    first = "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl"
+    results: Result = {}
+    for number, name in enumerate([*first, "Lamb", "Lion", "Muon", "Nadam", "RMSprop", "SGD"]):
+        options = {**clipping[number % 4], **({"use_ema": True} if number % 3 == 0 else {})}
+        make = functools.partial(getattr(keras.optimizers, name), learning_rate=0.05, **options)
+        results[name] = fit(regression(optimizer=make), batches(40).repeat(), epochs=1)["weights"]
+    return results
+
+
+@case
+def predict_on_batch() -> Result:
+    model = regression(build=True)
+    x, _ = samples(6)
+    return {"on_batch": numbers(model.predict_on_batch(x)), "predict": numbers(model.predict(x, verbose=0))}
 
 
 @case

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 CLUSTER = "TF_CONFIG" in os.environ
-BATCH = 8
+BATCH = int(os.environ.get("BATCH", "8"))
 """Samples per global batch, in one process or over all workers together."""
 OUT = pathlib.Path(sys.argv[1])
 

@@ -15,9 +15,9 @@ from typing import Optional
 from worker_entry.protocol.file_names import LOCK, AttemptFiles
 from worker_entry.protocol.framing import ProtocolError, parse
 from worker_entry.protocol.frozen import replace
-from worker_entry.protocol.values import CrashRecord, TaskStatus
+from worker_entry.protocol.values import CrashRecord, ModelDigest, TaskStatus
 
-STATUS_LIMIT = 64 << 10
+STATUS_LIMIT = 224 << 10
 FOLLOWS_S = 30.0
 """A program that fails because of a child process ends within this time; an interpreter takes some time to exit."""
 PASSED_ON = ("CalledProcessError", "SystemExit")
@@ -35,21 +35,26 @@ class StatusFiles:
     def forget_last(self) -> None:
         """Makes the next `read_changed` report everything that is in the files."""
         self._last: tuple[bytes, bytes, bool] = (b"", b"", False)
+        self._model: Optional[ModelDigest] = None
 
     def read_changed(self) -> Optional[TaskStatus]:
-        """Returns the program's status; None if it has not changed since the last call."""
+        """Returns the program's status; None if it has not changed since the last call.
+
+        The digest of the model, which may be long, is in the status only if it is new.
+        """
         child_file = self._files.child(self._task)
         written = _read(child_file)
         current = _read(self._files.status(self._task)), written, bool(written) and _is_locked(f"{child_file}{LOCK}")
         if current == self._last:
             return None
         self._last = current
-        own, child = _parse(current[0]), _parse(written)
-        if child is None or child.progress is None or (own is not None and own.progress is not None):
-            return own or child
-        if not current[2]:  # the child process has ended
-            child = replace(child, progress=replace(child.progress, training=False))
-        return child if own is None else replace(own, phase=child.phase, since=child.since, progress=child.progress)
+        status = _merge(_parse(current[0]), _parse(written), is_running=current[2])
+        if status is None:
+            return None
+        if status.model == self._model:
+            return replace(status, model=None)
+        self._model = status.model
+        return status
 
     def load_crash(self, ended: float) -> Optional[CrashRecord]:
         """Returns the exception that ended the task at the time `ended`; None if there was none."""
@@ -57,6 +62,16 @@ class StatusFiles:
         if child is not None and ended - child.time < FOLLOWS_S and (own is None or own.exception in PASSED_ON):
             return child
         return own
+
+
+def _merge(own: Optional[TaskStatus], child: Optional[TaskStatus], *, is_running: bool) -> Optional[TaskStatus]:
+    if child is None or child.progress is None or (own is not None and own.progress is not None):
+        return own or child
+    if not is_running:
+        child = replace(child, progress=replace(child.progress, training=False))
+    if own is None:
+        return child
+    return replace(own, phase=child.phase, since=child.since, progress=child.progress, model=child.model)
 
 
 def _load_crash(file: str) -> Optional[CrashRecord]:

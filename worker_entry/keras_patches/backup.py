@@ -4,56 +4,65 @@ In Keras, workers that share a path all write the same files at once, and each w
 Workers that do not share a path, or were killed between each other's backups, resume from different epochs. A worker
 that is killed while it writes leaves an unreadable file.
 
-With this patch, only the chief writes, and it renames complete files. Before training, the chief reads the backup, and
-sends its epoch and all variables to the other workers over the network. So workers may share the path, or use separate
-paths or disks; only the chief's backup must exist when the cluster is started again.
+With this patch, only the chief reads and writes, and it renames complete files. Before training, it sends the epoch and
+all variables of its backup to the other workers over the network. So workers may share the path, or use separate paths
+or disks; only the chief's backup must exist when the cluster is started again. What counts is whether the chief has
+the callback: the others need not have it, because `fit` adds to each worker's callbacks one that shares the backup.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from worker_entry.keras_patches.source import is_multi_worker
+from worker_entry.keras_patches.collectives import add_up, broadcast
+from worker_entry.keras_patches.news import News
+from worker_entry.keras_patches.source import CALLBACK, flatten_callbacks, is_multi_worker, number_of, with_callback
 
 BACKUP = "keras.src.callbacks.backup_and_restore"
 PART = ".backup-"
 """Prefix of folders with incomplete files."""
 
 
-def patch_backup(trainer: Any, module: Any) -> list[str]:
-    """Replaces faulty methods of the callback; returns its name."""
+def patch_backup(trainer: Any, module: Any, news: News) -> list[str]:
+    """Replaces `fit` and faulty methods of the callback; returns its name."""
     callback = module.BackupAndRestore
-    if not all(hasattr(callback, name) for name in ("_save_model", "on_train_begin", "on_train_end")):
+    names = ("_save_model", "on_train_begin", "on_train_end")
+    fit = getattr(trainer.TensorFlowTrainer, "fit", None)
+    if fit is None or not all(hasattr(callback, name) for name in names):
         return []
     callback._save_model = _patched_save(trainer, callback._save_model)
     callback.on_train_begin = _patched_begin(trainer, callback.on_train_begin)
     callback.on_train_end = _patched_end(trainer, callback.on_train_end)
+    trainer.TensorFlowTrainer.fit = _patched_fit(trainer, callback, fit, news)
     return ["BackupAndRestore"]
 
 
 def _patched_save(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _save_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        folder = str(self.backup_dir)
-        chief = _is_chief(self)
-        if not _is_multi_worker(trainer, self) or (chief and ("://" in folder or self.double_checkpoint)):
+        if not _is_multi_worker(trainer, self.model):
             original(self, *args, **kwargs)
             return
-        if chief:
-            os.makedirs(folder, exist_ok=True)
-        # The other workers write only to a temporary folder: they take part because reading a variable may need them.
-        with tempfile.TemporaryDirectory(prefix=PART, dir=folder if chief else None) as staging:
+        if not _is_chief(self.model):
+            return
+        folder = os.fspath(self.backup_dir)
+        if "://" in folder or self.double_checkpoint:
+            original(self, *args, **kwargs)
+            return
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=PART, dir=folder) as staging:
             with _directed_to(self, staging):
                 original(self, *args, **kwargs)
-            if chief:
-                # The epoch comes last: weights that are newer than the epoch are just trained a little longer.
-                for name in sorted(os.listdir(staging), key=lambda name: (name.endswith(".json"), name)):
-                    os.replace(os.path.join(staging, name), os.path.join(folder, name))
+            # The epoch comes last: weights that are newer than the epoch are just trained a little longer.
+            for name in sorted(os.listdir(staging), key=lambda name: (name.endswith(".json"), name)):
+                os.replace(os.path.join(staging, name), os.path.join(folder, name))
 
     return _save_model
 
@@ -61,21 +70,8 @@ def _patched_save(trainer: Any, original: Callable[..., None]) -> Callable[..., 
 def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_train_begin(self: Any, logs: Any = None) -> None:
-        if not _is_multi_worker(trainer, self):
-            original(self, logs)
-            return
-        model = self.model
-        broadcast = functools.partial(_broadcast, trainer, model.distribute_strategy)
-        with tempfile.TemporaryDirectory() as empty:
-            with contextlib.nullcontext() if _is_chief(self) else _directed_to(self, empty):
-                original(self, logs)  # on every worker, because it raises if the model is not built yet
-        if not int(broadcast(int(_has_backup(self)))):
-            return
-        if model.optimizer is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        model._initial_epoch = int(broadcast(int(getattr(model, "_initial_epoch", 0) or 0)))
-        for variable in [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]:
-            variable.assign(broadcast(variable.value))
+        if not _is_multi_worker(trainer, self.model) or _is_chief(self.model) or not self.model.built:
+            original(self, logs)  # which raises, as on the chief, if the model is not built yet
 
     return on_train_begin
 
@@ -83,59 +79,96 @@ def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[...,
 def _patched_end(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_train_end(self: Any, logs: Any = None) -> None:
-        if not _is_multi_worker(trainer, self) or _is_chief(self):
+        if not _is_multi_worker(trainer, self.model) or _is_chief(self.model):
             original(self, logs)
 
     return on_train_end
 
 
-def _broadcast(trainer: Any, strategy: Any, value: Any) -> Any:
-    """Returns the chief's value; all workers call this function, with a number or a variable's value."""
-    tf = trainer.tf
-    own = tf.convert_to_tensor(strategy.experimental_local_results(value)[0])
-    # Types that can be reduced on every device.
-    wide = tf.cast(own, tf.float64 if own.dtype.is_floating else tf.int64)
+def _patched_fit(trainer: Any, callback: Any, original: Callable[..., Any], news: News) -> Callable[..., Any]:
+    signature = inspect.signature(original)
 
-    def share() -> Any:
-        context = tf.distribute.get_replica_context()
-        is_first = tf.equal(context.replica_id_in_sync_group, 0)
-        return context.all_reduce("SUM", tf.where(is_first, wide, tf.zeros_like(wide)))
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_multi_worker(trainer, self):
+            return original(self, *args, **kwargs)
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:  # Keras reports the error better
+            return original(self, *args, **kwargs)
+        given = bound.arguments.get("callbacks")
+        backups = [each for each in flatten_callbacks(trainer, given) if isinstance(each, callback)]
+        (of_chief,) = add_up(trainer, self.distribute_strategy, [len(backups) if _is_chief(self) else 0])
+        if of_chief:
+            bound.arguments["callbacks"] = _with_sharing(trainer, self, given, backups)
+        elif backups:
+            news.say("BackupAndRestore does nothing, because the chief's fit does not have it")
+        return original(*bound.args, **bound.kwargs)
 
-    return tf.cast(strategy.experimental_local_results(strategy.run(share))[0], own.dtype)
+    return fit
+
+
+def _with_sharing(trainer: Any, model: Any, callbacks: Any, backups: list[Any]) -> Any:
+    """Adds a callback that shares the chief's backup, after those that read it."""
+    base: Any = sys.modules[CALLBACK].Callback
+
+    class ShareBackup(base):  # type: ignore[misc]  # a class of Keras
+        def on_train_begin(self, logs: Any = None) -> None:
+            _share(trainer, self.model, any(_has_backup(backup) for backup in backups))
+
+    every = flatten_callbacks(trainer, callbacks)
+    place = 1 + max((every.index(backup) for backup in backups), default=-1)
+    return with_callback(trainer, model, callbacks, ShareBackup(), place)
+
+
+def _share(trainer: Any, model: Any, has_backup: bool) -> None:
+    """Gives all workers the epoch and the variables of the chief, if it has a backup."""
+    strategy = model.distribute_strategy
+    (exists,) = add_up(trainer, strategy, [int(has_backup and _is_chief(model))])
+    if not exists:
+        return
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model._initial_epoch = int(broadcast(trainer, strategy, int(getattr(model, "_initial_epoch", 0) or 0)))
+    for variable in [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]:
+        variable.assign(broadcast(trainer, strategy, variable.value))
 
 
 @contextlib.contextmanager
 def _directed_to(callback: Any, folder: str) -> Iterator[None]:
     """Temporarily redirects the callback's paths to another folder."""
-    before = str(callback.backup_dir)
+    before = os.fspath(callback.backup_dir)
     paths = {
         name: value
         for name, value in vars(callback).items()
-        if isinstance(value, (str, os.PathLike)) and before in str(value)
+        if isinstance(value, (str, os.PathLike)) and _is_below(os.fspath(value), before)
     }
-    vars(callback).update({name: str(value).replace(before, folder, 1) for name, value in paths.items()})
+    moved = {
+        name: os.path.normpath(os.path.join(folder, os.path.relpath(value, before))) for name, value in paths.items()
+    }
+    vars(callback).update(moved)
     try:
         yield
     finally:
         vars(callback).update(paths)
 
 
+def _is_below(path: Any, folder: str) -> bool:
+    """Whether the path leads to the folder itself, or to something in it."""
+    return not os.path.relpath(path, folder).startswith(os.pardir)
+
+
 def _has_backup(callback: Any) -> bool:
-    folder = str(callback.backup_dir)
+    folder = os.fspath(callback.backup_dir)
     if "://" in folder:
         return True  # not checked: the epoch and the variables are broadcast in any case
     return os.path.isdir(folder) and any(not name.startswith(PART) for name in os.listdir(folder))
 
 
-def _is_multi_worker(trainer: Any, callback: Any) -> bool:
-    strategy = callback.model.distribute_strategy
+def _is_multi_worker(trainer: Any, model: Any) -> bool:
+    strategy = model.distribute_strategy
     return strategy is not None and is_multi_worker(trainer, strategy)
 
 
-def _is_chief(callback: Any) -> bool:
-    resolver = getattr(callback.model.distribute_strategy, "cluster_resolver", None)
-    if resolver is None:
-        return True
-    if resolver.task_type == "worker":
-        return bool(resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs)
-    return bool(resolver.task_type in (None, "", "chief"))
+def _is_chief(model: Any) -> bool:
+    return number_of(model.distribute_strategy) == 0

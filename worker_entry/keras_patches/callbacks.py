@@ -5,10 +5,9 @@ all workers then write the same files at once, and fail on each other's locks.
 
 Workers share a path if they use the same path and it leads to the same folder. When `fit` begins, they find that out
 with small marker files, which exist only for a moment. Of the workers that share a path, the chief writes or, if the
-chief is not among them, the first worker. The other workers take the same steps, because reading a variable may need
-all workers, but they write to temporary folders. So a worker that shares its path with no other writes there itself,
-and without a shared disk each node gets the file. `fit` returns when all files are written, so that every worker can
-read them.
+chief is not among them, the first worker. The others write no model; the few lines of `TensorBoard` and `CSVLogger` go
+to a temporary folder. So a worker that shares its path with no other writes there itself, and without a shared disk
+each node gets the file. `fit` returns when all files are written, so that every worker can read them.
 
 A path in an object store (`gs://…`) is shared if the chief has the same path.
 """
@@ -26,32 +25,41 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from worker_entry.keras_patches.source import is_multi_worker
+from worker_entry.keras_patches.collectives import WIDTH, add_up
+from worker_entry.keras_patches.source import is_multi_worker, number_of
 from worker_entry.protocol.frozen import dataclass
 
 MODEL_CHECKPOINT = "keras.src.callbacks.model_checkpoint"
+ORBAX_CHECKPOINT = "keras.src.callbacks.orbax_checkpoint"
 WRITERS = {
     (MODEL_CHECKPOINT, "ModelCheckpoint"): "filepath",
     ("keras.src.callbacks.tensorboard", "TensorBoard"): "log_dir",
     ("keras.src.callbacks.csv_logger", "CSVLogger"): "filename",
+    (ORBAX_CHECKPOINT, "OrbaxCheckpoint"): "directory",
 }
 """The callbacks that write files, each with its attribute for the path."""
-REMOTE_LIMIT = 16
+REMOTE_LIMIT = WIDTH - 2
 """Maximum number of object store paths that are compared with the chief's."""
-WIDTH = 2 + REMOTE_LIMIT
-"""The count of numbers that workers exchange at once."""
+MODELS = ("ModelCheckpoint", "OrbaxCheckpoint")
+"""The callbacks that write models."""
 
 _suppressed: set[int] = set()
-"""The ids of callbacks of a running `fit` whose files another worker writes."""
+"""The ids of callbacks of a running `fit` whose models another worker writes."""
 
 
-def patch_callbacks(trainer: Any, module: Any) -> list[str]:
+def patch_callbacks(trainer: Any, module: Any, _: Any) -> list[str]:
     """Replaces `fit` and the callbacks' faulty methods; returns the callbacks' names."""
     checkpoint = module.ModelCheckpoint
     fit = getattr(trainer.TensorFlowTrainer, "fit", None)
-    if fit is None or not all(hasattr(checkpoint, name) for name in ("_save_model", "_get_file_path")):
+    needed = ("_save_model", "_get_file_path", "_should_save_model")
+    if fit is None or not all(hasattr(checkpoint, name) for name in needed):
         return []
     checkpoint._save_model = _patched_save(checkpoint._save_model)
+    orbax: Any = sys.modules.get(ORBAX_CHECKPOINT)
+    read_state = getattr(orbax, "_get_state_tree", None)
+    if read_state is not None:
+        orbax_class = orbax.OrbaxCheckpoint
+        orbax_class._save_checkpoint = _patched_save_checkpoint(orbax_class._save_checkpoint, read_state)
     trainer.TensorFlowTrainer.fit = _patched_fit(trainer, fit)
     return [name for _, name in _writers().values()]
 
@@ -104,7 +112,7 @@ def _patched_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., An
                 during.enter_context(_redirected(output))
             result = original(self, *args, **kwargs)
         if others_wait:
-            _sum(trainer, strategy, [0])  # no worker continues before all files are written
+            add_up(trainer, strategy, [0])  # no worker continues before all files are written
         return result
 
     return fit
@@ -121,16 +129,16 @@ def _outputs(trainer: Any, callbacks: Any) -> Iterator[_Output]:
 
 def _find_shared(trainer: Any, strategy: Any, outputs: Sequence[_Output]) -> tuple[list[_Output], bool]:
     """Finds the outputs that another worker writes, and whether any worker has such outputs; all workers call it."""
-    number = _number(strategy)
+    number = number_of(strategy)
     remote = [output.digest for output in outputs if output.is_remote] if number == 0 else []
     nonce = secrets.randbits(48) if number == 0 else 0  # marker files of an earlier run may still exist
     remote = [*remote, *[0] * REMOTE_LIMIT][:REMOTE_LIMIT]
-    count, nonce, *of_chief = _sum(trainer, strategy, [len(outputs), nonce, *remote])
+    count, nonce, *of_chief = add_up(trainer, strategy, [len(outputs), nonce, *remote])
     if not count:
         return [], False
     markers = [None if output.is_remote else _marker(output.path, nonce) for output in outputs]
     written = [path for marker in markers if marker is not None for path in _write_marker(f"{marker}-{number}")]
-    _sum(trainer, strategy, [0])
+    add_up(trainer, strategy, [0])
     shared = [
         output
         for output, marker in zip(outputs, markers)  # noqa: B905 - Python 3.9 has no strict
@@ -140,19 +148,11 @@ def _find_shared(trainer: Any, strategy: Any, outputs: Sequence[_Output]) -> tup
             else any(os.path.exists(f"{marker}-{other}") for other in range(number))
         )
     ]
-    (anywhere,) = _sum(trainer, strategy, [len(shared)])
+    (anywhere,) = add_up(trainer, strategy, [len(shared)])
     for path in written:
         with contextlib.suppress(OSError):
             os.unlink(path)
     return shared, bool(anywhere)
-
-
-def _number(strategy: Any) -> int:
-    """This worker's number; the chief is 0."""
-    resolver = strategy.cluster_resolver
-    if resolver.task_type == "worker":
-        return int(resolver.task_id) + ("chief" in resolver.cluster_spec().jobs)
-    return 0
 
 
 def _marker(path: str, nonce: int) -> str:
@@ -176,32 +176,10 @@ def _write_marker(marker: str) -> Iterator[str]:
         yield marker
 
 
-def _sum(trainer: Any, strategy: Any, numbers: Sequence[int]) -> list[int]:
-    """Returns the sums of the workers' numbers; all workers call this function, with the same count of numbers."""
-    sums = _make_sum(trainer, strategy)(trainer.tf.constant([*numbers, *[0] * (WIDTH - len(numbers))], "int64"))
-    local = strategy.experimental_local_results(sums)
-    # Each replica of a worker has added the worker's numbers.
-    return [int(number) // len(local) for number in local[0].numpy()[: len(numbers)]]
-
-
-@functools.cache
-def _make_sum(trainer: Any, strategy: Any) -> Callable[[Any], Any]:
-    tf = trainer.tf
-
-    def share(numbers: Any) -> Any:
-        return tf.distribute.get_replica_context().all_reduce("SUM", tf.identity(numbers))
-
-    @tf.function(input_signature=[tf.TensorSpec([WIDTH], tf.int64)])  # type: ignore[untyped-decorator]
-    def add_up(numbers: Any) -> Any:
-        return strategy.run(share, args=(numbers,))
-
-    return add_up  # type: ignore[no-any-return]
-
-
 @contextlib.contextmanager
 def _redirected(output: _Output) -> Iterator[None]:
     """Keeps the callback from writing to its path, because another worker writes there."""
-    if output.kind == "ModelCheckpoint":  # it may write many files: each goes to a separate temporary folder
+    if output.kind in MODELS:
         _suppressed.add(id(output.callback))
         try:
             yield
@@ -224,14 +202,22 @@ def _patched_save(original: Callable[..., None]) -> Callable[..., None]:
             return
         verbose, self.verbose = self.verbose, 0
         try:
-            # A failed write, for example on a full disk, does no harm: the file is temporary.
-            with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as own:
-                with _directed_to(self, "filepath", own):
-                    original(self, epoch, batch, logs)
+            self._should_save_model(epoch, batch, logs, self._get_file_path(epoch, batch, logs))  # notes the best value
         finally:
             self.verbose = verbose
 
     return _save_model
+
+
+def _patched_save_checkpoint(original: Callable[..., None], read_state: Callable[[Any], Any]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:
+        if id(self) not in _suppressed:
+            original(self, *args, **kwargs)
+        else:
+            read_state(self.model)  # as the writer does: reading the metrics takes all workers
+
+    return _save_checkpoint
 
 
 @contextlib.contextmanager

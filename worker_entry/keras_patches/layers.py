@@ -12,7 +12,7 @@ from worker_entry.keras_patches.source import calls_of, find_shared_context, is_
 BATCH_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
 
 
-def patch_batch_normalization(trainer: Any, module: Any) -> list[str]:
+def patch_batch_normalization(trainer: Any, module: Any, _: Any) -> list[str]:
     """Replaces faulty methods of the layer; returns their names."""
     patched = []
     layer = module.BatchNormalization

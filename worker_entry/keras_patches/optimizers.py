@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from worker_entry.keras_patches.source import calls_of, find_shared_context
+from worker_entry.keras_patches.step import find_step
 
 BACKEND = "keras.src.backend"
 OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
@@ -38,7 +39,7 @@ _thread = threading.local()
 """`_thread.reduced`: whether the gradients have been reduced already. Each replica has its own thread."""
 
 
-def patch_optimizer(trainer: Any, module: Any) -> list[str]:
+def patch_optimizer(trainer: Any, module: Any, _: Any) -> list[str]:
     """Replaces faulty methods in the base class of TensorFlow's optimizers; returns their names."""
     optimizer = module.TFOptimizer
     patched = _patch_apply(trainer, optimizer)
@@ -62,7 +63,7 @@ def _patch_apply(trainer: Any, optimizer: Any) -> list[str]:
     return [f"{optimizer.__name__}.apply"]
 
 
-def patch_loss_scale_optimizer(trainer: Any, module: Any) -> list[str]:
+def patch_loss_scale_optimizer(trainer: Any, module: Any, _: Any) -> list[str]:
     """Replaces faulty methods of the optimizer; returns their names."""
     optimizer = module.LossScaleOptimizer
     patched = _patch_apply(trainer, optimizer)
@@ -107,6 +108,9 @@ def _patched_apply(trainer: Any, original: Callable[..., None]) -> Callable[...,
 def _patched_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        step = find_step()
+        if step is not None:
+            step.reduces = True
         return grads_and_vars if getattr(_thread, "reduced", False) else original(self, grads_and_vars)
 
     return _all_reduce_sum_gradients

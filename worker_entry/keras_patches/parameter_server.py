@@ -37,7 +37,7 @@ REMOTE_VALUES = "tensorflow.python.distribute.coordinator.values"
 _workers: weakref.WeakKeyDictionary[Any, Workers] = weakref.WeakKeyDictionary()
 
 
-def patch_parameter_server(trainer: Any, module: Any) -> list[str]:
+def patch_parameter_server(trainer: Any, module: Any, _: Any) -> list[str]:
     """Replaces the parts of the trainer that fail; returns the name of the feature that this enables."""
     core = sys.modules.get(CORE)
     if core is None or not _lacks_coordinator(trainer) or not _is_known(trainer, core):

@@ -4,8 +4,8 @@ With more than one worker, Keras 3 fails in its trainer (tensorflow#72388, keras
 the first step (`trainer`):
 
 - To get a sample batch, `TensorFlowTrainer._maybe_symbolic_build` passes a *tuple* of distributed values to
-  `strategy.reduce`, which takes one value. One replica's part of the batch is enough. It also calls the model even if
-  the model has no `call`, such as a GAN, whose parts are built when its train_step is traced.
+  `strategy.reduce`, which takes one value. The specs of the data are enough (`building`). It also calls the model even
+  if the model has no `call`, such as a GAN, whose parts are built when its train_step is traced.
 - `reduce_per_replica` computes the mean over axis 0 of every log value. The values are scalars, which have no axis 0;
   the mean across the replicas is what it needs.
 - `TensorFlowTrainer._make_function` calls a tf.function inside a tf.while_loop if `steps_per_execution` is
@@ -23,10 +23,20 @@ Its optimizers fail or train wrongly (`optimizers`):
 - `LossScaleOptimizer` (mixed_float16) checks for infinite gradients before they are reduced. So one worker skips a step
   while the others wait for ever for its part in the step's collectives.
 
-Keras trains wrongly in two more places, `BackupAndRestore` (`backup`) and `BatchNormalization` (`layers`). The layer no
-longer averages its moving statistics over the replicas (tf_keras does, and so did Keras up to 3.7), so that every
-worker evaluates and saves a different model. And a replica that gets no sample of an uneven last batch computes the
-moments of an empty tensor, which turn the model into NaN.
+Keras trains wrongly in more places:
+
+- `losses`: a loss of one number is not divided by the number of replicas, and the value of each other loss is. Means
+  over an empty batch are NaN.
+- `metrics`: the logs of a batch are averages of each replica's own results.
+- `seeds`: every replica draws the same random numbers.
+- `layers`: `BatchNormalization` no longer averages its moving statistics over the replicas (tf_keras does, and so did
+  Keras up to 3.7), so that every worker evaluates and saves a different model. And a replica that gets no sample of an
+  uneven last batch computes the moments of an empty tensor, which turn the model into NaN.
+- `layer_state`: nor are the states of other layers averaged.
+- `whole_batches`: `predict_on_batch` and its like give each replica the whole batch.
+- `backup`, `callbacks`, `saving`: several workers write the same files.
+
+`digests` checks that all workers train the same model.
 
 Under CentralStorageStrategy, Keras counts its metrics wrongly, and cannot assign to some variables (`variables`).
 
@@ -40,14 +50,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from worker_entry.hooks.built_strategy import watch_strategies
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.keras_patches.backup import BACKUP, patch_backup
 from worker_entry.keras_patches.callbacks import MODEL_CHECKPOINT, patch_callbacks
+from worker_entry.keras_patches.digests import patch_digests
+from worker_entry.keras_patches.layer_state import patch_layer_state
 from worker_entry.keras_patches.layers import BATCH_NORMALIZATION, patch_batch_normalization
+from worker_entry.keras_patches.losses import LOSS, patch_losses
+from worker_entry.keras_patches.metrics import patch_metrics
+from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.optimizers import (
     LOSS_SCALE_OPTIMIZER,
     OPTIMIZER,
@@ -56,31 +71,35 @@ from worker_entry.keras_patches.optimizers import (
 )
 from worker_entry.keras_patches.parameter_server import EPOCH_ITERATOR, patch_parameter_server
 from worker_entry.keras_patches.saving import SAVING, patch_saving
-from worker_entry.keras_patches.source import calls_of, is_constant
+from worker_entry.keras_patches.seeds import SEED_GENERATOR, patch_seeds
+from worker_entry.keras_patches.source import CALLBACK, calls_of, is_constant
 from worker_entry.keras_patches.trainer import TRAINER, patch_trainer
-from worker_entry.keras_patches.variables import VARIABLE, patch_variable
-from worker_entry.protocol.values import KerasPatch
+from worker_entry.keras_patches.variables import VARIABLE, patch_conversions, patch_optimizer_assign, patch_variable
+from worker_entry.protocol.values import KerasPatch, ModelDigest
 
 KERAS = "keras"
-LOSS = "keras.src.losses.loss"
 METRIC = "keras.src.metrics.metric"
 
 Log = Callable[[str], None]
 Report = Callable[[KerasPatch], None]
+ReportModel = Callable[[ModelDigest], None]
 
 
-def install(log: Log, report: Report = lambda _: None, *, cluster: bool = True) -> None:
+def install(
+    log: Log, report: Report = lambda _: None, report_model: ReportModel = lambda _: None, *, cluster: bool = True
+) -> None:
     """Patches Keras when it is imported, or now if it is already imported.
 
     Args:
         log: called with each line to log.
         report: called with the version and the number of patches, if anything was patched.
+        report_model: called with each digest of a model that is trained.
         cluster: whether this process is one of several. If not, Keras is only patched when the program builds a
             strategy with several replicas.
     """
 
     def patch_when_imported() -> None:
-        after_import(KERAS, lambda _: _patch_and_log(log, report))
+        after_import(KERAS, lambda _: _patch_and_log(log, report, report_model))
 
     seen: list[bool] = []
 
@@ -96,7 +115,7 @@ def install(log: Log, report: Report = lambda _: None, *, cluster: bool = True) 
         watch_strategies(watch_strategy)
 
 
-def _patch_and_log(log: Log, report: Report) -> None:
+def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
     trainer = sys.modules.get(TRAINER)
     if trainer is None:  # Keras 2, or Keras 3 on another backend
         return
@@ -112,15 +131,17 @@ def _patch_and_log(log: Log, report: Report) -> None:
         return
     patched: list[str] = []
     unclear = False
-    for name, patch in PATCHES.items():
+    news = News(log, report_model)
+    for name, patch in PATCHES:
         module = sys.modules.get(name)
         if module is None:
             continue
         try:
-            patched += patch(trainer, module)
+            patched += patch(trainer, module, news)
         except Exception as error:  # noqa: BLE001 - as above
             unclear = True
             log(f"could not inspect {name} of {keras}, which runs unpatched ({error!r})")
+    patched = list(dict.fromkeys(patched))
     if patched:
         report(KerasPatch(version, len(patched)))
         log(f"patched {keras} for distributed training: {', '.join(patched)} (--no-keras-patch turns this off)")
@@ -138,15 +159,24 @@ def _averages_over_workers() -> bool:
     )
 
 
-PATCHES = {
-    TRAINER: patch_trainer,
-    BATCH_NORMALIZATION: patch_batch_normalization,
-    LOSS_SCALE_OPTIMIZER: patch_loss_scale_optimizer,
-    OPTIMIZER: patch_optimizer,
-    BACKUP: patch_backup,
-    VARIABLE: patch_variable,
-    MODEL_CHECKPOINT: patch_callbacks,
-    SAVING: patch_saving,
-    EPOCH_ITERATOR: patch_parameter_server,
-}
-"""Modules of Keras, each with the function that inspects and patches it."""
+PATCHES: Sequence[tuple[str, Callable[[Any, Any, News], list[str]]]] = (
+    (TRAINER, patch_trainer),
+    (LOSS, patch_losses),
+    (METRIC, patch_metrics),
+    (SEED_GENERATOR, patch_seeds),
+    (BATCH_NORMALIZATION, patch_batch_normalization),
+    (LOSS_SCALE_OPTIMIZER, patch_loss_scale_optimizer),
+    (OPTIMIZER, patch_optimizer),
+    (BACKUP, patch_backup),
+    (VARIABLE, patch_variable),
+    (VARIABLE, patch_conversions),
+    (OPTIMIZER, patch_optimizer_assign),
+    (VARIABLE, patch_layer_state),
+    (MODEL_CHECKPOINT, patch_callbacks),
+    (SAVING, patch_saving),
+    (EPOCH_ITERATOR, patch_parameter_server),
+    (CALLBACK, patch_digests),
+)
+"""Modules of Keras, each with a function that inspects and patches it.
+
+The function gets the module of the trainer, the module, and the news that it may tell later."""

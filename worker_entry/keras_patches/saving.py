@@ -34,7 +34,7 @@ LAST = (".json", ".pb")
 """Suffixes of files through which readers find the other files; they are renamed last."""
 
 
-def patch_saving(trainer: Any, module: Any) -> list[str]:
+def patch_saving(trainer: Any, module: Any, _: Any) -> list[str]:
     """Replaces the functions that write models; returns their names."""
     patched = []
     if hasattr(module, "save_model") and hasattr(module, "save_weights_only"):

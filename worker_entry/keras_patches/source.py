@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
+import os
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
+
+CALLBACK = "keras.src.callbacks.callback"
+COMMON_TRAINER = "keras.src.trainers.trainer"
+"""The module of the trainer that all backends share."""
 
 
 def calls_of(function: Callable[..., Any], name: str) -> list[ast.Call]:
@@ -24,6 +30,40 @@ def is_constant(node: ast.expr, value: Any) -> bool:
 
 def is_multi_worker(trainer: Any, strategy: Any) -> bool:
     return bool(trainer._collective_all_reduce_multi_worker(strategy))
+
+
+def flatten_callbacks(trainer: Any, callbacks: Any) -> list[Any]:
+    """The callbacks that a program gives to `fit`: one, a list, or Keras's own list."""
+    return list(trainer.tree.flatten(getattr(callbacks, "callbacks", callbacks))) if callbacks is not None else []
+
+
+def with_callback(trainer: Any, model: Any, callbacks: Any, callback: Any, place: Optional[int] = None) -> Any:
+    """What to give to `fit` instead of `callbacks`, so that it has one more; by default, the last one."""
+    every = flatten_callbacks(trainer, callbacks)
+    every.insert(len(every) if place is None else place, callback)
+    if not hasattr(callbacks, "callbacks"):
+        return every
+    callbacks.callbacks[:] = every  # of a list of callbacks that the program has made
+    callback.set_model(model)
+    return callbacks
+
+
+def number_of(strategy: Any) -> int:
+    """This worker's number in the strategy's cluster; the chief is 0."""
+    resolver = strategy.cluster_resolver
+    if resolver is not None and resolver.task_type == "worker":
+        return int(resolver.task_id) + ("chief" in resolver.cluster_spec().jobs)
+    return 0
+
+
+def worker_number() -> int:
+    """This process's number among the workers that train; the chief is 0, and so is a process outside a cluster."""
+    try:
+        config = json.loads(os.environ["TF_CONFIG"])
+        task = config["task"]
+        return int(task["index"]) + ("chief" in config["cluster"]) if task["type"] == "worker" else 0
+    except (KeyError, TypeError, ValueError):
+        return 0
 
 
 def find_shared_context(trainer: Any) -> Any:

@@ -4,89 +4,101 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable
 from typing import Any, Optional
 
+from worker_entry.keras_patches.building import patched_build
+from worker_entry.keras_patches.losses import LOSS, say_if_unscaled, scales_losses
+from worker_entry.keras_patches.metrics import is_common
+from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.source import calls_of, is_constant, is_multi_worker
+from worker_entry.keras_patches.step import Step, in_step
+from worker_entry.keras_patches.whole_batches import (
+    divide,
+    keeps_predictions,
+    patched_make_predict_function,
+    patched_predict,
+)
 
-MODEL = "keras.src.models.model"
 TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
-def patch_trainer(trainer: Any, module: Any) -> list[str]:
+def patch_trainer(trainer: Any, module: Any, news: News) -> list[str]:
     """Replaces faulty functions of the trainer's module (both arguments); returns their names."""
     patched = []
     trainer_class = module.TensorFlowTrainer
     build = getattr(trainer_class, "_maybe_symbolic_build", None)
-    if build is not None and _calls_reduce(build, reduction="MEAN", axis=None):
-        trainer_class._maybe_symbolic_build = _patched_build(trainer, build)
+    if build is not None and _draws(build):
+        trainer_class._maybe_symbolic_build = patched_build(trainer, build)
         patched.append("_maybe_symbolic_build")
+    predict_on_batch = getattr(trainer_class, "predict_on_batch", None)
+    if predict_on_batch is not None and calls_of(predict_on_batch, "predict_function"):
+        make = trainer_class.make_predict_function
+        trainer_class.make_predict_function = patched_make_predict_function(trainer, make)
+        trainer_class.predict = patched_predict(trainer_class.predict)
+        patched.append("make_predict_function")
     reduce = module.reduce_per_replica
     if _calls_reduce(reduce, reduction="MEAN", axis=0):
         module.reduce_per_replica = _patched_reduce(trainer, reduce)
         patched.append("reduce_per_replica")
     make = getattr(trainer_class, "_make_function", None)
-    if make is not None and _calls_function_in_loop(make):
-        trainer_class._make_function = _patched_make_function(trainer, make)
+    loops = make is not None and _calls_function_in_loop(make)
+    if make is not None and (loops or scales_losses(sys.modules.get(LOSS))):
+        trainer_class._make_function = _patched_make_function(trainer, make, news, loops=loops)
         patched.append("_make_function")
     return patched
-
-
-def _patched_build(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        if _has_no_call(self):
-            return  # as without a strategy: the parts are built when the train_step is traced
-        strategy = self._distribute_strategy
-        if iterator is not None and strategy is not None and is_multi_worker(trainer, strategy):
-            iterator = _LocalBatches(trainer, strategy, iterator)
-        original(self, iterator=iterator, data_batch=data_batch)
-
-    return _maybe_symbolic_build
-
-
-def _has_no_call(model: Any) -> bool:
-    """Whether the model cannot be called, such as a GAN with its own train_step."""
-    base = getattr(sys.modules.get(MODEL), "Model", None)
-    return base is not None and getattr(type(model), "call", None) is base.call
-
-
-class _LocalBatches:
-    """Wraps a Keras epoch iterator; yields the first local replica's part of each batch."""
-
-    def __init__(self, trainer: Any, strategy: Any, iterator: Any) -> None:
-        self._trainer = trainer
-        self._strategy = strategy
-        self._iterator = iterator
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        map_structure = self._trainer.tree.map_structure
-        for *numbers, batches in self._iterator:
-            yield (*numbers, (map_structure(self._first_local, batch) for batch in batches))
-
-    def _first_local(self, value: Any) -> Any:
-        if isinstance(value, self._trainer.tf.distribute.DistributedValues):
-            return self._strategy.experimental_local_results(value)[0]
-        return value
 
 
 def _patched_reduce(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        def own(value: Any) -> Any:
+            return trainer.concat(strategy.experimental_local_results(value))
+
+        def mean(value: Any) -> Any:
+            local = strategy.experimental_local_results(value)
+            return local[0] if is_common(local) else strategy.reduce("MEAN", value, axis=None)
+
+        if reduction == "concat" and keeps_predictions():
+            return trainer.tree.map_structure(own, values)
         # "auto" means "mean" here: Keras chooses something else only for TPUs.
         if reduction in ("auto", "mean") and is_multi_worker(trainer, strategy):
-            return trainer.tree.map_structure(lambda v: strategy.reduce("MEAN", v, axis=None), values)
+            return trainer.tree.map_structure(mean, values)
         return original(values, strategy, reduction)
 
     return reduce_per_replica
 
 
-def _patched_make_function(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_make_function(
+    trainer: Any, original: Callable[..., Any], news: News, *, loops: bool
+) -> Callable[..., Any]:
+    said: set[type] = set()
+
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
-        in_loop = self.steps_per_execution > 1 and not (self.run_eagerly or self.jit_compile)
-        if not in_loop or self.distribute_strategy.num_replicas_in_sync == 1:
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync == 1:
+            return original(self, step_function)
+        make = _make_in_loop if loops and self.steps_per_execution > 1 else original
+        function = make(self, in_step(trainer, step_function, functools.partial(end_step, self, step_function)))
+
+        def on_batches(iterator: Any) -> Any:
+            if isinstance(iterator, (trainer.tf.data.Iterator, trainer.tf.distribute.DistributedIterator)):
+                return function(iterator)
+            return function(divide(trainer, strategy, iterator))
+
+        return on_batches
+
+    def end_step(model: Any, step_function: Any, step: Step) -> None:
+        if getattr(step_function, "__name__", "") == "train_step" and type(model) not in said:
+            said.add(type(model))
+            say_if_unscaled(trainer, model, step, news.say)
+
+    def _make_in_loop(self: Any, step_function: Callable[..., Any]) -> Any:
+        if self.run_eagerly or self.jit_compile:
             return original(self, step_function)
         # With run_eagerly, Keras omits all its tf.functions; the outer one, around the loop, is added again below.
         self.run_eagerly = True
@@ -109,6 +121,13 @@ def _calls_reduce(function: Callable[..., Any], *, reduction: str, axis: Optiona
         and any(keyword.arg == "axis" and is_constant(keyword.value, axis) for keyword in call.keywords)
         for call in calls_of(function, "reduce")
     )
+
+
+def _draws(build: Callable[..., Any]) -> bool:
+    """Whether the source calls `next(…)`, to get a batch."""
+    source = ast.parse(textwrap.dedent(inspect.getsource(build)))
+    calls = (node.func for node in ast.walk(source) if isinstance(node, ast.Call))
+    return any(isinstance(function, ast.Name) and function.id == "next" for function in calls)
 
 
 def _calls_function_in_loop(make: Callable[..., Any]) -> bool:

@@ -21,7 +21,7 @@ _RESOURCE_VARIABLE = "tensorflow.python.ops.resource_variable_ops", "ResourceVar
 _SYNC_ON_READ_VARIABLE = "tensorflow.python.distribute.values", "SyncOnReadVariable"
 
 
-def patch_variable(trainer: Any, module: Any) -> list[str]:
+def patch_variable(trainer: Any, module: Any, _: Any) -> list[str]:
     """Replaces methods of variables that fail under central storage; returns their names."""
     patched = []
     variable = module.Variable
@@ -36,6 +36,48 @@ def patch_variable(trainer: Any, module: Any) -> list[str]:
         variable._direct_assign = _patched_assign(trainer, assign)
         patched.append("Variable._direct_assign")
     return patched
+
+
+def patch_conversions(_: Any, module: Any, __: Any) -> list[str]:
+    """Lets `int(model.optimizer.iterations)` and the like work under a strategy, too; returns the method's name."""
+    variable = module.Variable
+    kinds = [kind for kind in (int, float) if hasattr(variable, f"__{kind.__name__}__")]
+    for kind in kinds:
+        name = f"__{kind.__name__}__"
+        setattr(variable, name, _patched_conversion(getattr(variable, name), kind))
+    return ["Variable.__float__"] * bool(kinds)
+
+
+def _patched_conversion(original: Callable[..., Any], kind: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def convert(self: Any) -> Any:
+        try:
+            return original(self)
+        except TypeError:
+            if self.ndim:
+                raise
+            return kind(self.numpy())  # the strategy's variable has no such conversion
+
+    return convert
+
+
+def patch_optimizer_assign(trainer: Any, module: Any, _: Any) -> list[str]:
+    """Replaces the methods with which an optimizer assigns to its own variables, such as Nadam's; returns a name."""
+    optimizer = module.TFOptimizer
+    assign = getattr(optimizer, "assign", None)
+    if assign is None or calls_of(assign, "merge_call"):
+        return []
+
+    @functools.wraps(assign)
+    def assign_once(self: Any, variable: Any, value: Any) -> None:
+        on_device = getattr(variable, "value", variable)
+        if find_shared_context(trainer) is not None and isinstance(on_device, _get(_AGGREGATING_VARIABLE)):
+            variable.assign(trainer.tf.cast(value, on_device.dtype))
+        else:
+            assign(self, variable, value)
+
+    optimizer.assign = assign_once
+    return ["TFOptimizer.assign"]
 
 
 def _patched_initialize(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:

@@ -103,6 +103,29 @@ class KerasPatch:
     faults: Count
 
 
+MOST_PARTS = 1000
+"""Maximum number of parts in a digest of a model."""
+
+
+@dataclass(frozen=True)
+class ModelDigest:
+    """Digests of the variables of a model and its optimizer in one process, which are the same in all processes.
+
+    They were computed in the process's call number `fit` of `model.fit`, after this `epoch`, from 1, or, if `ended`,
+    after all of them. Each of `parts` belongs to the variable in `names`, or to several, of which this is the first.
+    """
+
+    fit: Number
+    epoch: Number
+    ended: bool
+    names: Annotated[list[Name], Items(MOST_PARTS)]
+    parts: Annotated[list[Annotated[str, Matches("[0-9a-f]{8}", "digest")]], Items(MOST_PARTS)]
+
+    @property
+    def moment(self) -> tuple[int, int, bool]:
+        return self.fit, self.epoch, self.ended
+
+
 NOT_IMPORTED = "has not imported TensorFlow"
 """The first phase of a program."""
 
@@ -114,6 +137,7 @@ class TaskStatus:
     `injected`: the injected faults of `--chaos`. `not_forked`: why a forked task was restarted as plain Python.
     `strategy`: the class of the program's tf.distribute strategy. `own_tf_config`: the program's line that sets
     TF_CONFIG; `own_tf_config_kept`: whether that value takes effect. `keras`: the patched Keras, if training uses it.
+    `model`: the last digest; None if there is none, or if the agent has sent it before.
     """
 
     phase: Name
@@ -125,6 +149,7 @@ class TaskStatus:
     own_tf_config: Line = ""
     own_tf_config_kept: bool = False
     keras: Optional[KerasPatch] = None
+    model: Optional[ModelDigest] = None
 
 
 @dataclass(frozen=True)

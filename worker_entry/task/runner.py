@@ -36,7 +36,7 @@ from worker_entry.hooks import (
 )
 from worker_entry.keras_patches import patching
 from worker_entry.protocol import child_order, environment
-from worker_entry.protocol.values import Injection, KerasPatch, Program, Progress, TaskOrder
+from worker_entry.protocol.values import Injection, KerasPatch, ModelDigest, Program, Progress, TaskOrder
 from worker_entry.system import clock
 from worker_entry.task import crash_record, faults, keras_progress, status_file
 from worker_entry.task.meter import Meter
@@ -118,9 +118,11 @@ def _prepare(order: TaskOrder) -> None:
         watch_term_handlers(order.handler_file)
     patches: list[KerasPatch] = []
     note_patch = patches.append
+    note_model: Callable[[ModelDigest], None] = _ignore
     if order.status_file is not None:
         status = status_file.StatusFile(order.status_file, order.not_forked)
         status_file.report_phases(status)
+        note_model = status.report_model
         watchers: list[Callable[[Progress], None]] = []
         if order.progress:
             waits, inputs = collective_time.CollectiveClock(), input_time.InputClock()
@@ -140,19 +142,28 @@ def _prepare(order: TaskOrder) -> None:
             built_strategy.watch_strategies(lambda strategy: status.report_strategy(type(strategy).__name__))
             built_strategy.watch_jax(status.report_strategy)
             own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
-    patch_libraries(order, note_patch)
+    patch_libraries(order, note_patch, note_model)
     import_garbage.install()
     os.environ.update(child_order.make_child_env(order, os.environ))
 
 
+def _ignore(_: ModelDigest) -> None:
+    pass
+
+
 def patch_libraries(
-    order: TaskOrder, report: Callable[[KerasPatch], None] = lambda _: None, *, quiet: bool = False
+    order: TaskOrder,
+    report: Callable[[KerasPatch], None] = lambda _: None,
+    report_model: Callable[[ModelDigest], None] = _ignore,
+    *,
+    quiet: bool = False,
 ) -> None:
     """Patches TensorFlow and Keras as soon as they are imported.
 
     Args:
         order: selects the patches.
         report: called with the patch of Keras, if anything was patched.
+        report_model: called with each digest of a model that is trained.
         quiet: whether to patch without logging it.
     """
     if order.coordination_timeout_s and "TF_CONFIG" in os.environ:
@@ -161,7 +172,7 @@ def patch_libraries(
         devices.install(int(os.environ[environment.DEVICES]))
     if order.patch_keras:
         log = _log if not quiet else lambda _: None
-        patching.install(log, report, cluster=own_tf_config.NAME in os.environ)
+        patching.install(log, report, report_model, cluster=own_tf_config.NAME in os.environ)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:

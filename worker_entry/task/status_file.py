@@ -16,7 +16,7 @@ from typing import Any, Optional
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.node_local import STACKS_SIGNAL
-from worker_entry.protocol.values import NOT_IMPORTED, KerasPatch, Progress, TaskStatus
+from worker_entry.protocol.values import NOT_IMPORTED, KerasPatch, ModelDigest, Progress, TaskStatus
 from worker_entry.system import clock
 
 TENSORFLOW = "tensorflow"
@@ -58,14 +58,17 @@ class StatusFile:
     def report_keras(self, patch: KerasPatch) -> None:
         self._write(keras=patch)
 
+    def report_model(self, digest: ModelDigest) -> None:
+        self._write(model=digest)
+
     def _write(self, **changes: Any) -> None:
         if os.getpid() != self._process:  # a child that the program has forked
             return
         with self._writing:
             self._status = replace(self._status, **changes)
-            progress, keras = self._status.progress, self._status.keras
-            parts = {"progress": progress and vars(progress), "keras": keras and vars(keras)}
-            text = json.dumps({**vars(self._status), **parts})
+            parts = {name: getattr(self._status, name) for name in ("progress", "keras", "model")}
+            written = {name: part and vars(part) for name, part in parts.items()}
+            text = json.dumps({**vars(self._status), **written})
             self._length = max(self._length, len(text))
             # The descriptor may belong to another file by now: some programs close all descriptors they did not open.
             if self._descriptor is not None and _identity(self._descriptor) == self._file:

@@ -1,0 +1,192 @@
+"""Workers whose models are no longer the same are named, with the first variable that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher.console.messages import render_news
+from launcher.gang.divergence import KEPT
+from launcher.gang.events import Event, TaskReported
+from launcher.gang.state import AttemptState
+from launcher.tasks import TaskId
+from tests.conftest import PROGRAMS, Distlaunch
+from tests.test_gang import ONE_NODE, W0, W1, W2, make_policy, play, running
+from worker_entry.agent.status_reader import STATUS_LIMIT, StatusFiles
+from worker_entry.keras_patches.digests import LONGEST_NAME, SEEN_S, SHARE, _find_stride, _grouped
+from worker_entry.protocol.file_names import AttemptFiles
+from worker_entry.protocol.frame_limits import FRAME_LIMITS
+from worker_entry.protocol.framing import encode
+from worker_entry.protocol.messages import Status
+from worker_entry.protocol.values import MOST_PARTS, ModelDigest, TaskStatus
+from worker_entry.task.status_file import StatusFile
+
+COVERS = ("worker_entry/keras_patches", "worker_entry/agent/status_reader.py", "launcher/gang")
+
+NAMES = ["dense/kernel", "dense/bias", "counting/above"]
+SAME = ["00000001", "00000002", "00000003"]
+LAST_DIFFERS = ["00000001", "00000002", "ffffffff"]
+THREE = {"a": [W0, W1, W2]}
+
+
+def digest(epoch: int, parts: Sequence[str] = SAME, *, fit: int = 1, ended: bool = False) -> ModelDigest:
+    return ModelDigest(fit, epoch, ended, NAMES, list(parts))
+
+
+def reported(task: TaskId, model: ModelDigest | None) -> TaskReported:
+    return TaskReported(task, "is training", 1000.0, model=model)
+
+
+def follow(nodes: dict[str, list[TaskId]], *events: Event) -> AttemptState:
+    policy = make_policy(nodes)
+    state, _ = play(policy, *running(policy), *events)
+    return state
+
+
+def test_models_that_are_the_same_are_not_mentioned() -> None:
+    state = follow(ONE_NODE, *(reported(task, digest(epoch)) for epoch in (1, 2, 3) for task in (W0, W1)))
+    assert state.divergence == ""
+
+
+def test_the_first_variable_that_differs_is_named_with_the_workers() -> None:
+    state = follow(THREE, *(reported(task, digest(2)) for task in (W0, W2)), reported(W1, digest(2, LAST_DIFFERS)))
+    assert state.divergence == (
+        "the model of worker:1 differs from those of worker:0, worker:2 after epoch 2, first in counting/above; "
+        "only the chief's is saved"
+    )
+
+
+def test_models_that_all_differ_are_compared_with_the_first() -> None:
+    apart = [reported(task, digest(1, [f"0000000{task.index}", *SAME[1:]], ended=True)) for task in (W0, W1, W2)]
+    assert follow(THREE, *apart).divergence.startswith(
+        "the models of worker:1, worker:2 differ from that of worker:0 at the end, first in dense/kernel; "
+    )
+
+
+def test_nothing_is_said_before_all_workers_have_reported_the_moment() -> None:
+    state = follow(THREE, reported(W0, digest(1)), reported(W1, digest(1, LAST_DIFFERS)))
+    assert state.divergence == ""
+
+
+@pytest.mark.parametrize(
+    "other", [digest(2, LAST_DIFFERS), digest(1, LAST_DIFFERS, fit=2), digest(1, LAST_DIFFERS, ended=True)]
+)
+def test_different_moments_are_not_compared(other: ModelDigest) -> None:
+    assert follow(ONE_NODE, reported(W0, digest(1)), reported(W1, other)).divergence == ""
+
+
+def test_a_worker_that_reports_late_is_compared_with_an_earlier_digest_of_the_other() -> None:
+    early = [reported(W0, digest(epoch)) for epoch in range(1, KEPT + 1)]
+    assert follow(ONE_NODE, *early, reported(W1, digest(1, LAST_DIFFERS))).divergence != ""
+
+
+def test_a_status_without_a_digest_changes_nothing() -> None:
+    state = follow(ONE_NODE, reported(W0, digest(1)), reported(W0, None), reported(W1, digest(1, LAST_DIFFERS)))
+    assert state.divergence != ""
+
+
+def test_models_of_different_sizes_differ_in_their_number_of_variables() -> None:
+    state = follow(ONE_NODE, reported(W0, digest(1)), reported(W1, ModelDigest(1, 1, False, NAMES[:2], SAME[:2])))
+    assert "first in the number of variables" in state.divergence
+
+
+def test_only_the_first_difference_is_a_message() -> None:
+    policy = make_policy(ONE_NODE)
+    events: list[Event] = [reported(W0, digest(1)), reported(W1, digest(1, LAST_DIFFERS)), reported(W0, digest(2))]
+    before, _ = play(policy, *running(policy))
+    said = []
+    for count in range(1, len(events) + 1):
+        after, _ = play(policy, *running(policy), *events[:count])
+        said.append(render_news(before, after, events[count - 1]))
+        before = after
+    assert [line is not None and line.startswith("The model of worker:1 differs") for line in said] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def attempt_files(folder: Path) -> AttemptFiles:
+    files = AttemptFiles(str(folder), 1)
+    Path(files.directory).mkdir(exist_ok=True)
+    return files
+
+
+# --- The task's side ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs_s", "digest_s", "expected"),
+    [
+        (1, 10.0, 0.01, 1),
+        (1, SEEN_S, SEEN_S * SHARE, 1),
+        (1, 1.0, 0.001, 8),
+        (4, 4.0, 0.001, 8),
+        (1, 10.0, 1.0, 16),  # a hundredth of ten epochs
+        (16, 160.0, 0.01, 1),
+        (1, 0.0, 0.0, 8192),
+    ],
+)
+def test_a_digest_takes_a_small_part_of_the_time_and_lasts_some_seconds(
+    every: int, epochs_s: float, digest_s: float, expected: int
+) -> None:
+    assert _find_stride(every, epochs_s, digest_s) == expected
+
+
+def test_variables_share_parts_if_there_are_too_many() -> None:
+    count = 2 * MOST_PARTS + 1
+    names, parts = _grouped([f"v{number}" for number in range(count)], [f"{number:08x}" for number in range(count)])
+    assert len(names) == len(parts) <= MOST_PARTS
+    assert names[1] == "v3"
+    assert len(set(parts)) == len(parts)
+    assert {len(part) for part in parts} == {8}
+
+
+def test_a_digest_is_read_once_until_there_is_another(tmp_path: Path) -> None:
+    files = attempt_files(tmp_path)
+    written, read = StatusFile(files.status("worker:0")), StatusFiles(files, "worker:0")
+
+    def models() -> list[ModelDigest | None]:
+        status = read.read_changed()
+        return [] if status is None else [status.model]
+
+    assert models() == [None]
+    written.report_model(digest(1))
+    assert models() == [digest(1)]
+    written.report_phase("is training")
+    assert models() == [None]
+    written.report_model(digest(2))
+    assert models() == [digest(2)]
+    read.forget_last()  # the agent has another controller
+    assert models() == [digest(2)]
+
+
+def test_the_largest_digest_fits_into_a_status_and_its_message(tmp_path: Path) -> None:
+    names = [f"layer_{number:04}".ljust(LONGEST_NAME, "x") for number in range(MOST_PARTS)]
+    largest = ModelDigest(1, 1, False, names, ["0123abcd"] * MOST_PARTS)
+    files = attempt_files(tmp_path)
+    StatusFile(files.status("worker:0")).report_model(largest)
+    status = StatusFiles(files, "worker:0").read_changed()
+    assert status is not None
+    assert status.model == largest
+    assert Path(files.status("worker:0")).stat().st_size < STATUS_LIMIT
+    assert len(encode(Status("worker:0", TaskStatus("x", 0.0, model=largest)))) < FRAME_LIMITS[Status]
+
+
+@pytest.mark.tensorflow
+def test_workers_whose_models_drift_apart_are_named(warm: Distlaunch) -> None:
+    ran = warm("local", "--workers", "3", str(PROGRAMS / "drifting.py"), timeout=200)
+    assert ran.status == 0, ran.stderr
+    line = "of worker:0 after epoch 1, first in sequential/counting/above; only the chief's is saved"
+    assert ran.stderr.count(line) == 2, "once when it is found, and once at the end"
+    assert line in ran.report["attempts"][0]["divergence"]
+
+
+@pytest.mark.tensorflow
+def test_workers_whose_models_stay_the_same_are_not_mentioned(warm: Distlaunch) -> None:
+    ran = warm("local", "--workers", "2", str(PROGRAMS / "resume_keras.py"), "3", "own", "0.01", timeout=200)
+    assert ran.status == 0, ran.stderr
+    assert "differ" not in ran.stderr
+    assert ran.report["attempts"][0]["divergence"] == ""

@@ -1,0 +1,59 @@
+"""Builds a model of Keras 3 before its first step without reading its data.
+
+Under a strategy, Keras builds a model from a batch: it starts to read the data, and starts again to train. Data that
+can be read once, such as a generator, a queue or a stream, lose what was read: the batch, and what was prefetched.
+The specs of the tensors are all that Keras has without a strategy, too, when it traces the first step.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MODEL = "keras.src.models.model"
+
+
+def patched_build(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+    """Replaces `_maybe_symbolic_build`, which builds a model from an epoch iterator or a batch."""
+
+    @functools.wraps(original)
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        strategy = self._distribute_strategy
+        # If it returns, what is not built yet is built when the step is traced, as without a strategy.
+        if strategy is None or _has_no_call(self):
+            return
+        if iterator is not None:
+            data_batch = _of_replica(trainer, iterator._distributed_dataset.element_spec)
+            if _has_unknown_rank(trainer, data_batch):
+                return
+        try:
+            original(self, iterator=None, data_batch=data_batch)
+        except Exception:
+            if type(self).train_step is trainer.TensorFlowTrainer.train_step:
+                raise
+            # A train_step of its own need not call the model, and not with a batch.
+
+    return _maybe_symbolic_build
+
+
+def _has_no_call(model: Any) -> bool:
+    """Whether the model cannot be called, such as a GAN with its own train_step."""
+    base = getattr(sys.modules.get(MODEL), "Model", None)
+    return base is not None and getattr(type(model), "call", None) is base.call
+
+
+def _of_replica(trainer: Any, spec: Any) -> Any:
+    """What one replica gets of a batch: specs of tensors, and None for missing values."""
+
+    def of_replica(part: Any) -> Any:
+        values = getattr(part, "_value_specs", None)  # of a PerReplicaSpec
+        one = part if values is None else values[0]
+        return None if isinstance(one, trainer.tf.OptionalSpec) else one
+
+    return trainer.tree.map_structure(of_replica, spec)
+
+
+def _has_unknown_rank(trainer: Any, specs: Any) -> bool:
+    return any(spec is not None and spec.shape.rank is None for spec in trainer.tree.flatten(specs))

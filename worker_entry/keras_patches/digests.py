@@ -1,0 +1,159 @@
+"""Checks that all replicas train the same model: a digest of all variables, at the ends of epochs.
+
+Every worker computes the digests on its own devices from its own copies, and the controller compares them, so the check
+needs no collective. It takes at most a hundredth of the time: if it would take longer, some epochs are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from worker_entry.keras_patches.news import News
+from worker_entry.keras_patches.source import CALLBACK, with_callback
+from worker_entry.protocol.values import MOST_PARTS, ModelDigest
+
+SHARE = 0.01
+"""The part of the time that digests may take."""
+SEEN_S = 5.0
+"""How long a digest lasts at least, so that the controller sees those of all workers for the same epoch."""
+CHUNK = 1 << 22
+"""How many elements are read at once, so that a large variable needs little memory."""
+
+LONGEST_NAME = 150
+"""The characters of a variable's path that are kept, from its end."""
+
+
+def patch_digests(trainer: Any, _: Any, news: News) -> list[str]:
+    """Gives each `fit` on several replicas a callback; this mends nothing, so it returns no name."""
+    original = getattr(trainer.TensorFlowTrainer, "fit", None)
+    base = getattr(sys.modules.get(CALLBACK), "Callback", None)
+    if original is None or base is None:
+        return []
+    callback = _make_callback(trainer, base, news)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = self.distribute_strategy
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:  # Keras reports the error better
+            return original(self, *args, **kwargs)
+        if strategy is not None and _has_copies(trainer.tf, strategy):
+            given = bound.arguments.get("callbacks")
+            bound.arguments["callbacks"] = with_callback(trainer, self, given, callback())
+        return original(*bound.args, **bound.kwargs)
+
+    trainer.TensorFlowTrainer.fit = fit
+    return []
+
+
+def _has_copies(tf: Any, strategy: Any) -> bool:
+    """Whether each replica has a copy of each variable."""
+    return strategy.num_replicas_in_sync > 1 and isinstance(
+        strategy, (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    )
+
+
+def _make_callback(trainer: Any, base: Any, news: News) -> Any:
+    fits = [0]
+
+    class CompareModels(base):  # type: ignore[misc]  # a class of Keras
+        def on_train_begin(self, logs: Any = None) -> None:
+            fits[0] += 1
+            self.every, self.epoch, self.began = 1, 0, time.monotonic()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = int(epoch) + 1
+            if self.epoch % self.every == 0:
+                began = time.monotonic()
+                self.send(ended=False)
+                self.every = _find_stride(self.every, began - self.began, time.monotonic() - began)
+                self.began = time.monotonic()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self.send(ended=True)
+
+        def send(self, *, ended: bool) -> None:
+            names, copies = digest_model(trainer, self.model)
+            apart = next((name for name, digests in zip(names, copies) if len(set(digests)) > 1), "")  # noqa: B905
+            if apart:
+                news.say(f"the copies of {apart} on the devices of this process differ; only the first is saved")
+            parts = [f"{digests[0] & 0xFFFFFFFF:08x}" for digests in copies]
+            news.report_model(ModelDigest(fits[0], self.epoch, ended, *_grouped(names, parts)))
+
+    return CompareModels
+
+
+def _find_stride(every: int, epochs_s: float, digest_s: float) -> int:
+    """Of how many epochs one gets a digest: a power of two, because then workers agree on many of them.
+
+    Args:
+        every: what it is.
+        epochs_s: the time that so many epochs have taken.
+        digest_s: the time that the digest has taken.
+    """
+    needed = max(SEEN_S, digest_s / SHARE) / max(epochs_s / every, 1e-3)
+    return 1 << max(0, int(needed) - 1).bit_length() if needed > 1 else 1
+
+
+def _grouped(names: list[str], parts: list[str]) -> tuple[list[str], list[str]]:
+    """At most `MOST_PARTS` parts: consecutive variables share one, with the name of the first."""
+    size = -(-len(parts) // MOST_PARTS) or 1
+    if size == 1:
+        return names, parts
+    groups = [parts[first : first + size] for first in range(0, len(parts), size)]
+    return names[::size], [hashlib.sha256("".join(group).encode()).hexdigest()[:8] for group in groups]
+
+
+def digest_model(trainer: Any, model: Any) -> tuple[list[str], list[list[int]]]:
+    """The names of the variables of a model and its optimizer, and the digests of each one's copies in this process."""
+    tf, strategy = trainer.tf, model.distribute_strategy
+    variables = list(_variables_of(model))
+    digests = []
+    for variable in variables:
+        copies = [tf.convert_to_tensor(copy) for copy in strategy.experimental_local_results(variable.value)]
+        digests.append([_digesting(tf, copy.dtype.name)(tf.reshape(copy, [-1])) for copy in copies])
+    # Only now, because a device computes while the next variables are looked at.
+    return [variable.path[-LONGEST_NAME:] for variable in variables], [
+        [int(digest) for digest in copies] for copies in digests
+    ]
+
+
+def _variables_of(model: Any) -> Iterator[Any]:
+    optimizer = getattr(model, "optimizer", None)
+    for variable in (*model.variables, *(getattr(optimizer, "variables", None) or ())):
+        if variable.synchronization != "on_read" and variable.dtype not in ("string", "complex64", "complex128"):
+            yield variable
+
+
+@functools.cache
+def _digesting(tf: Any, dtype: str) -> Callable[[Any], Any]:
+    """A function that returns 64 bits that depend on each element of a vector of this type."""
+
+    def mix(values: Any) -> Any:
+        if not values.dtype.is_floating:
+            bits = tf.cast(values, tf.int64)
+        else:
+            of_size = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+            bits = tf.cast(tf.bitcast(values, of_size[values.dtype.size]), tf.int64)
+        bits = bits * 6364136223846793005 + 1442695040888963407  # modulo 2^64
+        return tf.reduce_sum(bits * (bits // 65536))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], dtype)])  # type: ignore[untyped-decorator]
+    def digest(values: Any) -> Any:
+        count = tf.size(values, out_type=tf.int64)
+        return tf.while_loop(
+            lambda first, _: first < count,
+            lambda first, total: (first + CHUNK, total + mix(values[first : first + CHUNK])),
+            (tf.constant(0, tf.int64), tf.constant(0, tf.int64)),
+            parallel_iterations=1,
+        )[1]
+
+    return digest  # type: ignore[no-any-return]
