@@ -77,6 +77,14 @@ def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], referen
         ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
         ("no kernel image is available for execution on the device", "was not built for this GPU"),
         ("A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1", "numpy<2"),
+        (
+            "[Errno 11] Unable to synchronously create file (unable to lock file, errno = 11, error message = 'R')",
+            "give each worker its own path",
+        ),
+        (
+            "allow_missing_files was set to false and m/variables/variables_temp/part-00000 did not exist.NOT_FOUND: m",
+            "give each worker its own path",
+        ),
         ("Serialized cache key does not match. [Op:__inference_f_176]", "remove the folder"),
         ("InternalError: Failed to parse serialized CpuAotCompilationResult.", "remove the folder"),
         ("Attempt to convert a value (PerReplica:{ 0: <tf.Tensor", "remove --no-keras-patch"),

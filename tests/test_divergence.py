@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import ONE_NODE, W0, W1, W2, make_policy, play, running
 from worker_entry.agent.status_reader import STATUS_LIMIT, StatusFiles
-from worker_entry.keras_patches.digests import LONGEST_NAME, SEEN_S, SHARE, _find_stride, _grouped
+from worker_entry.keras_patches.digests import LONGEST_NAME, SEEN_S, SHARE, Rhythm, _find_stride, _grouped
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.frame_limits import FRAME_LIMITS
 from worker_entry.protocol.framing import encode
@@ -118,21 +119,34 @@ def attempt_files(folder: Path) -> AttemptFiles:
 
 
 @pytest.mark.parametrize(
-    ("every", "epochs_s", "digest_s", "expected"),
+    ("one_s", "digest_s", "expected"),
     [
-        (1, 10.0, 0.01, 1),
-        (1, SEEN_S, SEEN_S * SHARE, 1),
-        (1, 1.0, 0.001, 8),
-        (4, 4.0, 0.001, 8),
-        (1, 10.0, 1.0, 16),  # a hundredth of ten epochs
-        (16, 160.0, 0.01, 1),
-        (1, 0.0, 0.0, 8192),
+        (10.0, 0.01, 1),
+        (SEEN_S, SEEN_S * SHARE, 1),
+        (1.0, 0.001, 8),
+        (10.0, 1.0, 16),  # a hundredth of ten epochs
+        (0.0, 0.0, 8192),
     ],
 )
 def test_a_digest_takes_a_small_part_of_the_time_and_lasts_some_seconds(
-    every: int, epochs_s: float, digest_s: float, expected: int
+    one_s: float, digest_s: float, expected: int
 ) -> None:
-    assert _find_stride(every, epochs_s, digest_s) == expected
+    assert _find_stride(one_s, digest_s) == expected
+
+
+def test_short_epochs_get_few_digests() -> None:
+    now, digests = [0.0], list[int]()
+
+    def compute(number: int) -> None:
+        digests.append(number)
+        now[0] += 0.2
+
+    rhythm = Rhythm(lambda: now[0])
+    for number in range(1, 101):
+        rhythm.begin()
+        now[0] += 1.0
+        rhythm.end(number, partial(compute, number), allowed=number != 64)
+    assert digests == [1, 32, 96], "0.2 s of 20 s each"
 
 
 def test_variables_share_parts_if_there_are_too_many() -> None:

@@ -113,6 +113,11 @@ _KNOWN = tuple(
             "the file was saved by Keras 2: load it with tf_keras (TF_USE_LEGACY_KERAS=1), or save it with Keras 3",
         ),
         (
+            r"unable to lock file, errno = 11|allow_missing_files was set to false and \S+ did not exist",
+            "task-failed",
+            "several workers save to one path: with tf_keras, give each worker its own path, and keep the chief's",
+        ),
+        (
             r"Serialized cache key does not match|Failed to parse serialized \w+CompilationResult",
             "task-failed",
             "an entry of the compile cache is damaged: remove the folder that `cache` or TF_XLA_FLAGS names",

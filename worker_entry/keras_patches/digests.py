@@ -1,7 +1,8 @@
 """Checks that all replicas train the same model: a digest of all variables, at the ends of epochs.
 
 Every worker computes the digests on its own devices from its own copies, and the controller compares them, so the check
-needs no collective. It takes at most a hundredth of the time: if it would take longer, some epochs are left out.
+needs no collective. It takes at most a hundredth of the time: if it would take longer, some epochs are left out, and
+some calls of `fit` if there are many. Only the first digests may take more.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -62,23 +64,24 @@ def _has_copies(tf: Any, strategy: Any) -> bool:
 
 
 def _make_callback(trainer: Any, base: Any, news: News) -> Any:
-    fits = [0]
+    fits, epochs = Rhythm(), Rhythm()
 
     class CompareModels(base):  # type: ignore[misc]  # a class of Keras
+        epoch = 0
+
         def on_train_begin(self, logs: Any = None) -> None:
-            fits[0] += 1
-            self.every, self.epoch, self.began = 1, 0, time.monotonic()
+            fits.begin()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            epochs.begin()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.epoch = int(epoch) + 1
-            if self.epoch % self.every == 0:
-                began = time.monotonic()
-                self.send(ended=False)
-                self.every = _find_stride(self.every, began - self.began, time.monotonic() - began)
-                self.began = time.monotonic()
+            is_last = self.epoch == self.params.get("epochs")  # `on_train_end` follows
+            epochs.end(self.epoch, lambda: self.send(ended=False), allowed=not is_last)
 
         def on_train_end(self, logs: Any = None) -> None:
-            self.send(ended=True)
+            fits.end(fits.count, lambda: self.send(ended=True))
 
         def send(self, *, ended: bool) -> None:
             names, copies = digest_model(trainer, self.model)
@@ -86,21 +89,43 @@ def _make_callback(trainer: Any, base: Any, news: News) -> Any:
             if apart:
                 news.say(f"the copies of {apart} on the devices of this process differ; only the first is saved")
             parts = [f"{digests[0] & 0xFFFFFFFF:08x}" for digests in copies]
-            news.report_model(ModelDigest(fits[0], self.epoch, ended, *_grouped(names, parts)))
+            news.report_model(ModelDigest(fits.count, self.epoch, ended, *_grouped(names, parts)))
 
     return CompareModels
 
 
-def _find_stride(every: int, epochs_s: float, digest_s: float) -> int:
+class Rhythm:
+    """Decides after which of many epochs, or calls of `fit`, there is a digest: after the first, and then every 2^n."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        """How many have begun."""
+        self._clock = clock
+        self._began = 0.0
+        self._every = 1
+
+    def begin(self) -> None:
+        self.count += 1
+        self._began = self._clock()
+
+    def end(self, number: int, compute: Callable[[], None], *, allowed: bool = True) -> None:
+        """Computes a digest if it is time. `number`: of the epoch or call, the same on all workers."""
+        if not allowed or number % self._every:
+            return
+        ended = self._clock()
+        compute()
+        self._every = _find_stride(ended - self._began, self._clock() - ended)
+
+
+def _find_stride(one_s: float, digest_s: float) -> int:
     """Of how many epochs one gets a digest: a power of two, because then workers agree on many of them.
 
     Args:
-        every: what it is.
-        epochs_s: the time that so many epochs have taken.
-        digest_s: the time that the digest has taken.
+        one_s: the time that an epoch takes.
+        digest_s: the time that a digest takes.
     """
-    needed = max(SEEN_S, digest_s / SHARE) / max(epochs_s / every, 1e-3)
-    return 1 << max(0, int(needed) - 1).bit_length() if needed > 1 else 1
+    needed = math.ceil(max(SEEN_S, digest_s / SHARE) / max(one_s, 1e-3))
+    return 1 << (needed - 1).bit_length()
 
 
 def _grouped(names: list[str], parts: list[str]) -> tuple[list[str], list[str]]:
