@@ -752,6 +752,7 @@ ON_DEVICES = [
     "metrics_of_all_kinds",
     "adversaries",
     "train_on_batch",
+    "loss_that_is_no_mean",
     "optimizers_with_some_options",
     "loss_that_a_step_does_not_divide",
     *OF_NUMBERS,
@@ -1340,3 +1341,9 @@ def test_a_backup_of_another_worker_does_nothing_and_a_line_says_so(runs: Runs) 
         assert result["epochs"] == [0, 1, 2, 3, 4]
         assert result["files"] == 0
     assert ["BackupAndRestore does nothing" in log for log in run.logs] == [False, True]
+
+
+@tensorflow
+def test_one_worker_writes_the_checkpoints_of_orbax(runs: Runs) -> None:
+    for worker in (0, 1):
+        assert runs.get(NEWEST).case("orbax_checkpoints", worker)["writers"] == [0, 0]

@@ -1,8 +1,11 @@
 """More cases of `keras_cases.py`: losses, metrics, random numbers, data that can be read once, layers' own state."""
 
+import contextlib
 import itertools
 import os
+import sys
 import tempfile
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -80,6 +83,18 @@ def loss_of_rank_1_summed() -> Result:
 def loss_of_rank_1_unreduced() -> Result:
     """The gradient is that of the sum; the loss that Keras shows is the mean."""
     return with_loss(1, None if not LEGACY else "none", rate=0.005)
+
+
+def roots(y: Any, p: Any) -> Any:
+    """The mean of the roots of the mean squares of each half of a batch, or of one half: what two replicas train."""
+    halves = tf.split(y - p, 2) if ALONE else [y - p]
+    return sum(tf.sqrt(tf.reduce_mean(tf.square(half))) for half in halves) / len(halves)
+
+
+@case
+def loss_that_is_no_mean() -> Result:
+    """Two replicas train by the mean of their values."""
+    return fit(compiled(roots), *samples(4 * BATCH))
 
 
 @case
@@ -508,6 +523,40 @@ def checkpoints_without_temporary_files() -> Result:
     finally:
         tempfile.tempdir = before
     return {**result, "best": float(saving.best), "saved": weights(keras.models.load_model(str(OUT / "best.keras")))}
+
+
+class OrbaxStandIn:
+    """Writes a file for each step. `orbax.checkpoint.v1.training.Checkpointer` writes a folder, and needs JAX."""
+
+    def __init__(self, directory: str, **_: Any) -> None:
+        self.directory = directory
+
+    def save_checkpointables(self, step: int, _: Any) -> None:
+        os.makedirs(self.directory, exist_ok=True)
+        with open(os.path.join(self.directory, f"{step} by {TASK}"), "x", encoding="utf-8"):
+            pass
+
+    def close(self) -> None:
+        pass
+
+
+def stand_in_for_orbax() -> None:
+    space = types.SimpleNamespace
+    policies = space(LatestN=lambda _: None, FixedIntervalPolicy=lambda _: None)
+    training = space(Checkpointer=OrbaxStandIn, preservation_policies=policies, save_decision_policies=policies)
+    package, module = types.ModuleType("orbax"), types.ModuleType("orbax.checkpoint")
+    vars(module)["v1"] = space(training=training, Context=contextlib.nullcontext)
+    sys.modules.update({"orbax": package, "orbax.checkpoint": module})
+
+
+@case
+def orbax_checkpoints() -> Result:
+    """Who has written the steps of OrbaxCheckpoint, which reads the metrics, too."""
+    stand_in_for_orbax()
+    folder = str(OUT / "orbax")
+    saving = keras.callbacks.OrbaxCheckpoint(folder, monitor="loss", save_on_background=False)
+    result = fit(regression(), *samples(4 * BATCH), callbacks=[saving])
+    return {**result, "writers": [int(name.split()[-1]) for name in sorted(os.listdir(folder))]}
 
 
 OPTIMIZERS = (
