@@ -123,9 +123,9 @@ def attempt_files(folder: Path) -> AttemptFiles:
     [
         (10.0, 0.01, 1),
         (SEEN_S, SEEN_S * SHARE, 1),
-        (1.0, 0.001, 8),
+        (SEEN_S / 5, 0.0001, 8),
         (10.0, 1.0, 16),  # a hundredth of ten epochs
-        (0.0, 0.0, 8192),
+        (0.0, 0.0, 512),
     ],
 )
 def test_a_digest_takes_a_small_part_of_the_time_and_lasts_some_seconds(

@@ -76,6 +76,10 @@ FAULTY_TRAINER = """
         def _aggregate_additional_loss(self, loss):
             return loss
 
+    class TFEpochIterator:
+        def _get_iterator(self):
+            return self._distributed_dataset
+
     def reduce_per_replica(values, strategy, reduction):
         if reduction == "concat":
             return "concatenated"
@@ -275,6 +279,9 @@ SEEDS = """
     class SeedGenerator:
         def next(self, ordered=True):
             return {seed}
+
+    def global_seed_generator():
+        return SeedGenerator()
 """
 
 FAULTY_SEEDS = SEEDS.format(seed="self.state.value * 1")
@@ -689,6 +696,7 @@ OF_NUMBERS = [
     "generator",
     "generator_over_epochs",
     "stream",
+    "rows_of_threads",
     "predict_on_batch",
     "sparse_rows",
     "ragged_rows",
@@ -697,7 +705,7 @@ OF_NUMBERS = [
 """Cases whose numbers are the same under each strategy, with any number of replicas that divides the batch."""
 
 WITH_IDLE_REPLICA = ["numbers_of_own_functions_with_idle_worker", "state_of_an_own_layer_with_idle_worker"]
-RANDOM = ["random_layers", "random_augmentation", "random_initial_weights"]
+RANDOM = ["random_layers", "random_numbers_without_a_seed", "random_augmentation", "random_initial_weights"]
 
 NOT_AS_ONE_PROCESS = {
     "uneven_fit": "a worker averages its own samples, and the workers' means are averaged",
@@ -1265,6 +1273,23 @@ def test_each_replica_draws_its_own_random_numbers(runs: Runs, configuration: st
     assert len(set(drawn)) == 4 * replicas
     masks, noises = {row[:16] for row in drawn}, {row[16:] for row in drawn}
     assert len(masks) == len(noises) == 4 * replicas
+
+
+@tensorflow
+@pytest.mark.parametrize("configuration", [NEWEST, OLDER, "mirrored", "central storage"])
+def test_each_replica_draws_its_own_numbers_without_a_seed_too(runs: Runs, configuration: str) -> None:
+    first, second = runs.get(configuration).case("random_numbers_without_a_seed")["drawn"]
+    assert len({*first, *second}) == len(first) + len(second) == 2 * 4 * 3
+
+
+@tensorflow
+@pytest.mark.parametrize("configuration", [NEWEST, THREE_WORKERS, "mirrored", "central storage"])
+def test_the_arrays_of_a_program_stay_as_they_are(runs: Runs, configuration: str) -> None:
+    """TensorFlow takes aligned arrays for its own, and a divided batch is overwritten."""
+    run = runs.get(configuration)
+    assert [run.case("rows_of_threads", worker)["changed"] for worker in range(len(run.workers))] == [0] * len(
+        run.workers
+    )
 
 
 @tensorflow

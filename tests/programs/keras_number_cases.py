@@ -328,6 +328,41 @@ def generator_over_epochs() -> Result:
     return {"history": history(fitted), "weights": weights(model)}
 
 
+def aligned(values: Any) -> Any:
+    """A copy whose memory TensorFlow uses as it is."""
+    memory = np.empty(values.nbytes + 64, "uint8")
+    first = -memory.ctypes.data % 64
+    copy = memory[first : first + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[:] = values
+    return copy
+
+
+class Rows(keras.utils.PyDataset if not LEGACY else object):  # type: ignore[misc]  # TensorFlow has no types
+    """Batches that are parts of two arrays."""
+
+    def __init__(self, x: Any, y: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x) // BATCH
+
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        return self.x[rows], self.y[rows]
+
+
+@case
+def rows_of_threads() -> Result:
+    """A PyDataset that threads read, once for each epoch; its arrays stay as they are."""
+    x, y = (aligned(values) for values in samples(4 * BATCH))
+    before = x.copy(), y.copy()
+    model = regression()
+    fitted = model.fit(Rows(x, y, workers=2), epochs=4, shuffle=False, verbose=0)
+    changed = int((x != before[0]).sum() + (y != before[1]).sum())
+    return {"history": history(fitted), "weights": weights(model), "changed": changed}
+
+
 @case
 def stream() -> Result:
     """A tf.data pipeline over one stream of samples, which cannot be started again."""
@@ -432,6 +467,21 @@ def random_layers() -> Result:
     for variable, value in zip(model.variables, before, strict=True):
         variable.assign(value)
     return {"first": first, "second": second, "restored": draw(), "state": state}
+
+
+class Noise(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow has no types
+    """Draws numbers without a seed."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + keras.random.normal(tf.shape(inputs))
+
+
+@case
+def random_numbers_without_a_seed() -> Result:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), Noise()])
+    zeros = np.zeros((2 * REPLICAS, 3), "float32")
+    return {"drawn": [numbers(model.predict(zeros, batch_size=len(zeros), verbose=0)) for _ in range(2)]}
 
 
 @case

@@ -22,8 +22,8 @@ from worker_entry.protocol.values import MOST_PARTS, ModelDigest
 
 SHARE = 0.01
 """The part of the time that digests may take."""
-SEEN_S = 5.0
-"""How long a digest lasts at least, so that the controller sees those of all workers for the same epoch."""
+SEEN_S = 0.5
+"""How long a digest lasts at least: an agent looks at the status of its tasks twenty times a second."""
 CHUNK = 1 << 22
 """How many elements are read at once, so that a large variable needs little memory."""
 

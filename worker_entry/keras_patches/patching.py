@@ -4,7 +4,7 @@ With more than one worker, Keras 3 fails in its trainer (tensorflow#72388, keras
 the first step (`trainer`):
 
 - To get a sample batch, `TensorFlowTrainer._maybe_symbolic_build` passes a *tuple* of distributed values to
-  `strategy.reduce`, which takes one value. The specs of the data are enough (`building`). It also calls the model even
+  `strategy.reduce`, which takes one value. The specs of the data are enough (`reading`). It also calls the model even
   if the model has no `call`, such as a GAN, whose parts are built when its train_step is traced.
 - `reduce_per_replica` computes the mean over axis 0 of every log value. The values are scalars, which have no axis 0;
   the mean across the replicas is what it needs.

@@ -36,10 +36,12 @@ def patch_seeds(trainer: Any, module: Any, _: Any) -> list[str]:
     """Replaces the function that draws a seed; returns its name."""
     generator = module.SeedGenerator
     variable: Any = getattr(sys.modules.get(VARIABLE), "Variable", None)
-    has_all = hasattr(generator, "next") and hasattr(variable, "_deferred_initialize")
+    has_all = all(hasattr(module, name) for name in ("SeedGenerator", "global_seed_generator"))
+    has_all = has_all and hasattr(generator, "next") and hasattr(variable, "_deferred_initialize")
     if not has_all or "replica" in inspect.getsource(generator.next):
         return []
     generator.next = _patched_next(trainer, generator.next)
+    module.global_seed_generator = _patched_global(trainer, module.global_seed_generator)
     # Variables that are created in a step get the same initial values in all replicas.
     variable.__init__ = _counted("initializing", variable.__init__)
     variable._deferred_initialize = _counted("initializing", variable._deferred_initialize)
@@ -64,6 +66,33 @@ def _patched_next(trainer: Any, original: Callable[..., Any]) -> Callable[..., A
         return seed
 
     return next
+
+
+class _Unseeded:
+    """Draws seeds from TensorFlow, in the place of Keras's global generator.
+
+    Keras keeps this generator for each thread, and a replica has a thread of its own: it would create a variable in
+    each step. TensorFlow's numbers depend on its seed, which `keras.utils.set_random_seed` sets.
+    """
+
+    def __init__(self, tf: Any, replica: Any) -> None:
+        self._tf = tf
+        self._replica = replica
+
+    def next(self, ordered: bool = True) -> Any:
+        seed = self._tf.random.uniform([2], maxval=2**31 - 1, dtype=self._tf.int64)
+        return self._tf.random.experimental.stateless_fold_in(seed, self._replica)
+
+
+def _patched_global(trainer: Any, original: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(original)
+    def global_seed_generator() -> Any:
+        context = find_shared_context(trainer)
+        if context is None or _is_counted("initializing"):
+            return original()
+        return _Unseeded(trainer.tf, context.replica_id_in_sync_group)
+
+    return global_seed_generator
 
 
 def _watch_maps(module: Any) -> None:

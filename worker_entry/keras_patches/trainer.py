@@ -10,10 +10,10 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, Optional
 
-from worker_entry.keras_patches.building import patched_build
 from worker_entry.keras_patches.losses import LOSS, say_if_unscaled, scales_losses
 from worker_entry.keras_patches.metrics import is_common
 from worker_entry.keras_patches.news import News
+from worker_entry.keras_patches.reading import Unread, patched_build, patched_get_iterator
 from worker_entry.keras_patches.source import calls_of, is_constant, is_multi_worker
 from worker_entry.keras_patches.step import Step, in_step
 from worker_entry.keras_patches.whole_batches import (
@@ -33,6 +33,7 @@ def patch_trainer(trainer: Any, module: Any, news: News) -> list[str]:
     build = getattr(trainer_class, "_maybe_symbolic_build", None)
     if build is not None and _draws(build):
         trainer_class._maybe_symbolic_build = patched_build(trainer, build)
+        module.TFEpochIterator._get_iterator = patched_get_iterator(module.TFEpochIterator._get_iterator)
         patched.append("_maybe_symbolic_build")
     predict_on_batch = getattr(trainer_class, "predict_on_batch", None)
     if predict_on_batch is not None and calls_of(predict_on_batch, "predict_function"):
@@ -86,6 +87,8 @@ def _patched_make_function(
         function = make(self, in_step(trainer, step_function, functools.partial(end_step, self, step_function)))
 
         def on_batches(iterator: Any) -> Any:
+            if isinstance(iterator, Unread):
+                return function(iterator.begin())
             if isinstance(iterator, (trainer.tf.data.Iterator, trainer.tf.distribute.DistributedIterator)):
                 return function(iterator)
             return function(divide(trainer, strategy, iterator))

@@ -33,6 +33,7 @@ from worker_entry.hooks import (
     import_garbage,
     input_time,
     own_tf_config,
+    python_data,
 )
 from worker_entry.keras_patches import patching
 from worker_entry.protocol import child_order, environment
@@ -168,6 +169,7 @@ def patch_libraries(
     """
     if order.coordination_timeout_s and "TF_CONFIG" in os.environ:
         coordination_timeout.lengthen(order.coordination_timeout_s)
+    python_data.install()
     if os.environ.get(environment.DEVICES):
         devices.install(int(os.environ[environment.DEVICES]))
     if order.patch_keras:

@@ -1,8 +1,11 @@
-"""Builds a model of Keras 3 before its first step without reading its data.
+"""Makes Keras 3 start to read its data only where it goes on reading them.
 
-Under a strategy, Keras builds a model from a batch: it starts to read the data, and starts again to train. Data that
-can be read once, such as a generator, a queue or a stream, lose what was read: the batch, and what was prefetched.
-The specs of the tensors are all that Keras has without a strategy, too, when it traces the first step.
+Under a strategy, Keras builds a model from a batch: it starts to read the data, and starts again to train. And after
+each epoch, it makes an iterator that it does not use, which begins to prefetch under a strategy. Data that can be read
+once, such as a generator, a queue or a stream, lose what was read.
+
+The specs of the tensors are enough to build a model; without a strategy, Keras has no more when it traces the first
+step. And an iterator can wait until it is used.
 """
 
 from __future__ import annotations
@@ -13,6 +16,37 @@ from collections.abc import Callable
 from typing import Any
 
 MODEL = "keras.src.models.model"
+
+
+class Unread:
+    """An iterator of a distributed data set that begins to read when it is first used."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._iterator: Any = None
+
+    def __iter__(self) -> Unread:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.begin())
+
+    def begin(self) -> Any:
+        """The iterator of TensorFlow."""
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)
+        return self._iterator
+
+
+def patched_get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces the epoch iterator's `_get_iterator`, which returns what is iterated over."""
+
+    @functools.wraps(original)
+    def _get_iterator(self: Any) -> Any:
+        dataset = original(self)
+        return dataset if self._distribute_strategy.num_replicas_in_sync == 1 else Unread(dataset)
+
+    return _get_iterator
 
 
 def patched_build(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
