@@ -18,6 +18,7 @@ from tiny_keras import (
     OUT,
     Interrupt,
     InterruptionError,
+    OwnState,
     Result,
     Spread,
     case,
@@ -160,20 +161,6 @@ def numbers_of_own_functions() -> Result:
 def numbers_of_own_functions_with_idle_worker() -> Result:
     """The same; no mean can be computed where a worker has no sample."""
     return penalized(4 * BATCH + 1)
-
-
-class OwnState(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow has no types
-    """Subtracts a running mean of its inputs, and counts its calls."""
-
-    def build(self, shape: Any) -> None:
-        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
-        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, dtype="int32", name="calls")
-
-    def call(self, inputs: Any, training: Any = None) -> Any:
-        if training:
-            self.mean.assign(0.8 * self.mean + 0.2 * tf.reduce_mean(inputs, 0))
-            self.calls.assign_add(1)
-        return inputs - self.mean
 
 
 @case

@@ -35,6 +35,7 @@ from tiny_keras import (  # noqa: E402 - imports Keras, as `tf.keras` in the str
     OUT,
     Interrupt,
     InterruptionError,
+    OwnState,
     Result,
     case,
     dense,
@@ -301,23 +302,11 @@ def normalized_and_dropped_out() -> Result:
     return fit(model, batches(40).repeat())
 
 
-class RunningMean(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow has no types
-    """Subtracts a running mean of its inputs, a state of its own."""
-
-    def build(self, shape: Any) -> None:
-        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="mean")
-
-    def call(self, inputs: Any, training: Any = None) -> Any:
-        if training:
-            self.mean.assign(0.8 * self.mean + 0.2 * tf.reduce_mean(inputs, 0))
-        return inputs - self.mean
-
-
 @case
 def own_functions() -> Result:
     """A loss and a metric that are one number each, a layer with a state of its own, and random masks."""
     with strategy.scope():
-        model = keras.Sequential([dense(8, "tanh"), RunningMean(), keras.layers.Dropout(0.5, seed=3), dense(1)])
+        model = keras.Sequential([dense(8, "tanh"), OwnState(), keras.layers.Dropout(0.5, seed=3), dense(1)])
         error = lambda y, p: tf.reduce_mean(tf.abs(y - p))  # noqa: E731 - as a user writes it
         model.compile(keras.optimizers.SGD(0.05), lambda y, p: tf.reduce_mean(tf.square(y - p)), metrics=[error])
     result = fit(model, batches(40).repeat())

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import sys
 import tempfile
@@ -23,7 +22,14 @@ from typing import Any
 
 from worker_entry.keras_patches.collectives import add_up, broadcast
 from worker_entry.keras_patches.news import News
-from worker_entry.keras_patches.source import CALLBACK, flatten_callbacks, is_multi_worker, number_of, with_callback
+from worker_entry.keras_patches.source import (
+    CALLBACK,
+    change_callbacks,
+    flatten_callbacks,
+    is_multi_worker,
+    number_of,
+    with_callback,
+)
 
 BACKUP = "keras.src.callbacks.backup_and_restore"
 PART = ".backup-"
@@ -34,13 +40,13 @@ def patch_backup(trainer: Any, module: Any, news: News) -> list[str]:
     """Replaces `fit` and faulty methods of the callback; returns its name."""
     callback = module.BackupAndRestore
     names = ("_save_model", "on_train_begin", "on_train_end")
-    fit = getattr(trainer.TensorFlowTrainer, "fit", None)
-    if fit is None or not all(hasattr(callback, name) for name in names):
+    if not all(hasattr(callback, name) for name in names):
+        return []
+    if not change_callbacks(trainer, functools.partial(_change_callbacks, trainer, callback, news)):
         return []
     callback._save_model = _patched_save(trainer, callback._save_model)
     callback.on_train_begin = _patched_begin(trainer, callback.on_train_begin)
     callback.on_train_end = _patched_end(trainer, callback.on_train_end)
-    trainer.TensorFlowTrainer.fit = _patched_fit(trainer, callback, fit, news)
     return ["BackupAndRestore"]
 
 
@@ -85,27 +91,17 @@ def _patched_end(trainer: Any, original: Callable[..., None]) -> Callable[..., N
     return on_train_end
 
 
-def _patched_fit(trainer: Any, callback: Any, original: Callable[..., Any], news: News) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_multi_worker(trainer, self):
-            return original(self, *args, **kwargs)
-        try:
-            bound = signature.bind(self, *args, **kwargs)
-        except TypeError:  # Keras reports the error better
-            return original(self, *args, **kwargs)
-        given = bound.arguments.get("callbacks")
-        backups = [each for each in flatten_callbacks(trainer, given) if isinstance(each, callback)]
-        (of_chief,) = add_up(trainer, self.distribute_strategy, [len(backups) if _is_chief(self) else 0])
-        if of_chief:
-            bound.arguments["callbacks"] = _with_sharing(trainer, self, given, backups)
-        elif backups:
-            news.say("BackupAndRestore does nothing, because the chief's fit does not have it")
-        return original(*bound.args, **bound.kwargs)
-
-    return fit
+def _change_callbacks(trainer: Any, callback: Any, news: News, model: Any, callbacks: Any) -> Any:
+    """Adds one that shares the backup, if the chief has one."""
+    if not _is_multi_worker(trainer, model):
+        return callbacks
+    backups = [each for each in flatten_callbacks(trainer, callbacks) if isinstance(each, callback)]
+    (of_chief,) = add_up(trainer, model.distribute_strategy, [len(backups) if _is_chief(model) else 0])
+    if of_chief:
+        return _with_sharing(trainer, model, callbacks, backups)
+    if backups:
+        news.say("BackupAndRestore does nothing, because the chief's fit does not have it")
+    return callbacks
 
 
 def _with_sharing(trainer: Any, model: Any, callbacks: Any, backups: list[Any]) -> Any:

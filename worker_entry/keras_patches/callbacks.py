@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from worker_entry.keras_patches.collectives import WIDTH, add_up
-from worker_entry.keras_patches.source import is_multi_worker, number_of
+from worker_entry.keras_patches.source import flatten_callbacks, is_multi_worker, number_of
 from worker_entry.protocol.frozen import dataclass
 
 MODEL_CHECKPOINT = "keras.src.callbacks.model_checkpoint"
@@ -120,7 +120,7 @@ def _patched_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., An
 
 def _outputs(trainer: Any, callbacks: Any) -> Iterator[_Output]:
     writers = _writers()
-    for callback in trainer.tree.flatten(getattr(callbacks, "callbacks", callbacks)):
+    for callback in flatten_callbacks(trainer, callbacks):
         for writer, (attribute, kind) in writers.items():
             path = getattr(callback, attribute, None) if isinstance(callback, writer) else None
             if isinstance(path, (str, os.PathLike)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import math
 import sys
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.keras_patches.news import News
-from worker_entry.keras_patches.source import CALLBACK, with_callback
+from worker_entry.keras_patches.source import CALLBACK, change_callbacks, with_callback
 from worker_entry.protocol.values import MOST_PARTS, ModelDigest
 
 SHARE = 0.01
@@ -33,26 +32,16 @@ LONGEST_NAME = 150
 
 def patch_digests(trainer: Any, _: Any, news: News) -> list[str]:
     """Gives each `fit` on several replicas a callback; this mends nothing, so it returns no name."""
-    original = getattr(trainer.TensorFlowTrainer, "fit", None)
     base = getattr(sys.modules.get(CALLBACK), "Callback", None)
-    if original is None or base is None:
-        return []
-    callback = _make_callback(trainer, base, news)
-    signature = inspect.signature(original)
+    if base is not None:
+        callback = _make_callback(trainer, base, news)
 
-    @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = self.distribute_strategy
-        try:
-            bound = signature.bind(self, *args, **kwargs)
-        except TypeError:  # Keras reports the error better
-            return original(self, *args, **kwargs)
-        if strategy is not None and _has_copies(trainer.tf, strategy):
-            given = bound.arguments.get("callbacks")
-            bound.arguments["callbacks"] = with_callback(trainer, self, given, callback())
-        return original(*bound.args, **bound.kwargs)
+        def add(model: Any, callbacks: Any) -> Any:
+            if not _has_copies(trainer.tf, model.distribute_strategy):
+                return callbacks
+            return with_callback(trainer, model, callbacks, callback())
 
-    trainer.TensorFlowTrainer.fit = fit
+        change_callbacks(trainer, add)
     return []
 
 
