@@ -556,9 +556,13 @@ def checkpoints_without_temporary_files() -> Result:
     before, tempfile.tempdir = tempfile.tempdir, tempfile.gettempdir() if TASK == 0 else "/nowhere"
     try:
         saving = keras.callbacks.ModelCheckpoint(str(OUT / "best.keras"), monitor="loss", save_best_only=True)
-        result = fit(regression(), *samples(4 * BATCH), callbacks=[saving])
+        board = keras.callbacks.TensorBoard(str(OUT / "board"), histogram_freq=1, update_freq=2, profile_batch=2)
+        logging = keras.callbacks.CSVLogger(str(OUT / "log.csv"))
+        result = fit(regression(), *samples(4 * BATCH), callbacks=[saving, board, logging])
     finally:
         tempfile.tempdir = before
+    result["rows"] = len((OUT / "log.csv").read_text().splitlines())
+    result["events"] = len(list((OUT / "board" / "train").glob("events*")))
     return {**result, "best": float(saving.best), "saved": weights(keras.models.load_model(str(OUT / "best.keras")))}
 
 

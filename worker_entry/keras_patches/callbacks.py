@@ -5,9 +5,9 @@ all workers then write the same files at once, and fail on each other's locks.
 
 Workers share a path if they use the same path and it leads to the same folder. When `fit` begins, they find that out
 with small marker files, which exist only for a moment. Of the workers that share a path, the chief writes or, if the
-chief is not among them, the first worker. The others write no model; the few lines of `TensorBoard` and `CSVLogger` go
-to a temporary folder. So a worker that shares its path with no other writes there itself, and without a shared disk
-each node gets the file. `fit` returns when all files are written, so that every worker can read them.
+chief is not among them, the first worker. The others write nothing. So a worker that shares its path with no other
+writes there itself, and without a shared disk each node gets the file. `fit` returns when all files are written, so
+that every worker can read them.
 
 A path in an object store (`gs://…`) is shared if the chief has the same path.
 """
@@ -20,8 +20,8 @@ import hashlib
 import inspect
 import os
 import secrets
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,10 +30,11 @@ from worker_entry.keras_patches.source import flatten_callbacks, is_multi_worker
 from worker_entry.protocol.frozen import dataclass
 
 MODEL_CHECKPOINT = "keras.src.callbacks.model_checkpoint"
+TENSORBOARD = "keras.src.callbacks.tensorboard"
 ORBAX_CHECKPOINT = "keras.src.callbacks.orbax_checkpoint"
 WRITERS = {
     (MODEL_CHECKPOINT, "ModelCheckpoint"): "filepath",
-    ("keras.src.callbacks.tensorboard", "TensorBoard"): "log_dir",
+    (TENSORBOARD, "TensorBoard"): "log_dir",
     ("keras.src.callbacks.csv_logger", "CSVLogger"): "filename",
     (ORBAX_CHECKPOINT, "OrbaxCheckpoint"): "directory",
 }
@@ -44,7 +45,7 @@ MODELS = ("ModelCheckpoint", "OrbaxCheckpoint")
 """The callbacks that write models."""
 
 _suppressed: set[int] = set()
-"""The ids of callbacks of a running `fit` whose models another worker writes."""
+"""The ids of callbacks of a running `fit` whose files another worker writes."""
 
 
 def patch_callbacks(trainer: Any, module: Any, _: Any) -> list[str]:
@@ -60,6 +61,7 @@ def patch_callbacks(trainer: Any, module: Any, _: Any) -> list[str]:
     if read_state is not None:
         orbax_class = orbax.OrbaxCheckpoint
         orbax_class._save_checkpoint = _patched_save_checkpoint(orbax_class._save_checkpoint, read_state)
+    _patch_tensorboard(trainer)
     trainer.TensorFlowTrainer.fit = _patched_fit(trainer, fit)
     return [name for _, name in _writers().values()]
 
@@ -179,15 +181,50 @@ def _write_marker(marker: str) -> Iterator[str]:
 @contextlib.contextmanager
 def _redirected(output: _Output) -> Iterator[None]:
     """Keeps the callback from writing to its path, because another worker writes there."""
-    if output.kind in MODELS:
-        _suppressed.add(id(output.callback))
-        try:
+    temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - the place of a folder with a random name
+    own = os.path.join(temporary, f".distlaunch-{secrets.token_hex(8)}")  # not made: that needs space on the disk
+    _suppressed.add(id(output.callback))
+    try:
+        if output.kind in MODELS:
             yield
-        finally:
-            _suppressed.discard(id(output.callback))
-        return
-    with tempfile.TemporaryDirectory() as own, _directed_to(output.callback, output.attribute, own):
-        yield
+        elif output.kind == "CSVLogger":
+            with _directed_to(output.callback, output.attribute, os.devnull):
+                yield
+        else:  # the folder is only made if a program's own kind of TensorBoard writes something else
+            with _directed_to(output.callback, output.attribute, own):
+                yield
+    finally:
+        _suppressed.discard(id(output.callback))
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _patch_tensorboard(trainer: Any) -> None:
+    """Makes a TensorBoard write nothing while it is suppressed."""
+    board = getattr(sys.modules.get(TENSORBOARD), "TensorBoard", None)
+    for name in ("_train_writer", "_val_writer"):
+        writer = getattr(board, name, None)
+        if isinstance(writer, property) and writer.fget is not None:
+            setattr(board, name, property(_patched_writer(trainer, writer.fget)))
+    for name in ("_configure_embeddings", "_start_profiler"):
+        if hasattr(board, name):
+            setattr(board, name, _unless_suppressed(getattr(board, name)))
+
+
+def _patched_writer(trainer: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def writer(self: Any) -> Any:
+        return trainer.tf.summary.create_noop_writer() if id(self) in _suppressed else original(self)
+
+    return writer
+
+
+def _unless_suppressed(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        if id(self) not in _suppressed:
+            original(self, *args, **kwargs)
+
+    return call
 
 
 def _patched_save(original: Callable[..., None]) -> Callable[..., None]:
@@ -221,10 +258,10 @@ def _patched_save_checkpoint(original: Callable[..., None], read_state: Callable
 
 
 @contextlib.contextmanager
-def _directed_to(callback: Any, attribute: str, folder: str) -> Iterator[None]:
-    """Temporarily makes the callback write to another folder, under the same name."""
+def _directed_to(callback: Any, attribute: str, path: str) -> Iterator[None]:
+    """Temporarily makes the callback write to another path."""
     before = getattr(callback, attribute)
-    setattr(callback, attribute, os.path.join(folder, os.path.basename(os.path.normpath(before))))
+    setattr(callback, attribute, path)
     try:
         yield
     finally:
