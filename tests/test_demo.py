@@ -159,8 +159,6 @@ def test_devices_of_one_process_train_as_one_device_with_the_same_global_batch(
         assert f"{replicas} replicas in sync, 128 images per step\n" in log
         losses[strategy] = [float(loss) for loss in re.findall(r" loss: (\d+\.\d+)", log)]
         [scores[strategy]] = [float(score) for score in re.findall(r": validation accuracy (\d\.\d+)", log)]
-    assert losses["mirrored"] == pytest.approx(losses["central_storage"], abs=TOLERANCE)
-    assert scores["mirrored"] == pytest.approx(scores["central_storage"], abs=TOLERANCE)
-    # Under OneDeviceStrategy, Keras reads a batch to build the model, so the data are shuffled once more.
     for strategy in ("mirrored", "central_storage"):
-        assert losses[strategy] == pytest.approx(losses["one_device"], abs=0.2)
+        assert losses[strategy] == pytest.approx(losses["one_device"], abs=TOLERANCE)
+        assert scores[strategy] == pytest.approx(scores["one_device"], abs=TOLERANCE)

@@ -695,6 +695,7 @@ OF_NUMBERS = [
     "losses_that_a_step_returns",
     "generator",
     "generator_over_epochs",
+    "shuffled",
     "stream",
     "rows_of_threads",
     "predict_on_batch",
@@ -834,6 +835,8 @@ CASES_OF = {
         *WITH_IDLE_REPLICA,
         *RANDOM,
     ],
+    # The model is built as with several devices; nothing else differs from a process without a strategy.
+    "one device": ["generator", "stream", "shuffled"],
     "mirrored unpatched": ["clipnorm"],
 }
 """The cases of each configuration of `Runs`."""
@@ -912,7 +915,7 @@ class Runs:
                 check=False,
             )
             return Run([read_results(out, 0, done)], [done.stderr])
-        if configuration in ("mirrored", "mirrored unpatched", "central storage"):
+        if configuration in ("mirrored", "mirrored unpatched", "central storage", "one device"):
             strategy = configuration.removesuffix(" unpatched").replace(" ", "_")
             patch = ["--no-keras-patch"] if configuration.endswith("unpatched") else []
             options = ["--strategy", strategy, "--devices", "2", *patch]
@@ -1123,6 +1126,13 @@ def test_two_devices_train_as_one_device_does(runs: Runs, strategy: str, case: s
 @on_devices(case for case in ON_DEVICES if case in NOT_COMPARED and case not in RANDOM)
 def test_two_devices_train_as_two_workers_do(runs: Runs, strategy: str, case: str) -> None:
     assert_agree(runs.get(NEWEST).case(case), runs.get(strategy).case(case), tolerance=CLOSE)
+
+
+@tensorflow
+@pytest.mark.parametrize("case", CASES_OF["one device"])
+def test_a_strategy_of_one_device_reads_its_data_once(runs: Runs, case: str) -> None:
+    assert runs.get("one device").workers[0]["replicas"] == 1
+    assert_agree(runs.get("one process").case(case), runs.get("one device").case(case), tolerance=CLOSE)
 
 
 @tensorflow

@@ -37,19 +37,19 @@ class StrategyRules:
     shares_gpus: bool = True
     """Whether each process sees only its share of a node's GPUs; otherwise it sees all and selects its own."""
     patches_keras: bool = False
-    """Whether distlaunch patches Keras 3, which has faults where a process has several replicas, is one of several, or
-    leaves its steps to others."""
+    """Whether distlaunch patches Keras 3, which has faults where a process has a strategy, is one of several, or leaves
+    its steps to others."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every task."""
 
 
 _ALONE = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), alone=True)
-_SEVERAL_DEVICES = replace(_ALONE, patches_keras=True)
+_PATCHED = replace(_ALONE, patches_keras=True)
 
 RULES: Mapping[StrategyName, StrategyRules] = {
-    "one_device": _ALONE,
-    "mirrored": _SEVERAL_DEVICES,
-    "central_storage": _SEVERAL_DEVICES,
+    "one_device": _PATCHED,
+    "mirrored": _PATCHED,
+    "central_storage": _PATCHED,
     "tpu": _ALONE,
     "multi_worker_mirrored": StrategyRules(
         types=("chief", "worker", "evaluator"),

@@ -351,6 +351,17 @@ def rows_of_threads() -> Result:
 
 
 @case
+def shuffled() -> Result:
+    """A pipeline that is shuffled anew for each epoch, for two calls of fit and one of evaluate."""
+    x, y = samples(4 * BATCH)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=5).batch(BATCH)
+    model = regression()
+    first = model.fit(data, epochs=3, verbose=0)
+    second = model.fit(data, epochs=2, validation_data=data, verbose=0)
+    return {"first": history(first), "second": history(second), "weights": weights(model)}
+
+
+@case
 def stream() -> Result:
     """A tf.data pipeline over one stream of samples, which cannot be started again."""
     x, y = samples(5 * BATCH)

@@ -73,7 +73,7 @@ from worker_entry.keras_patches.parameter_server import EPOCH_ITERATOR, patch_pa
 from worker_entry.keras_patches.saving import SAVING, patch_saving
 from worker_entry.keras_patches.seeds import SEED_GENERATOR, patch_seeds
 from worker_entry.keras_patches.source import CALLBACK, calls_of, is_constant
-from worker_entry.keras_patches.trainer import TRAINER, patch_trainer
+from worker_entry.keras_patches.trainer import TRAINER, patch_building, patch_trainer
 from worker_entry.keras_patches.variables import VARIABLE, patch_conversions, patch_optimizer_assign, patch_variable
 from worker_entry.protocol.values import KerasPatch, ModelDigest
 
@@ -101,13 +101,18 @@ def install(
     def patch_when_imported() -> None:
         after_import(KERAS, lambda _: _patch_and_log(log, report, report_model))
 
-    seen: list[bool] = []
+    seen: set[bool] = set()
 
     def watch_strategy(strategy: Any) -> None:
         with contextlib.suppress(Exception):  # a third-party strategy may not know its replicas yet
-            if not seen and strategy.num_replicas_in_sync > 1:
-                seen.append(True)
+            several = strategy.num_replicas_in_sync > 1
+            if several in seen:
+                return
+            seen.add(several)
+            if several:
                 patch_when_imported()
+            else:
+                after_import(KERAS, lambda _: _patch_building())
 
     if cluster:
         patch_when_imported()
@@ -147,6 +152,14 @@ def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
         log(f"patched {keras} for distributed training: {', '.join(patched)} (--no-keras-patch turns this off)")
     elif not unclear:
         log(f"{keras} needs no patch for distributed training")
+
+
+def _patch_building() -> None:
+    """Keeps Keras from reading data twice under a strategy of one device, where nothing else is at fault."""
+    trainer = sys.modules.get(TRAINER)
+    if trainer is not None:
+        with contextlib.suppress(Exception):  # a patch that fails must not fail the user's import of Keras
+            patch_building(trainer)
 
 
 def _averages_over_workers() -> bool:

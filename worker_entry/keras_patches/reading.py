@@ -5,7 +5,8 @@ each epoch, it makes an iterator that it does not use, which begins to prefetch 
 once, such as a generator, a queue or a stream, lose what was read.
 
 The specs of the tensors are enough to build a model; without a strategy, Keras has no more when it traces the first
-step. And an iterator can wait until it is used.
+step. And an iterator can wait until it is used. But without a strategy, the unused iterator changes the order of data
+that are shuffled, so one of the undivided data set is made, which reads nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ MODEL = "keras.src.models.model"
 class Unread:
     """An iterator of a distributed data set that begins to read when it is first used."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, undivided: Any) -> None:
         self._dataset = dataset
+        self._undivided = undivided
         self._iterator: Any = None
 
     def __iter__(self) -> Unread:
+        iter(self._undivided)
         return self
 
     def __next__(self) -> Any:
@@ -38,15 +41,34 @@ class Unread:
         return self._iterator
 
 
-def patched_get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
+def patched_get_iterator(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """Replaces the epoch iterator's `_get_iterator`, which returns what is iterated over."""
 
     @functools.wraps(original)
     def _get_iterator(self: Any) -> Any:
         dataset = original(self)
-        return dataset if self._distribute_strategy.num_replicas_in_sync == 1 else Unread(dataset)
+        if self._distribute_strategy.num_replicas_in_sync == 1:
+            return dataset
+        return Unread(dataset, _undivided(trainer, self) if _has_ended(self) else ())
 
     return _get_iterator
+
+
+def _has_ended(epoch_iterator: Any) -> bool:
+    """Whether Keras makes the iterator that it does not use: the epoch is over, and each epoch has one of its own."""
+    count = epoch_iterator._num_batches
+    return (
+        epoch_iterator.steps_per_epoch is None
+        and epoch_iterator._current_iterator is not None
+        and bool(count)
+        and epoch_iterator._steps_seen >= count
+    )
+
+
+def _undivided(trainer: Any, epoch_iterator: Any) -> Any:
+    """The program's own data set; nothing if it gave other data, or has divided the data set itself."""
+    own = getattr(epoch_iterator.data_adapter, "_dataset", None)
+    return own if isinstance(own, trainer.tf.data.Dataset) else ()
 
 
 def patched_build(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:

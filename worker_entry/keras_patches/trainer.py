@@ -30,10 +30,9 @@ def patch_trainer(trainer: Any, module: Any, news: News) -> list[str]:
     """Replaces faulty functions of the trainer's module (both arguments); returns their names."""
     patched = []
     trainer_class = module.TensorFlowTrainer
-    build = getattr(trainer_class, "_maybe_symbolic_build", None)
-    if build is not None and _draws(build):
-        trainer_class._maybe_symbolic_build = patched_build(trainer, build)
-        module.TFEpochIterator._get_iterator = patched_get_iterator(module.TFEpochIterator._get_iterator)
+    if patch_building(trainer):
+        epoch_iterator = module.TFEpochIterator
+        epoch_iterator._get_iterator = patched_get_iterator(trainer, epoch_iterator._get_iterator)
         patched.append("_maybe_symbolic_build")
     predict_on_batch = getattr(trainer_class, "predict_on_batch", None)
     if predict_on_batch is not None and calls_of(predict_on_batch, "predict_function"):
@@ -51,6 +50,15 @@ def patch_trainer(trainer: Any, module: Any, news: News) -> list[str]:
         trainer_class._make_function = _patched_make_function(trainer, make, news, loops=loops)
         patched.append("_make_function")
     return patched
+
+
+def patch_building(trainer: Any) -> bool:
+    """Replaces the function that reads a batch to build a model, which it does under a strategy of one device, too."""
+    build = getattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build", None)
+    if build is None or not _draws(build):
+        return False
+    trainer.TensorFlowTrainer._maybe_symbolic_build = patched_build(trainer, build)
+    return True
 
 
 def _patched_reduce(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
