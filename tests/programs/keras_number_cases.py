@@ -31,10 +31,10 @@ from tiny_keras import (
 )
 
 
-def compiled(loss: Any, *, metrics: Any = None, rate: float = 0.05, **options: Any) -> Any:
+def compiled(loss: Any, *, rate: float = 0.05) -> Any:
     with strategy.scope():
         model = keras.Sequential([dense(8, "tanh"), dense(1)])
-        model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=metrics, **options)
+        model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss)
     return model
 
 
@@ -391,7 +391,7 @@ def train_on_batch() -> Result:
     """A loop of the program's own, which passes the same batches on each worker."""
     model = regression()
     x, y = samples(4 * BATCH)
-    for first in range(0, 32, BATCH):
+    for first in range(0, len(x), BATCH):
         logs = model.train_on_batch(x[first : first + BATCH], y[first : first + BATCH], return_dict=True)
     tested = model.test_on_batch(x[:7], y[:7], return_dict=True)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -39,3 +40,16 @@ def watch_strategies(then: Callable[[Any], None]) -> None:
         base.__init__ = initialize
 
     after_import(STRATEGIES, watch)
+
+
+def after_strategy(then: Callable[[], None], *, several: bool) -> None:
+    """Calls `then` once, when the program has built a strategy of several replicas or, else, of one replica."""
+    built: list[Any] = []
+
+    def watch(strategy: Any) -> None:
+        with contextlib.suppress(Exception):  # a third-party strategy may not know its replicas yet
+            if not built and (strategy.num_replicas_in_sync > 1) == several:
+                built.append(strategy)
+                then()
+
+    watch_strategies(watch)

@@ -7,12 +7,11 @@ only with some arrays. With this hook, TensorFlow gets a copy.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from types import ModuleType
 from typing import Any
 
-from worker_entry.hooks.built_strategy import watch_strategies
+from worker_entry.hooks.built_strategy import after_strategy
 from worker_entry.hooks.import_hooks import after_import
 
 SCRIPT_OPS = "tensorflow.python.ops.script_ops"
@@ -20,15 +19,7 @@ SCRIPT_OPS = "tensorflow.python.ops.script_ops"
 
 def install() -> None:
     """Copies arrays as soon as the program has made a strategy with several replicas."""
-    seen: list[bool] = []
-
-    def watch(strategy: Any) -> None:
-        with contextlib.suppress(Exception):  # a third-party strategy may not know its replicas yet
-            if not seen and strategy.num_replicas_in_sync > 1:
-                seen.append(True)
-                after_import(SCRIPT_OPS, _patch)
-
-    watch_strategies(watch)
+    after_strategy(lambda: after_import(SCRIPT_OPS, _patch), several=True)
 
 
 def _patch(module: ModuleType) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from worker_entry.keras_patches.source import COMMON_TRAINER, calls_of, find_shared_context
 from worker_entry.keras_patches.step import can_merge
+from worker_entry.keras_patches.variables import VARIABLE
 
 STATELESS_SCOPE = "keras.src.backend.common.stateless_scope"
-CORE = "keras.src.backend.tensorflow.core"
 COMMON = "_distlaunch_common"
 """An attribute of tensors that are the same in all replicas."""
 
@@ -111,7 +111,7 @@ def _reduce(tf: Any, context: Any, variables: Sequence[Any]) -> list[tuple[Any, 
 
 
 def _marked(trainer: Any, result: Any, *, is_common: bool) -> Any:
-    variable = sys.modules[CORE].Variable
+    variable = sys.modules[VARIABLE].Variable
 
     def mark(value: Any) -> Any:
         if isinstance(value, variable):  # which has its own value again after the scope

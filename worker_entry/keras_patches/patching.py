@@ -53,7 +53,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from worker_entry.hooks.built_strategy import watch_strategies
+from worker_entry.hooks.built_strategy import after_strategy
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.keras_patches.backup import BACKUP, patch_backup
 from worker_entry.keras_patches.callbacks import MODEL_CHECKPOINT, patch_callbacks
@@ -95,29 +95,17 @@ def install(
         report: called with the version and the number of patches, if anything was patched.
         report_model: called with each digest of a model that is trained.
         cluster: whether this process is one of several. If not, Keras is only patched when the program builds a
-            strategy with several replicas.
+            strategy, and completely if it has several replicas.
     """
 
     def patch_when_imported() -> None:
         after_import(KERAS, lambda _: _patch_and_log(log, report, report_model))
 
-    seen: set[bool] = set()
-
-    def watch_strategy(strategy: Any) -> None:
-        with contextlib.suppress(Exception):  # a third-party strategy may not know its replicas yet
-            several = strategy.num_replicas_in_sync > 1
-            if several in seen:
-                return
-            seen.add(several)
-            if several:
-                patch_when_imported()
-            else:
-                after_import(KERAS, lambda _: _patch_building())
-
     if cluster:
         patch_when_imported()
     else:
-        watch_strategies(watch_strategy)
+        after_strategy(patch_when_imported, several=True)
+        after_strategy(lambda: after_import(KERAS, lambda _: _patch_building()), several=False)
 
 
 def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from worker_entry.keras_patches.source import calls_of, find_shared_context
+from worker_entry.keras_patches.step import can_merge
 
 VARIABLE = "keras.src.backend.tensorflow.core"
 
@@ -130,7 +130,7 @@ def _patched_assign(trainer: Any, original: Callable[..., None]) -> Callable[...
             return
         # The first replica's value counts, as when a variable with a copy for each replica is saved.
         value = tf.cast(value, variable.dtype)
-        if getattr(threading.current_thread(), "graph", None) is tf.compat.v1.get_default_graph():
+        if can_merge(trainer):
             context.merge_call(
                 lambda strategy, value: strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,)),
                 args=(value,),
