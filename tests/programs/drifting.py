@@ -24,7 +24,7 @@ class Counting(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow has no t
 
 
 with strategy.scope():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), Counting(), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((4,)), Counting(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 x = np.random.RandomState(0).uniform(-1, 1, (32, 4)).astype("float32")
 model.fit(x, x[:, :1], batch_size=8, epochs=3, shuffle=False, verbose=0)
