@@ -27,4 +27,4 @@ with strategy.scope():
     model = keras.Sequential([keras.Input((4,)), Counting(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 x = np.random.RandomState(0).uniform(-1, 1, (32, 4)).astype("float32")
-model.fit(x, x[:, :1], batch_size=8, epochs=3, shuffle=False, verbose=0)
+model.fit(x, x[:, :1], batch_size=8, epochs=1, shuffle=False, verbose=0)

@@ -21,8 +21,8 @@ from worker_entry.protocol.values import MOST_PARTS, ModelDigest
 
 SHARE = 0.01
 """The part of the time that digests may take."""
-SEEN_S = 0.5
-"""How long a digest lasts at least: an agent looks at the status of its tasks twenty times a second."""
+SEEN_S = 2.0
+"""How long a digest lasts at least: an agent reads the status of its tasks twice a second, and when they end."""
 CHUNK = 1 << 22
 """How many elements are read at once, so that a large variable needs little memory."""
 
