@@ -91,6 +91,11 @@ def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], referen
         ("you need to pass this dataset to ClusterCoordinator.create_per_worker_dataset.", "TF_USE_LEGACY_KERAS=1"),
         ("Keras 3 only supports V3 `.keras` files and legacy H5 format files", "TF_USE_LEGACY_KERAS=1"),
         ("Collective ops must be configured at program startup", "before any other operation"),
+        ("Mixing different tf.distribute.Strategy objects: <tensorflow.python", "within `strategy.scope()`"),
+        (
+            "`colocate_vars_with` must only be passed a variable created in this tf.distribute.Strategy.scope(), not",
+            "within `strategy.scope()`",
+        ),
         ("OOM when allocating tensor with shape[512,512]", "batch size"),
     ],
 )

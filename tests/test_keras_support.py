@@ -39,6 +39,8 @@ COVERS = ("worker_entry/keras_patches", "worker_entry/hooks", "worker_entry/stra
 
 FAULTY_TRAINER = """
     class TensorFlowTrainer:
+        train_function = test_function = None
+
         def _maybe_symbolic_build(self, iterator=None, data_batch=None):
             for _, _, batches in iterator or ():
                 data_batch = next(batches)
@@ -114,6 +116,7 @@ TRAINER_HEAD = """
         distribute=types.SimpleNamespace(DistributedValues=DistributedValues, DistributedIterator=Iterator),
         data=types.SimpleNamespace(Iterator=Iterator),
         OptionalSpec=type(None),
+        executing_eagerly=lambda: False,
         function=lambda function, reduce_retracing: ("tf.function", function),
         while_loop=lambda step, data: ("while_loop", step, data),
     )
@@ -701,6 +704,7 @@ OF_NUMBERS = [
     "predict_on_batch",
     "sparse_rows",
     "ragged_rows",
+    "objects_from_outside_of_the_scope",
     "numbers_of_variables",
 ]
 """Cases whose numbers are the same under each strategy, with any number of replicas that divides the batch."""
@@ -798,6 +802,7 @@ OF_PATCHES = [
     "losses_that_a_step_returns",
     "generator",
     "predict_on_batch",
+    "objects_from_outside_of_the_scope",
     "numbers_of_variables",
     "backup_of_the_chief_alone",
     *WITH_IDLE_REPLICA,

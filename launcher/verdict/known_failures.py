@@ -73,6 +73,11 @@ _KNOWN = tuple(
             "create MultiWorkerMirroredStrategy before any other operation of TensorFlow",
         ),
         (
+            r"Mixing different tf\.distribute\.Strategy objects|must only be passed a variable created in this tf",
+            "task-failed",
+            "create the model, with all of its layers, and its optimizer within `strategy.scope()`",
+        ),
+        (
             r"compiled using NumPy 1\.x cannot be run in|multiarray failed to import|numpy\.dtype size changed",
             "version-mismatch",
             "TensorFlow, or another module, was built for a different NumPy: install `numpy<2`, or newer builds",

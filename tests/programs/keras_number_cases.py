@@ -511,6 +511,22 @@ def random_initial_weights() -> Result:
 
 
 @case
+def objects_from_outside_of_the_scope() -> Result:
+    """Layers that are built, an optimizer and metrics, all made and compiled outside of the strategy's scope."""
+    x, y = samples(4 * BATCH)
+    first, own = dense(8, "tanh"), OwnState()
+    first.build((None, 4))
+    own.build((None, 8))
+    optimizer, metric = keras.optimizers.Adam(0.05), keras.metrics.RootMeanSquaredError()
+    with strategy.scope():
+        model = keras.Sequential([first, own, dense(1)])
+    model.compile(optimizer, "mse", metrics=[metric])
+    before = numbers(model.predict(x, batch_size=BATCH, verbose=0))
+    fitted = fit(model, x, y, validation_data=samples(2 * BATCH, seed=1))
+    return {**fitted, "before": before, "after": numbers(model.predict(x, batch_size=BATCH, verbose=0))}
+
+
+@case
 def numbers_of_variables() -> Result:
     """What callbacks read of the optimizer."""
     model = regression(build=True)

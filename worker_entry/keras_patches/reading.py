@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from worker_entry.keras_patches.scope import move_into_scope
+
 MODEL = "keras.src.models.model"
 
 
@@ -78,7 +80,11 @@ def patched_build(trainer: Any, original: Callable[..., None]) -> Callable[..., 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         strategy = self._distribute_strategy
         # If it returns, what is not built yet is built when the step is traced, as without a strategy.
-        if strategy is None or _has_no_call(self):
+        if strategy is None:
+            return
+        if self.train_function is None and self.test_function is None:  # not for each batch of train_on_batch
+            move_into_scope(trainer, self)
+        if _has_no_call(self):
             return
         if iterator is not None:
             data_batch = _of_replica(trainer, iterator._distributed_dataset.element_spec)

@@ -14,6 +14,7 @@ from worker_entry.keras_patches.losses import LOSS, say_if_unscaled, scales_loss
 from worker_entry.keras_patches.metrics import is_common
 from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.reading import Unread, patched_build, patched_get_iterator
+from worker_entry.keras_patches.scope import move_into_scope
 from worker_entry.keras_patches.source import calls_of, is_constant, is_multi_worker
 from worker_entry.keras_patches.step import Step, in_step
 from worker_entry.keras_patches.whole_batches import (
@@ -91,6 +92,7 @@ def _patched_make_function(
         strategy = self.distribute_strategy
         if strategy.num_replicas_in_sync == 1:
             return original(self, step_function)
+        move_into_scope(trainer, self)
         make = _make_in_loop if loops and self.steps_per_execution > 1 else original
         function = make(self, in_step(trainer, step_function, functools.partial(end_step, self, step_function)))
 

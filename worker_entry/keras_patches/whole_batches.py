@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from worker_entry.keras_patches.scope import move_into_scope
 from worker_entry.keras_patches.source import is_multi_worker
 
 _thread = threading.local()
@@ -40,6 +41,7 @@ def patched_make_predict_function(trainer: Any, original: Callable[..., Any]) ->
     def make_predict_function(self: Any, force: bool = False) -> Any:
         if self.predict_function is not None and not force:
             return self.predict_function
+        move_into_scope(trainer, self)  # before the function captures the variables
         returned = original(self, force)
         if self.distribute_strategy.num_replicas_in_sync > 1:
             of_all = self.predict_function
