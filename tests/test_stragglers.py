@@ -344,9 +344,8 @@ def test_a_worker_whose_input_is_slow_is_named_with_the_reason(warm: Distlaunch)
     assert {each["step"] for each in told.values()} == {200}
     steps = [each["step_s"] for each in told.values()]  # of the last few steps, for each worker at another moment
     assert max(steps) < 4 * min(steps)
-    # No factor here: these are values of one moment, in which another test may have used the cores.
-    assert told["worker:1"]["own_s"] > told["worker:0"]["own_s"]
-    assert told["worker:1"]["data_s"] > 0.5 * told["worker:1"]["own_s"] > told["worker:0"]["data_s"]
+    # Another test may have used the cores at the moment of these values; only the slow worker waits for its data.
+    assert told["worker:1"]["data_s"] > told["worker:0"]["data_s"]
 
 
 @pytest.mark.tensorflow
