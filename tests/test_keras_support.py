@@ -41,6 +41,10 @@ FAULTY_TRAINER = """
     class TensorFlowTrainer:
         train_function = test_function = None
 
+        @property
+        def distribute_strategy(self):
+            return self._distribute_strategy
+
         def _maybe_symbolic_build(self, iterator=None, data_batch=None):
             for _, _, batches in iterator or ():
                 data_batch = next(batches)
@@ -623,7 +627,7 @@ def test_the_step_is_traced_in_the_loop_only_if_necessary(
     trainer, _ = import_patched()
     model = trainer.TensorFlowTrainer()
     model.steps_per_execution, model.run_eagerly, model.jit_compile = steps, False, False
-    model.distribute_strategy = FakeStrategy(workers)
+    model._distribute_strategy = FakeStrategy(workers)
 
     function = model._make_function(print)
     loop_kind, loop = function(trainer.Iterator())

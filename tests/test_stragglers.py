@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -338,14 +339,16 @@ def test_a_worker_whose_input_is_slow_is_named_with_the_reason(warm: Distlaunch)
     ran = warm("local", "-n", "3", TRAIN, "worker:1", "slow", "10")
     assert ran.status == 0, ran.stderr
     [named] = [line for line in ran.stderr.splitlines() if "× the median step" in line]
-    assert named.startswith("worker:1 takes "), named
+    times = re.match(r"worker:1 takes ([0-9.]+) × the median step: ", named)
+    assert times is not None, named
+    assert float(times[1]) > 1  # of medians, which one busy moment does not change
     assert "reason: input pipeline (it waits " in named
     told = {task["task"]: task["progress"] for task in ran.report["attempts"][0]["tasks"]}
     assert {each["step"] for each in told.values()} == {200}
     steps = [each["step_s"] for each in told.values()]  # of the last few steps, for each worker at another moment
     assert max(steps) < 4 * min(steps)
-    # Another test may have used the cores at the moment of these values; only the slow worker waits for its data.
-    assert told["worker:1"]["data_s"] > told["worker:0"]["data_s"]
+    # These are values of one moment, in which another test may have used the cores.
+    assert told["worker:1"]["data_s"] > 0.5 * told["worker:1"]["own_s"] > told["worker:0"]["data_s"]
 
 
 @pytest.mark.tensorflow

@@ -33,7 +33,7 @@ Keras trains wrongly in more places:
   Keras up to 3.7), so that every worker evaluates and saves a different model. And a replica that gets no sample of an
   uneven last batch computes the moments of an empty tensor, which turn the model into NaN.
 - `layer_state`: nor are the states of other layers averaged.
-- `scope`: each worker has metrics of its own if they were created outside of the strategy's scope.
+- `scope`: layers, metrics and an optimizer that were created outside of the strategy's scope stay outside.
 - `whole_batches`: `predict_on_batch` and its like give each replica the whole batch.
 - `backup`, `callbacks`, `saving`: several workers write the same files.
 

@@ -1,8 +1,8 @@
 """Gives a strategy the objects of its model that a program has created outside of the strategy's scope.
 
-A model takes layers, and `compile` takes an optimizer and metrics, that were created anywhere. Then the metrics of each
-worker count its own samples only, and differ; the replicas of one process share a layer's state, and each of them
-changes it. With such weights, or such an optimizer, `fit` fails; tf_keras refuses some of these, and allows others.
+A model takes layers from anywhere, and `compile` takes an optimizer and metrics from anywhere. If they are from outside
+of the scope, each worker's metrics count only the samples of this worker, the replicas of one process share a layer's
+state, which each of them changes, and `fit` fails with such weights or such an optimizer.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 
 def move_into_scope(trainer: Any, model: Any) -> None:
     """Creates the variables of model, metrics and optimizer again, in the strategy's scope, if they are not there."""
-    tf = trainer.tf
-    if not tf.executing_eagerly() or model.distribute_strategy.num_replicas_in_sync == 1:
+    tf, strategy = trainer.tf, model.distribute_strategy
+    if strategy.num_replicas_in_sync == 1 or not tf.executing_eagerly():
         return
-    strategy = model.distribute_strategy
     variables = [*model.variables, *model.metrics_variables]
     for optimizer in _optimizers(model):
         variables += optimizer.variables
