@@ -36,6 +36,7 @@ from worker_entry.protocol.messages import (
     Status,
 )
 from worker_entry.protocol.orders import VERSION, Hello, Stop
+from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.values import Activity, Problem, TaskExit, TaskStatus
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -134,6 +135,13 @@ def test_a_node_cannot_report_a_task_of_another_node(run: Run, message: Message)
     with pytest.raises(ProtocolError, match=f"{type(message).__name__} for worker:0, which is not one of its tasks"):
         run.say("hostile", message)
     assert run.links.next(0.0) is None
+
+
+@pytest.mark.parametrize("answer", [Stacks(str(W1), "", Activity()), Profiled()], ids=lambda it: type(it).__name__)
+def test_a_node_can_answer_as_often_as_a_user_asks(run: Run, answer: Message) -> None:
+    for _ in range(100):
+        run.say("hostile", answer)
+        assert run.links.next(0.0) == ("hostile", answer)
 
 
 @pytest.mark.parametrize("message", of_task(str(W1)), ids=lambda message: type(message).__name__)

@@ -64,11 +64,9 @@ ALLOWANCES: dict[type[Any], Allowance] = {
     Saved: Allowance(120, 60),
     Sampled: Allowance(60, 600),
     CacheUsed: Allowance(100, 20),
-    Profiled: Allowance(4, 4),
     Fetch: Allowance(100_000, 600),
     Repelled: Allowance(128, 10, for_each_task=True),
     Unguarded: Allowance(4, 1, for_each_task=True),
-    Stacks: Allowance(4, 4, for_each_task=True),
     Started: Allowance(20, 6, for_each_task=True),
     Listening: Allowance(20, 6, for_each_task=True),
     Exited: Allowance(20, 6, for_each_task=True),
@@ -77,4 +75,4 @@ ALLOWANCES: dict[type[Any], Allowance] = {
     # An agent looks at a task's status file twenty times a second.
     Status: Allowance(2000, 3000, for_each_task=True),
 }
-"""All other kinds can have an effect only once in an attempt, or answer an order."""
+"""All other kinds can have an effect only once in an attempt, or answer an order: an answer to none is dropped."""
