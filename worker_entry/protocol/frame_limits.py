@@ -75,4 +75,7 @@ ALLOWANCES: dict[type[Any], Allowance] = {
     # An agent looks at a task's status file twenty times a second.
     Status: Allowance(2000, 3000, for_each_task=True),
 }
-"""All other kinds can have an effect only once in an attempt, or answer an order: an answer to none is dropped."""
+"""All other kinds can have an effect only once in an attempt, or answer an order.
+
+An answer that no order asked for is dropped.
+"""
