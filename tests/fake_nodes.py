@@ -202,6 +202,8 @@ class Steps:
     after_s: float = 5.0
     attempt: int = 1
     injected: tuple[str, ...] = ()
+    saves: bool = False
+    """Whether its program has a PreemptionCheckpointHandler."""
 
 
 @dataclass(frozen=True)
@@ -514,7 +516,9 @@ class FakeAgent:
         now = self.now()
         done = 0 if steps.first is None else steps.last - steps.first + 1
         progress = Progress(steps.last, steps.first, done, now, now)
-        self._say(Status(steps.task, TaskStatus("trains", now, progress, [*steps.injected])))
+        self._say(
+            Status(steps.task, TaskStatus("trains", now, progress, [*steps.injected], saves_when_preempted=steps.saves))
+        )
 
 
 def _dial(target: Target, refused: Collection[str]) -> DialResult:

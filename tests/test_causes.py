@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 
 import pytest
 
-from launcher.gang.decide import SAVED_STATUS
-from launcher.gang.events import TaskExited, TaskHalted
-from launcher.gang.state import AttemptState
+from launcher.gang.decide import FAILURE_GRACE_S, SAVING_S
+from launcher.gang.events import StopNodes, TaskExited, TaskHalted, TaskReported, Tick
+from launcher.gang.state import AttemptState, Phase
 from launcher.tasks import TaskId
 from launcher.verdict.causes import classify, find_cause, is_collateral
-from tests.test_gang import ONE_NODE, W0, W1, W2
-from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, history
+from tests.test_gang import ONE_NODE, W0, W1, W2, make_policy, play, running
+from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, history, judged
 from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
 
 OOM = Problem("out-of-memory", "the kernel's OOM killer killed it", "lower the batch size")
@@ -22,7 +23,18 @@ GONE = "tensorflow.python.framework.errors_impl.UnavailableError: Collective ops
 
 
 def crash(exception: str, message: str) -> CrashRecord:
-    return CrashRecord(1050.0, exception, message)
+    status = re.fullmatch(r"sys\.exit\((\d+)\)", message)
+    return CrashRecord(1050.0, exception, message, exit_status=int(status[1]) if status is not None else None)
+
+
+def history_of(event: TaskExited, *, saves: bool = False) -> AttemptState:
+    """A cluster whose program has built a PreemptionCheckpointHandler if it `saves`, after the event."""
+    return history(ONE_NODE, *([saving(event.task)] if saves else []), event)
+
+
+def saving(*tasks: TaskId) -> TaskReported:
+    [task] = tasks
+    return TaskReported(task, "has imported TensorFlow", 1040.0, saves_when_preempted=True)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +45,11 @@ def crash(exception: str, message: str) -> CrashRecord:
         # The task raised, and was stopped while its interpreter shut down.
         (TaskExited(W0, TaskExit(None, signal.SIGTERM), 1050.0, crash("ValueError", "no batch")), (), "task-failed"),
         (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0, crash("ValueError", "no batch")), (), "task-failed"),
-        (TaskExited(W0, TaskExit(42), 1050.0, crash("SystemExit", "sys.exit(42)")), (), "preempted"),
+        (TaskExited(W0, TaskExit(42), 1050.0, crash("SystemExit", "sys.exit(42)")), (), "task-failed"),
+        # A typing error: argparse exits, and we stop the task while its interpreter shuts down.
+        (TaskExited(W0, TaskExit(None, signal.SIGTERM), 1050.0, crash("SystemExit", "sys.exit(2)")), (), "task-failed"),
+        (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0, crash("Quit", "sys.exit(2)")), (), "task-failed"),
+        (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0, crash("Quit", "no"), evidence=OOM), (), "task-failed"),
         (TaskExited(W0, TaskExit(None, signal.SIGSEGV), 1050.0), (), "task-killed"),
         (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0), (), "task-killed"),
         (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0, evidence=OOM), (), "out-of-memory"),
@@ -41,14 +57,20 @@ def crash(exception: str, message: str) -> CrashRecord:
         (TaskExited(W0, TaskExit(1), 1050.0, evidence=FULL), (), "disk-full"),
         (TaskExited(W0, TaskExit(1), 1050.0, crash("OSError", "[Errno 28] No space left on device")), (), "disk-full"),
         # The disk is full too, but the task did not end because of that.
-        (TaskExited(W0, TaskExit(SAVED_STATUS), 1050.0, evidence=FULL), (), "preempted"),
         (TaskExited(W0, TaskExit(143), 1050.0, crash("SystemExit", "sys.exit(143)"), evidence=FULL), (), "preempted"),
         (TaskExited(W0, TaskExit(143), 1050.0, crash("OSError", "full"), evidence=FULL), (), "disk-full"),
-        (TaskExited(W0, TaskExit(SAVED_STATUS), 1050.0), (), "preempted"),
+        (TaskExited(W0, TaskExit(42), 1050.0), (), "task-failed"),
         (TaskExited(W0, TaskExit(143), 1050.0), (), "preempted"),
         (TaskExited(W0, TaskExit(None, signal.SIGTERM), 1050.0), (), "preempted"),
         (TaskExited(W0, TaskExit(1), 1050.0, crash("UnknownError", "Could not start gRPC server")), (), "port-taken"),
         (TaskExited(W0, TaskExit(1), 1050.0), ("UnknownError: Could not start gRPC server",), "port-taken"),
+        (
+            TaskExited(W0, TaskExit(1), 1050.0),
+            ("port: 20000, code: -98, message: address already in use",),
+            "port-taken",
+        ),
+        (TaskExited(W0, TaskExit(1), 1050.0), ("OSError: [Errno 98] Address already in use",), "task-failed"),
+        (TaskExited(W0, TaskExit(1), 1050.0), ("127.0.0.1:6006: Address already in use",), "task-failed"),
         (
             TaskExited(W0, TaskExit(None, signal.SIGABRT), 1050.0),
             ("TensorFlow was compiled to use AVX2 instructions, but these aren't available on your machine",),
@@ -67,7 +89,19 @@ def crash(exception: str, message: str) -> CrashRecord:
     ],
 )
 def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], reference: str) -> None:
-    assert classify(event, tail).reference == reference
+    assert classify(history_of(event), event, tail).reference == reference
+
+
+def test_exit_status_42_means_preempted_only_with_a_handler_that_saves() -> None:
+    for event in (
+        TaskExited(W0, TaskExit(42), 1050.0),
+        TaskExited(W0, TaskExit(42), 1050.0, crash("SystemExit", "sys.exit(42)")),
+        TaskExited(W0, TaskExit(42), 1050.0, evidence=FULL),
+    ):
+        assert classify(history_of(event, saves=True), event, ()).reference == "preempted"
+        assert classify(history_of(event), event, ()).reference != "preempted"
+    raised = TaskExited(W0, TaskExit(42), 1050.0, crash("ValueError", "no batch"))
+    assert classify(history_of(raised, saves=True), raised, ()).reference == "task-failed"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +134,8 @@ def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], referen
     ],
 )
 def test_a_failure_recognised_by_its_message_has_its_hint(text: str, hint: str) -> None:
-    assert hint in classify(TaskExited(W0, TaskExit(1), 1050.0), ["other lines", text]).hint
+    event = TaskExited(W0, TaskExit(1), 1050.0)
+    assert hint in classify(history_of(event), event, ["other lines", text]).hint
 
 
 def test_a_task_without_a_crash_record_whose_log_blames_a_peer_is_not_the_cause() -> None:
@@ -147,15 +182,53 @@ def test_an_interpreter_that_fails_after_its_program_finished_fails_nothing() ->
 
 
 def test_workers_that_save_before_a_preemption_are_waited_for() -> None:
-    state = history(ONE_NODE, ended(W0, 1050.0, code=SAVED_STATUS), ended(W1, 1052.0, code=SAVED_STATUS))
+    state = history(
+        ONE_NODE, saving(W0), saving(W1), ended(W0, 1050.0, code=42), SAVING_S - 1.0, ended(W1, 1052.0, code=42)
+    )
     assert state.stopped == frozenset()
     assert cause_of(state, {}) == (W0, "preempted")
 
 
 def test_a_worker_that_fails_while_others_save_ends_the_wait() -> None:
-    state = history(THREE, ended(W0, 1050.0, code=SAVED_STATUS), failed(W1, 1052.0))
+    state = history(THREE, saving(W0), ended(W0, 1050.0, code=42), failed(W1, 1052.0))
     assert state.stopped == {W2}
     assert cause_of(state, {}) == (W0, "preempted")
+
+
+def test_workers_that_save_are_not_waited_for_without_end() -> None:
+    """Even if the others may drain for ever."""
+    policy = make_policy(THREE, drain_s=0.0)
+    ends = (saving(W0), 10.0, ended(W0, 1050.0, code=42), 10.0 + SAVING_S - 1.0, Tick())
+    state, actions = play(policy, *running(policy), *ends)
+    assert state.phase is Phase.RUNNING
+    state, actions = play(policy, *running(policy), *ends, 10.0 + SAVING_S, Tick())
+    assert actions[-1] == StopNodes(FAILURE_GRACE_S)
+    assert cause_of(state, {}) == (W0, "preempted")
+
+
+def test_exit_status_42_of_any_other_program_stops_the_cluster_at_once() -> None:
+    state = history(THREE, ended(W0, 1050.0, code=42))
+    assert state.stopped == {W1, W2}
+    assert cause_of(state, {}) == (W0, "task-failed")
+
+
+@pytest.mark.parametrize(
+    ("fault", "event", "reference"),
+    [
+        ("kill@step=5", TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0, evidence=OOM), "task-killed"),
+        ("exit@step=5", TaskExited(W0, TaskExit(1), 1050.0), "task-failed"),
+        ("preempt@step=5", TaskExited(W0, TaskExit(None, signal.SIGTERM), 1050.0), "preempted"),
+        ("preempt@step=5", TaskExited(W0, TaskExit(None, signal.SIGKILL), 1080.0), "preempted"),
+    ],
+)
+def test_an_injected_fault_is_named_as_injected(fault: str, event: TaskExited, reference: str) -> None:
+    status = TaskReported(W0, "trains", 1040.0, injected=(fault,))
+    verdict = judged(history(ONE_NODE, status, event))
+    what, _, moment = fault.partition("@")
+    assert (verdict.reference, verdict.task) == (reference, "worker:0")
+    assert verdict.message.endswith(f" s, as --chaos {what}:worker:0@{moment} asked for")
+    other = judged(history(ONE_NODE, status, failed(W0, 1050.0)))
+    assert ("--chaos" in other.message) == (what == "preempt")
 
 
 def cause_of(state: AttemptState, tails: dict[TaskId, Sequence[str]]) -> tuple[TaskId, str]:

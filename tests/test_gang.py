@@ -36,7 +36,8 @@ from launcher.gang.events import (
     Tick,
 )
 from launcher.gang.facts import REFUSALS
-from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, Phase, Reason
+from launcher.gang.policy import AttemptPolicy
+from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId, parse_task_id

@@ -20,7 +20,8 @@ from launcher.gang.events import (
     TaskStarted,
     Tick,
 )
-from launcher.gang.state import AttemptPolicy, AttemptState, Phase, Reason
+from launcher.gang.policy import AttemptPolicy
+from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.spec.strategies import RULES, TORCH, find_role_problem
 from launcher.tasks import TENSORBOARD, TaskId, parse_task_id
 from launcher.verdict.causes import find_cause

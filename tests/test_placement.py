@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.gang.state import AttemptPolicy
+from launcher.gang.policy import AttemptPolicy
 from launcher.plan.placement import select_nodes, without_spares
 from launcher.spec.models import ClusterSpec
 from launcher.spec.strategies import find_role_problem

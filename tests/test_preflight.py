@@ -32,8 +32,9 @@ from launcher.gang.events import (
     Tick,
 )
 from launcher.gang.findings import Finding
+from launcher.gang.policy import AttemptPolicy
 from launcher.gang.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
-from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, Phase, Reason
+from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.report.check_report import make_check_report
 from launcher.report.check_text import COLUMNS, make_rows, render_findings
 from launcher.report.models import CheckReport

@@ -17,15 +17,19 @@ from launcher.gang.restarts import (
     LONG_S,
     LONGEST_PAUSE_S,
     REMEMBERED,
+    UNCOUNTED,
+    UNCOUNTED_CONFIRMED,
     Ending,
     GiveUp,
     Restart,
     decide_restart,
+    price,
     remember,
 )
 from launcher.spec.parts import RestartSpec
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import assert_none_left, make_mark, marked, wait_until
+from worker_entry.protocol.frozen import replace
 
 COVERS = ("launcher/gang", "launcher/run/pauses.py", "launcher/run/supervisor.py", "launcher/run/attempt_loop.py")
 
@@ -43,6 +47,15 @@ def ending(
     step: int = 0,
 ) -> Ending:
     return Ending(reference, started, started + lasted, trained, saved, step)
+
+
+def priced(*attempts: tuple[str, int | None], is_confirmed: bool = False) -> list[Ending]:
+    """The ends of attempts, each with its class and its last step; None if it did none."""
+    endings: list[Ending] = []
+    for reference, step in attempts:
+        one = ending(reference, trained=step is not None, step=step or 0)
+        endings.append(price(one, endings, is_confirmed=is_confirmed, is_guess=False))
+    return endings
 
 
 def decide(*endings: Ending, **spec: Any) -> Restart | GiveUp:
@@ -85,17 +98,45 @@ class TestDecision:
 
     @pytest.mark.parametrize("reference", FREE)
     def test_costs_nothing_after_what_is_nobodys_fault(self, reference: str) -> None:
-        assert decide(*[ending(reference)] * 9) == Restart(LONGEST_PAUSE_S, 0, free=True)
-        assert decide(*[ending(reference)] * 3, ending()) == Restart(4.0, 1, free=False)
-        assert isinstance(decide(*[ending()] * 3, ending(reference)), Restart)
+        advancing = [(reference, 10 * number) for number in range(1, 10)]
+        assert decide(*priced(*advancing)) == Restart(LONGEST_PAUSE_S, 0, free=True)
+        assert decide(*priced(*advancing[:3], ("task-killed", 0))) == Restart(4.0, 1, free=False)
+        assert isinstance(decide(*priced(*[("task-killed", 0)] * 3, (reference, 0))), Restart)
+
+    @pytest.mark.parametrize("reference", FREE)
+    def test_is_counted_in_the_end_if_nothing_advances(self, reference: str) -> None:
+        """As if the program ended with `sys.exit(143)`, or a server of its own found its port taken."""
+        once, again = priced(*[(reference, None)] * 2)
+        assert (once.is_free, again.is_free) == (True, False)
+        assert decide(*priced(*[(reference, None)] * 3), max_restarts=1) == GiveUp(
+            "not started again: 1 restart did not help"
+        )
+        same = priced(*[(reference, 10)] * 9)
+        assert [one.is_free for one in same] == [True] * (UNCOUNTED + 1) + [False] * (8 - UNCOUNTED)
+        assert isinstance(decide(*same), GiveUp)
+        between = priced(*[(reference, 10)] * 4, ("task-killed", 0), (reference, 10))
+        assert between[-1].is_free
+
+    def test_is_not_free_if_only_the_programs_words_say_why(self) -> None:
+        assert not price(ending("port-taken"), (), is_confirmed=False, is_guess=True).is_free
+
+    def test_is_free_for_long_if_the_engine_confirms_the_preemptions(self) -> None:
+        untrained = priced(*[("preempted", None)] * 100, is_confirmed=True)
+        assert sum(one.is_free for one in untrained) == UNCOUNTED_CONFIRMED
+        advancing = priced(*(("preempted", number) for number in range(1, 101)), is_confirmed=True)
+        assert all(one.is_free for one in advancing)
 
     def test_is_made_however_often_a_run_is_preempted(self) -> None:
-        assert decide(*[ending("preempted")] * 5000) == Restart(LONGEST_PAUSE_S, 0, free=True)
-        assert decide(*[ending("preempted")] * 5000, pause_s=0.0) == Restart(0.0, 0, free=True)
+        preempted = [replace(ending("preempted"), is_free=True)] * 5000
+        assert decide(*preempted) == Restart(LONGEST_PAUSE_S, 0, free=True)
+        assert decide(*preempted, pause_s=0.0) == Restart(0.0, 0, free=True)
 
     @given(st.lists(st.sampled_from(["preempted", "task-killed"]), min_size=1, max_size=40), st.data())
     def test_does_not_depend_on_what_is_not_remembered(self, references: list[str], data: st.DataObject) -> None:
-        many = [ending(reference, float(number)) for number, reference in enumerate(references * 10)]
+        many = [
+            replace(ending(reference, float(number)), is_free=reference == "preempted")
+            for number, reference in enumerate(references * 10)
+        ]
         spec = {"max_restarts": data.draw(st.integers(1, 300)), "period_s": data.draw(st.sampled_from([0.0, 20.0]))}
         kept: list[Ending] = []
         for one in many:
@@ -140,7 +181,8 @@ class TestDecision:
         endings: list[Ending] = []
         counted = 0
         for reference in references:
-            endings.append(ending(reference))
+            one = ending(reference, trained=True, step=len(endings))
+            endings.append(price(one, endings, is_confirmed=False, is_guess=False))
             decision = decide(*endings, max_restarts=limit)
             if isinstance(decision, GiveUp):
                 break

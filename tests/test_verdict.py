@@ -24,7 +24,8 @@ from launcher.gang.events import (
     TaskReported,
     Tick,
 )
-from launcher.gang.state import AttemptPolicy, AttemptState, Reason
+from launcher.gang.policy import AttemptPolicy
+from launcher.gang.state import AttemptState, Reason
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.tasks import TaskId
 from launcher.verdict.causes import (
@@ -195,7 +196,7 @@ class TestWasStopped:
         assert failed_by_itself(state, event)
 
     def test_when_python_ended_with_143_because_of_its_own_sigterm_handler(self) -> None:
-        crash = CrashRecord(1050.5, "SystemExit", "sys.exit(143)", "train.py", 9)
+        crash = CrashRecord(1050.5, "SystemExit", "sys.exit(143)", "train.py", 9, exit_status=143)
         event = TaskExited(W0, TaskExit(143), 1051.0, crash)
         state = history(ONE_NODE, failed(W1, 1050.0), event)
 

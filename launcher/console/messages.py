@@ -9,6 +9,7 @@ from launcher.gang.events import (
     EndAnnounced,
     Event,
     Interrupted,
+    NodeLost,
     NodeSynced,
     TaskExited,
     TaskHalted,
@@ -58,6 +59,10 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         if event.signal is None:
             return f"{event.task} continues"
         return f"{event.task} was stopped by {TaskExit(signal=event.signal)}; the others wait for it"
+    if isinstance(event, TaskReported) and (faults := _find_new_faults(before, event)):
+        return f"{event.task}: injecting {', '.join(faults)}, as --chaos asked for"
+    if isinstance(event, NodeLost) and after is not before and after.reason is None and not after.needs(event.node):
+        return f"Node {event.node} was lost: {event.reason}; the training does not need it"
     if isinstance(event, TaskReported) and event.own_tf_config and not _own_configs(before):
         return _render_own_config(event)
     if after.divergence and not before.divergence:
@@ -128,6 +133,11 @@ def render_separate(state: AttemptState) -> str:
     what = f"the program uses {', '.join(built)}, not" if built else "the program does not use"
     names = name_tasks(sorted(state.separate))
     return f"{names} train separately: {what} MultiWorkerMirroredStrategy; {OWN_STRATEGY_HINT}"
+
+
+def _find_new_faults(before: AttemptState, status: TaskReported) -> list[str]:
+    known = before.status[status.task].injected if status.task in before.status else ()
+    return [fault for fault in status.injected if fault not in known]
 
 
 def _own_configs(state: AttemptState) -> bool:

@@ -4,14 +4,16 @@ MultiWorkerMirroredStrategy is all or nothing. An attempt succeeds when every ch
 first one that fails decides, and all others are stopped. An evaluator only watches: its end decides nothing.
 
 With ParameterServerStrategy the chief decides. The others serve and never end; a worker that does end restarts
-individually. `spec.strategies` defines which tasks are which.
+individually. `policy` has the table of which tasks count for what.
+
+`facts.record` notes what has happened; the rules here conclude from what is known, and not from the order in which it
+became known. So a later controller, which knows the same, comes to the same end. Only clocks depend on when a
+controller saw an event, and they begin anew with a takeover.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
-from typing import TypeVar
 
 from launcher.gang.busy import RECHECK_S, find_busy, is_excused
 from launcher.gang.events import (
@@ -23,8 +25,6 @@ from launcher.gang.events import (
     Event,
     Finish,
     Interrupted,
-    NodeLost,
-    NodeRefused,
     PrepareNodes,
     RestartTask,
     StacksReceived,
@@ -35,24 +35,21 @@ from launcher.gang.events import (
 )
 from launcher.gang.facts import is_news, record
 from launcher.gang.out_of_step import is_out_of_step
+from launcher.gang.policy import AttemptPolicy
 from launcher.gang.stalls import is_progress, is_stalled, stall_limit_s
-from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, IndividualRestart, Phase, Reason
-from launcher.tasks import TaskId
+from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from worker_entry.protocol.frozen import replace
 
 FAILURE_GRACE_S = 1.0
 """From SIGTERM to SIGKILL after a failure: the others cannot continue, and TensorFlow ignores SIGTERM."""
-SAVED_STATUS = 42
-"""The exit status of PreemptionCheckpointHandler when it is asked to save: all workers save, and exit with it."""
+SAVING_S = 300.0
+"""How long the others may still save, once the first worker has saved because of a preemption, and has ended."""
 SIGNALLED_GRACE_S = 600.0
 """From SIGTERM to SIGKILL after a SIGTERM from Slurm, until Slurm has said how long the tasks have."""
 STOP_MARGIN_S = 30.0
 """How long after the last SIGKILL a node may take to report that no process is left."""
 STACKS_S = 10.0
 """How long all tasks may take to report what they are doing, before they are stopped for doing nothing."""
-
-
-_Fact = TypeVar("_Fact")
 
 Decision = tuple[AttemptState, tuple[Action, ...]]
 
@@ -72,25 +69,48 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     """
     if state.phase is Phase.FINISHED or not is_news(state, event):
         return state, ()
-    state = record(state, event)
-    if state.phase is not Phase.STOPPING and is_progress(state, event):
-        state = replace(state, last_progress=now, busy={}, excused=None, is_looked_at_again=False)
+    before, state = state, record(state, event)
     if state.phase is Phase.STOPPING:
         return _while_stopping(state, event, now)
-    if isinstance(event, Interrupted):
-        if state.is_over and state.policy.keeps_auxiliary:  # only auxiliary tasks, kept for the user, are left
-            return _stop(state, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
-        return _stop(replace(state, signal=event.signal), Reason.INTERRUPTED, state.policy.stop_grace_s, now)
-    if isinstance(event, EndAnnounced) and state.is_taken_away:
-        return _stop(state, Reason.ANNOUNCED, event.grace_s, now)
+    if is_progress(state, event):
+        state = replace(state, last_progress=now, busy={}, excused=None, is_looked_at_again=False)
+    if state.is_done and (isinstance(event, Interrupted) or state.is_taken_away):
+        return _stop(state, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
+    if state.signal is not None:
+        return _stop(state, Reason.INTERRUPTED, state.policy.stop_grace_s, now)
+    if state.announced is not None and state.is_taken_away:
+        return _stop(state, Reason.ANNOUNCED, state.announced.grace_s, now)
     if not state.policy.only_checks:
-        if isinstance(event, NodeRefused):
+        if any(state.needs(refusal.node) for refusal in state.refusals):
             return _stop(state, Reason.REFUSED, FAILURE_GRACE_S, now)
-        if isinstance(event, NodeLost) and state.phase is not Phase.CONNECTING:
+        if state.phase is not Phase.CONNECTING and any(map(state.needs, state.lost)):
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
+    if before.detached and not state.detached:
+        return _after_takeover(state, now)
+    if state.restarted is not before.restarted and isinstance(event, TaskExited):
+        return state, (RestartTask(event.task),)
     if state.phase in BEFORE_START:
         return _before_start(state, event, now)
+    if state.failures:
+        return _while_failing(state, event, now)
     return _while_running(state, event, now)
+
+
+def take_over(state: AttemptState) -> AttemptState:
+    """The state of a running attempt that an earlier controller has left, from what is known to have happened.
+
+    No clock runs before all of its nodes are attached again: until then, the tasks' reports cannot arrive.
+    """
+    return replace(state, phase=Phase.RUNNING, detached=state.occupied)
+
+
+def _after_takeover(state: AttemptState, now: float) -> Decision:
+    """Begins all limits anew, and starts the tasks whose order to start again may not have arrived."""
+    ended = state.policy.trainers & state.exits.keys()
+    limit_s = SAVING_S if state.failures else state.policy.drain_s if ended else 0.0
+    state = replace(state, last_progress=now, deadline=now + limit_s if limit_s else None)
+    missing = state.policy.tasks - state.started.keys() - state.exits.keys() - state.unreachable
+    return state, tuple(RestartTask(task) for task in sorted(missing))
 
 
 def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
@@ -118,29 +138,32 @@ def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
     return state, ()
 
 
+def _while_failing(state: AttemptState, event: Event, now: float) -> Decision:
+    """Stops the others, unless they may still save, or tell more about the failure."""
+    over = state.policy.trainers <= state.exits.keys()
+    if state.suspicion is Reason.TASK_FAILED:  # all tasks report where they are before they are stopped
+        over = over or isinstance(event, StacksReceived) or _is_due(state, now)
+        return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now) if over else (state, ())
+    failures = [failure for failure in state.failures if not state.has_saved(failure)]
+    if over or not all(map(is_out_of_step, failures)):
+        # After SIGKILL the cause is known: whatever the others still report, they did not cause it.
+        certain = any(failure.exit.signal == signal.SIGKILL for failure in failures)
+        return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now, for_handlers=certain)
+    if failures:
+        return _suspect(replace(state, suspicion=None), Reason.TASK_FAILED, event, now)
+    if isinstance(event, TaskExited) and len(state.failures) == 1:
+        state = replace(state, deadline=now + SAVING_S)
+    return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now) if _is_due(state, now) else (state, ())
+
+
 def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
     trainers = state.policy.trainers
     trainer_ended = isinstance(event, TaskExited) and event.task in trainers
     ended = trainers & state.exits.keys()
-    failed = state.broken
-    asks = state.suspicion is Reason.TASK_FAILED  # all tasks report where they are before they are stopped
-    if isinstance(event, TaskExited) and state.fails(event) and not asks:
-        if _may_restart_individually(state, event.task):
-            return _restart_individually(state, event)
-        if is_out_of_step(event) and ended != trainers:
-            return _suspect(replace(state, suspicion=None), Reason.TASK_FAILED, event, now)
-        if event.exit.code != SAVED_STATUS or not trainer_ended:
-            certain = event.exit.signal == signal.SIGKILL  # whatever the others still report, they did not cause it
-            return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now, for_handlers=certain)
-        # The others are still saving.
-        state = replace(state, deadline=now + state.policy.drain_s if state.policy.drain_s else None)
-    if failed:
-        over = ended == trainers or (asks and isinstance(event, StacksReceived)) or _is_due(state, now)
-        return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now) if over else (state, ())
     drained = now + state.policy.drain_s if state.policy.drain_s else None
     if state.phase is Phase.FORMING:
         # A trainer that has ended well needed no cluster, or had one: ports no longer matter.
-        if state.started.keys() == state.policy.tasks and (ended or state.is_up):
+        if state.policy.tasks - state.unreachable <= state.started.keys() and (ended or state.is_up):
             state = replace(
                 state, phase=Phase.RUNNING, deadline=drained if ended else None, suspicion=None, last_progress=now
             )
@@ -150,11 +173,12 @@ def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
         state = replace(state, deadline=drained)
     if ended == trainers:
         # Until the deadline, an evaluator may still look at the last checkpoint.
-        if state.is_over and state.policy.keeps_auxiliary and state.policy.auxiliary - state.exits.keys():
+        auxiliary = state.policy.auxiliary - state.exits.keys() - state.unreachable
+        if state.is_over and state.policy.keeps_auxiliary and auxiliary:
             return replace(state, deadline=None), ()
         if state.is_over or _is_due(state, now):
             return _stop(state, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
-    elif state.phase is Phase.RUNNING:
+    elif state.phase is Phase.RUNNING and not state.detached:
         if is_stalled(state, now):
             return _suspect(state, Reason.STALLED, event, now)
         if ended and (state.suspicion is Reason.DRAIN_TIMEOUT or _is_due(state, now)):
@@ -162,35 +186,6 @@ def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
         if state.suspicion is not None:  # there is progress again
             state = replace(state, suspicion=None, deadline=state.deadline if ended else None)
     return state, ()
-
-
-def _may_restart_individually(state: AttemptState, task: TaskId) -> bool:
-    return (
-        task.type in state.policy.strategy.restarted_individually
-        and len(state.restarted.get(task, ())) < state.policy.max_individual_restarts
-    )
-
-
-def _restart_individually(state: AttemptState, event: TaskExited) -> Decision:
-    """Forgets that this one task was ever started, and starts it again."""
-    task = event.task
-
-    def without(facts: Mapping[TaskId, _Fact]) -> dict[TaskId, _Fact]:
-        return {other: fact for other, fact in facts.items() if other != task}
-
-    state = replace(
-        state,
-        started=without(state.started),
-        listening=without(state.listening),
-        status=without(state.status),
-        halted=without(state.halted),
-        exits=without(state.exits),
-        restarted={
-            **state.restarted,
-            task: (*state.restarted.get(task, ()), IndividualRestart(event, state.status.get(task))),
-        },
-    )
-    return state, (RestartTask(task),)
 
 
 def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> Decision:
@@ -246,7 +241,7 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
 
 def _stop(state: AttemptState, reason: Reason, grace_s: float, now: float, *, for_handlers: bool = False) -> Decision:
     """Begins to stop all tasks; `for_handlers`: the grace is only for tasks that handle SIGTERM."""
-    if state.signalled and state.announced is None:
+    if state.signalled and state.announced is None and reason is not Reason.SUCCEEDED:
         grace_s, for_handlers = SIGNALLED_GRACE_S, False
     state = replace(
         state,

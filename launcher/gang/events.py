@@ -63,6 +63,13 @@ class NodeLost:
 
 
 @dataclass(frozen=True)
+class NodeAttached:
+    """This controller has taken over the node's agent from an earlier controller."""
+
+    node: str
+
+
+@dataclass(frozen=True)
 class NodeEmpty:
     """No process of the attempt is left on the node."""
 
@@ -107,7 +114,8 @@ class TaskReported:
 
     `injected`: the faults of `--chaos` that the task has had. `strategy`: the class of the tf.distribute strategy that
     the program has built. `own_tf_config`: the line that sets a TF_CONFIG of its own. `keras`: what was patched, once
-    the program trains with Keras. `model`: a new digest of its model.
+    the program trains with Keras. `model`: a new digest of its model. `saves_when_preempted`: whether the program has
+    built a PreemptionCheckpointHandler.
     """
 
     task: TaskId
@@ -120,6 +128,7 @@ class TaskReported:
     own_tf_config_kept: bool = False
     keras: KerasPatch | None = None
     model: ModelDigest | None = None
+    saves_when_preempted: bool = False
 
     @property
     def stepping(self) -> Progress | None:
@@ -228,6 +237,7 @@ Event = (
     | Checked
     | NodeRefused
     | NodeLost
+    | NodeAttached
     | NodeEmpty
     | TaskStarted
     | TaskListening

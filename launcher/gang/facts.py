@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from launcher.gang.divergence import note_digest, render_divergence
 from launcher.gang.events import (
     EndAnnounced,
     Event,
+    Interrupted,
     LeaderWaits,
+    NodeAttached,
     NodeEmpty,
     NodeInspected,
     NodeLost,
@@ -26,13 +31,15 @@ from launcher.gang.events import (
     TaskUnguarded,
     TaskWrote,
 )
-from launcher.gang.state import BEFORE_START, AttemptState, Phase
+from launcher.gang.state import BEFORE_START, AttemptState, IndividualRestart, Phase
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import ModelDigest
 
 REFUSALS = 1000
 """The most refusals of one node that are kept, including their problems; a broken node may send them without end."""
+
+_Fact = TypeVar("_Fact")
 
 
 def is_news(state: AttemptState, event: Event) -> bool:
@@ -52,6 +59,8 @@ def is_news(state: AttemptState, event: Event) -> bool:
             return node in state.policy.nodes and kept < REFUSALS
         case NodeLost(node):
             return node in state.policy.nodes and node not in state.empty and node not in state.lost
+        case NodeAttached(node):
+            return node in state.detached
         case NodeEmpty(node):
             return node in state.policy.nodes and node not in state.empty and state.phase is Phase.STOPPING
         case TaskStarted(task):
@@ -73,7 +82,8 @@ def is_news(state: AttemptState, event: Event) -> bool:
         case NodeSignalled(node):
             return node in state.policy.nodes and node not in state.signalled
         case EndAnnounced():
-            return state.announced is None and (not event.node or event.node in state.policy.nodes)
+            is_ours = not event.node or (event.node in state.policy.nodes and state.needs(event.node))
+            return state.announced is None and is_ours
         case StacksReceived():
             return state.suspicion is not None
         case StacksAsked() | ProfileAsked():
@@ -102,9 +112,14 @@ def record(state: AttemptState, event: Event) -> AttemptState:
         case NodeRefused():
             return replace(state, refusals=(*state.refusals, event))
         case NodeLost(node, reason):
-            return replace(state, lost={**state.lost, node: reason})
+            return replace(state, lost={**state.lost, node: reason}, detached=state.detached - {node})
+        case NodeAttached(node):
+            return replace(state, detached=state.detached - {node})
         case NodeEmpty(node):
             return replace(state, empty={**state.empty, node: event})
+        case Interrupted(signum):
+            counts = state.phase is not Phase.STOPPING and not state.is_done
+            return replace(state, signal=signum) if counts else state
         case NodeSignalled(node):
             return replace(state, signalled={**state.signalled, node: event})
         case EndAnnounced():
@@ -125,8 +140,37 @@ def record(state: AttemptState, event: Event) -> AttemptState:
             others = {name: halt for name, halt in state.halted.items() if name != task}
             return replace(state, halted=others if signum is None else {**others, task: event})
         case TaskExited(task):
-            return replace(state, exits={**state.exits, task: event})
+            state = replace(state, exits={**state.exits, task: event})
+            return _forget(state, event) if _restarts_individually(state, event) else state
     return state
+
+
+def _restarts_individually(state: AttemptState, event: TaskExited) -> bool:
+    return (
+        state.phase is not Phase.STOPPING
+        and state.fails(event)
+        and event.task.type in state.policy.strategy.restarted_individually
+        and len(state.restarted.get(event.task, ())) < state.policy.max_individual_restarts
+    )
+
+
+def _forget(state: AttemptState, event: TaskExited) -> AttemptState:
+    """Forgets that this one task was ever started: it starts again while the others continue."""
+    task = event.task
+
+    def without(facts: Mapping[TaskId, _Fact]) -> dict[TaskId, _Fact]:
+        return {other: fact for other, fact in facts.items() if other != task}
+
+    ends = (*state.restarted.get(task, ()), IndividualRestart(event, state.status.get(task)))
+    return replace(
+        state,
+        started=without(state.started),
+        listening=without(state.listening),
+        status=without(state.status),
+        halted=without(state.halted),
+        exits=without(state.exits),
+        restarted={**state.restarted, task: ends},
+    )
 
 
 def _compare_models(state: AttemptState, task: TaskId, digest: ModelDigest) -> AttemptState:

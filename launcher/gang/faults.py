@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Collection, Iterable, Mapping
 
 from launcher.errors import UsageError
-from launcher.gang.events import TaskReported
+from launcher.gang.events import TaskExited, TaskReported
 from launcher.gang.state import AttemptState
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, parse_task_id
@@ -84,6 +85,26 @@ def was_done(fault: Fault, state: AttemptState) -> bool:
     return any(str(fault.injection) in status.injected for status in statuses if status is not None)
 
 
+def find_injected(state: AttemptState, event: TaskExited) -> str:
+    """The kind of the injected fault that has ended the task; empty if none has."""
+    fault = find_last_injected(state, event.task)
+    what = fault.partition(":")[0]
+    ends = {"kill": event.exit.signal == signal.SIGKILL, "exit": event.exit.code == 1 and event.crash is None}
+    return what if ends.get(what, what == "preempt" and not event.exit.ok) else ""
+
+
+def find_last_injected(state: AttemptState, task: TaskId) -> str:
+    """The last fault that was injected into the task, as `--chaos` takes it; empty if none was."""
+    injected = state.status[task].injected if task in state.status else ()
+    return f"{injected[-1].replace('@', f':{task}@', 1)}" if injected else ""
+
+
+def render_injection(state: AttemptState, task: TaskId) -> str:
+    """`, as --chaos kill:worker:1@step=5 asked for`; empty if no fault was injected into the task."""
+    fault = find_last_injected(state, task)
+    return f", as --chaos {fault} asked for" if fault else ""
+
+
 def find_status_before_restart(state: AttemptState, fault: Fault) -> TaskReported | None:
     """The last status of the task before its first individual restart."""
     ends = [end.status for end in state.restarted.get(fault.task, ()) if end.status is not None]
@@ -92,8 +113,11 @@ def find_status_before_restart(state: AttemptState, fault: Fault) -> TaskReporte
 
 def find_beginning(state: AttemptState) -> tuple[int, int] | None:
     """The epoch and step that an attempt began with; None if it did no step."""
-    known = [status.progress for status in state.status.values() if status.progress is not None]
-    begun = [(progress.first_epoch or 0, progress.first_step) for progress in known if progress.first_step is not None]
+    begun = [
+        (progress.first_epoch or 0, progress.first_step)
+        for progress in state.progresses
+        if progress.first_step is not None
+    ]
     return min(begun, default=None)
 
 

@@ -1,7 +1,8 @@
 """Whether a failed cluster restarts, and when.
 
 A gang restarts as a whole: the same tasks, fresh ports. A budget keeps it from restarting for ever: a number of
-restarts within a period. Failures that are nobody's fault, a preemption or a taken port, do not count.
+restarts within a period. Failures that are nobody's fault, a preemption or a taken port, do not count, unless they
+repeat and the training does not advance.
 """
 
 from __future__ import annotations
@@ -11,12 +12,18 @@ from collections.abc import Sequence
 from launcher.failures import FAILURES, is_counted
 from launcher.spec.parts import RestartSpec
 from launcher.wording import count_of
-from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.frozen import dataclass, replace
 
 LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0
 """An attempt this long was not part of a crash loop: after it, pauses start from zero again."""
 
+UNCOUNTED = 3
+"""A failure that does not count by its class counts after this many in a row that did not advance the training, …"""
+UNCOUNTED_UNTRAINED = 1
+"""… after this many if the attempt did no step, …"""
+UNCOUNTED_CONFIRMED = 20
+"""… and after this many if Slurm or Kubernetes has confirmed the preemption."""
 FRUITLESS = 3
 """A run ends after this many attempts in a row whose last checkpoint did not advance, even if restarts are left."""
 REMEMBERED = 64
@@ -28,7 +35,7 @@ class Ending:
     """How an attempt ended: its verdict's reference, its times in seconds, and whether training had begun.
 
     As far as is known: `saved`, whether a checkpoint was saved in it; `step`, which step it reached, counted on
-    from a restored one.
+    from a restored one. `is_free`: whether a restart after it does not count.
     """
 
     reference: str
@@ -37,10 +44,7 @@ class Ending:
     trained: bool
     saved: bool = False
     step: int = 0
-
-    @property
-    def is_free(self) -> bool:
-        return not is_counted(self.reference)
+    is_free: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,30 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
         within = f" within {spec.period_s:g} s" if spec.period_s else ""
         return GiveUp(f"not started again: {count_of(spent, 'restart')}{within} did not help")
     return Restart(_pause(spec, endings), spent + (not last.is_free), last.is_free)
+
+
+def price(ending: Ending, earlier: Sequence[Ending], *, is_confirmed: bool, is_guess: bool) -> Ending:
+    """Returns the ending, with `is_free` set.
+
+    Args:
+        ending: an attempt that has just failed.
+        earlier: the attempts before it.
+        is_confirmed: whether the engine that has given the nodes says that it takes them away.
+        is_guess: whether only the program's own words tell the class.
+    """
+    if is_guess or is_counted(ending.reference):
+        return replace(ending, is_free=False)
+    limit = UNCOUNTED_CONFIRMED if is_confirmed else UNCOUNTED if ending.trained else UNCOUNTED_UNTRAINED
+    in_a_row = 0
+    for number in range(len(earlier) - 1, -1, -1):
+        if is_counted(earlier[number].reference) or _has_advanced(earlier[number], earlier[:number]):
+            break
+        in_a_row += 1
+    return replace(ending, is_free=in_a_row < limit or _has_advanced(ending, earlier))
+
+
+def _has_advanced(ending: Ending, earlier: Sequence[Ending]) -> bool:
+    return ending.saved or ending.step > max((before.step for before in earlier), default=0)
 
 
 def _is_fruitless(endings: Sequence[Ending]) -> bool:

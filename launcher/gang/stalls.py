@@ -1,6 +1,6 @@
 """Whether a running cluster has stopped making progress.
 
-If the program reports steps, a step of any task counts as progress; otherwise a line of output does. A cluster that
+If the program reports steps, a step of any trainer counts as progress; otherwise a line of output does. A cluster that
 reports steps is watched by default, because the usual time of a step is known.
 """
 
@@ -16,10 +16,10 @@ LEAST_S = 120.0
 
 
 def is_progress(state: AttemptState, event: Event) -> bool:
-    """Whether the event shows that the cluster makes progress."""
-    if isinstance(event, TaskWrote):
-        return not reports_steps(state)
-    return isinstance(event, (TaskStarted, TaskListening, TaskReported))
+    """Whether the event shows that the training makes progress."""
+    if not isinstance(event, (TaskWrote, TaskStarted, TaskListening, TaskReported)):
+        return False
+    return event.task in state.policy.trainers and not (isinstance(event, TaskWrote) and reports_steps(state))
 
 
 def is_stalled(state: AttemptState, now: float) -> bool:
@@ -46,7 +46,7 @@ def usual_step_s(state: AttemptState) -> float | None:
     """Seconds per step of the slowest task, on average over this attempt; None until a task has done two steps."""
     times = [
         (progress.time - progress.began) / (progress.step - progress.first_step)
-        for progress in (status.stepping for status in state.status.values())
+        for progress in (status.stepping for task, status in state.status.items() if task in state.policy.trainers)
         if progress is not None and progress.first_step is not None and progress.step > progress.first_step
     ]
     return max(times, default=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from functools import cached_property
 
 from launcher.gang.divergence import Digests
 from launcher.gang.events import (
@@ -18,10 +17,14 @@ from launcher.gang.events import (
     TaskReported,
     TaskStarted,
 )
-from launcher.spec.strategies import RULES, SEPARATE_CLASSES, StrategyRules
+from launcher.gang.policy import AttemptPolicy
+from launcher.spec.strategies import SEPARATE_CLASSES
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
-from worker_entry.protocol.values import NOT_IMPORTED, Activity
+from worker_entry.protocol.values import NOT_IMPORTED, Activity, Progress
+
+SAVED_STATUSES = (42, 143)
+"""PreemptionCheckpointHandler's exit statuses, which depend on the machine: the workers save, and exit with them."""
 
 
 class Phase(enum.Enum):
@@ -56,57 +59,6 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True)
-class AttemptPolicy:
-    """What `decide` has to know of the plan. Durations are in seconds; 0: no limit."""
-
-    nodes: Mapping[str, frozenset[TaskId]]
-    forming: frozenset[TaskId]
-    """The tasks that open a port when the cluster forms."""
-    start_s: float
-    drain_s: float
-    stop_grace_s: float
-    strategy: StrategyRules = RULES["multi_worker_mirrored"]
-    max_individual_restarts: int = 0
-    """How often each task may restart individually, if its type allows that."""
-    keeps_auxiliary: bool = False
-    """Whether auxiliary tasks stay after the success of the others, until the user stops them."""
-    stall_s: float | None = None
-    """How long a running cluster may go without progress; None: it depends on the usual step time."""
-    syncs: frozenset[str] = frozenset()
-    """The nodes that the program's folder is sent to."""
-    checks: bool = False
-    """Whether the nodes are checked before the start."""
-    only_checks: bool = False
-    """Whether there are only checks: nothing is started, and an unusable node does not stop the others' checks."""
-
-    def __post_init__(self) -> None:
-        # "All trainers have succeeded" is true of no trainers: such an attempt would succeed at once.
-        if not self.trainers:
-            raise ValueError("a cluster needs a task whose end decides")
-
-    @cached_property
-    def hosts(self) -> frozenset[str]:
-        return frozenset(self.nodes)
-
-    @cached_property
-    def tasks(self) -> frozenset[TaskId]:
-        return frozenset().union(*self.nodes.values())
-
-    @cached_property
-    def trainers(self) -> frozenset[TaskId]:
-        """The tasks that decide; they run the program."""
-        return frozenset(task for task in self.tasks if task.type in self.strategy.decides)
-
-    @cached_property
-    def auxiliary(self) -> frozenset[TaskId]:
-        return frozenset(task for task in self.tasks if task.is_auxiliary)
-
-    @cached_property
-    def servers(self) -> frozenset[TaskId]:
-        return frozenset(task for task in self.tasks if task.type in self.strategy.serves)
-
-
-@dataclass(frozen=True)
 class IndividualRestart:
     """The end of a task that restarted individually, and its last status before."""
 
@@ -127,6 +79,8 @@ class AttemptState:
     synced: frozenset[str] = frozenset()
     prepared: frozenset[str] = frozenset()
     inspected: frozenset[str] = frozenset()
+    detached: frozenset[str] = frozenset()
+    """The nodes of an earlier controller's attempt whose agents this controller has yet to take over."""
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
     not_joined: frozenset[TaskId] | None = None
@@ -171,6 +125,24 @@ class AttemptState:
     """The tasks that were running, or just starting, when we began to stop them."""
     deadline: float | None = None
     """When a Tick is due at the latest, on the controller's monotonic clock."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all trainers have ended, and none has failed: from then on, the attempt can only succeed."""
+        ends = [self.exits.get(task) for task in self.policy.trainers]
+        return all(end is not None and not end.failed and end.task not in self.stopped for end in ends)
+
+    def needs(self, node: str) -> bool:
+        """Whether the attempt fails without this node."""
+        if self.phase in BEFORE_START:
+            return True
+        running = self.policy.servers | self.policy.trainers - self.exits.keys()
+        return not self.is_done and not running.isdisjoint(self.policy.nodes[node])
+
+    @property
+    def unreachable(self) -> frozenset[TaskId]:
+        """The tasks on lost nodes that are not known to have ended."""
+        return frozenset().union(*(self.policy.nodes[node] for node in self.lost)) - self.exits.keys()
 
     @property
     def is_taken_away(self) -> bool:
@@ -245,6 +217,12 @@ class AttemptState:
         trainers = self.policy.trainers
         return len(trainers) > 1 and self.policy.strategy.collective and self.listening.keys().isdisjoint(trainers)
 
+    @property
+    def progresses(self) -> list[Progress]:
+        """The progress of each trainer that has reported it."""
+        known = [self.status[task].progress for task in sorted(self.policy.trainers & self.status.keys())]
+        return [progress for progress in known if progress is not None]
+
     def _trains_alone(self, task: TaskId) -> bool:
         return self._has_trained(task) or (task in self.status and self.status[task].strategy in ALONE_STRATEGIES)
 
@@ -256,13 +234,18 @@ class AttemptState:
     @property
     def is_over(self) -> bool:
         """Whether all tasks that end on their own have ended successfully."""
-        rest = self.policy.tasks - self.policy.servers - self.policy.auxiliary
-        return self.phase is Phase.RUNNING and rest <= self.exits.keys() and not self.broken
+        rest = self.policy.tasks - self.policy.servers - self.policy.auxiliary - self.unreachable
+        return self.phase is Phase.RUNNING and rest <= self.exits.keys() and not self.failures
 
     @property
-    def broken(self) -> bool:
-        """Whether a task without which the cluster cannot continue has ended."""
-        return any(self.fails(event) for event in self.exits.values())
+    def failures(self) -> list[TaskExited]:
+        """The ends of tasks without which the cluster cannot continue."""
+        return [event for event in self.exits.values() if self.fails(event)]
+
+    def has_saved(self, event: TaskExited) -> bool:
+        """Whether the task ended because PreemptionCheckpointHandler has saved; the other workers save as well."""
+        status = self.status.get(event.task)
+        return event.exit.code in SAVED_STATUSES and status is not None and status.saves_when_preempted
 
     def fails(self, event: TaskExited) -> bool:
         """Whether the end of a task fails the attempt, unless the task was stopped."""

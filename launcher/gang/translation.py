@@ -89,6 +89,7 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
                 own_tf_config_kept=status.own_tf_config_kept,
                 keras=status.keras,
                 model=status.model,
+                saves_when_preempted=status.saves_when_preempted,
             )
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)

@@ -21,7 +21,8 @@ from launcher.gang.events import (
     Tick,
 )
 from launcher.gang.faults import Fault
-from launcher.gang.state import AttemptPolicy, AttemptState, Phase
+from launcher.gang.policy import AttemptPolicy
+from launcher.gang.state import AttemptState, Phase
 from launcher.gang.stragglers import Standing, StragglerWatch
 from launcher.gang.strangers import render_news_of_guards
 from launcher.plan.launch_plan import LaunchPlan
@@ -61,6 +62,7 @@ class AttemptLoop:
         """Nodes that were lost after everything on them had ended."""
         self.state = self._make_state(setup)
         """The current state."""
+        self._to_attach = self.state.detached
 
     @property
     def plan(self) -> LaunchPlan:
@@ -92,7 +94,7 @@ class AttemptLoop:
         """The nodes of an earlier controller's attempt that could not be taken over."""
         if self._setup.taken_over is None:
             return frozenset()
-        return frozenset(self.state.policy.nodes) - self._observer.taken_over
+        return self._to_attach - self._observer.taken_over
 
     def run(self) -> tuple[AttemptState, AttemptSetup]:
         """Runs the attempt to its end; nodes stay connected.
@@ -106,6 +108,8 @@ class AttemptLoop:
         links.begin(self._number, self.state.policy.nodes)
         if self._setup.taken_over is not None:
             self._actions.take_over(self.state, self._setup.taken_over)
+            if self.state.signalled and self.state.announced is None:
+                self._ask_engine()
         else:
             self._connect()
         links.put(Tick())
@@ -169,7 +173,8 @@ class AttemptLoop:
         if isinstance(event, TaskReported) and event.progress is not None:
             self.uses.note_progress(event.task, event.progress)
             self._context.goodput.note_progress(event.task, event.progress)
-            for straggler in self._stragglers.note(event, now, lambda: self.uses.tasks):
+            is_compared = event.task in self.state.policy.trainers
+            for straggler in self._stragglers.note(event, now, lambda: self.uses.tasks) if is_compared else ():
                 console.note(straggler.message)
                 self._context.journal.write(
                     Straggler(straggler.task, straggler.message, straggler.score, straggler.reason)
@@ -189,13 +194,8 @@ class AttemptLoop:
                 setup.preflight.note(node, links.ready[node], links.clock_offset_s(node))
         policy = replace(policy, syncs=policy.syncs - known)
         if setup.taken_over is not None:
-            return replay(setup.taken_over, policy, self._monotonic_at)
+            return replay(setup.taken_over, policy)
         return replace(new_attempt(policy, self._context.timing.monotonic()), ready=known)
-
-    def _monotonic_at(self, time: float) -> float:
-        """The monotonic clock at a moment in Unix seconds."""
-        timing = self._context.timing
-        return timing.monotonic() - (timing.now() - time)
 
     def _make_policy(self) -> AttemptPolicy:
         spec, plan = self._context.spec, self.plan

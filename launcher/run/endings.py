@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from launcher.gang.restarts import Ending
+from collections.abc import Sequence
+
+from launcher.gang.restarts import Ending, price
+from launcher.gang.state import Reason
 from launcher.report.run_report import Attempt
 
 
-def make_ending(attempt: Attempt, *, saved: bool) -> Ending:
-    """Returns the attempt's end for the restart rule; `saved`: whether the attempt saved a checkpoint."""
+def make_ending(attempt: Attempt, earlier: Sequence[Ending], *, saved: bool) -> Ending:
+    """Returns the attempt's end for the restart rule.
+
+    Args:
+        attempt: the attempt.
+        earlier: the ends of the attempts before it.
+        saved: whether it saved a checkpoint.
+    """
     reference = attempt.verdict.reference
     if reference == "node-unreachable" and attempt.number > 1:  # an earlier attempt reached the node
         reference = "node-lost"
-    return Ending(reference, attempt.started, attempt.ended, _trained(attempt), saved, _step(attempt))
+    ending = Ending(reference, attempt.started, attempt.ended, _trained(attempt), saved, _step(attempt))
+    announced = attempt.state.announced
+    return price(
+        ending,
+        earlier,
+        is_confirmed=announced is not None and announced.reference == reference,
+        is_guess=reference == "port-taken" and attempt.state.reason is not Reason.REFUSED,
+    )
 
 
 def _trained(attempt: Attempt) -> bool:
     """Whether training had begun, as far as is known."""
-    progresses = [status.progress for status in attempt.state.status.values() if status.progress is not None]
+    progresses = attempt.state.progresses
     if progresses:
         return any(progress.first_step is not None for progress in progresses)
     # A program that reports no steps may train once the cluster is up; a command may train at any time.
@@ -26,5 +42,4 @@ def _trained(attempt: Attempt) -> bool:
 
 def _step(attempt: Attempt) -> int:
     """The last step that is known to be done."""
-    progresses = [status.progress for status in attempt.state.status.values() if status.progress is not None]
-    return max(((progress.resumed or 0) + progress.step for progress in progresses), default=0)
+    return max(((progress.resumed or 0) + progress.step for progress in attempt.state.progresses), default=0)

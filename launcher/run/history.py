@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
 from launcher.gang import events as gang
-from launcher.gang.decide import decide, new_attempt
+from launcher.gang.decide import take_over
+from launcher.gang.facts import record
+from launcher.gang.policy import AttemptPolicy
 from launcher.gang.restarts import Ending
-from launcher.gang.state import AttemptPolicy, AttemptState
+from launcher.gang.state import AttemptState, Phase
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, State, StateName, parse_records
 from launcher.report.run_report import Earlier
@@ -44,10 +46,19 @@ class History:
     """The number of each agent's last message that is known to have been handled."""
 
     @property
+    def events(self) -> list[gang.Event]:
+        """The gang's events of the last attempt. What tasks answered to a suspicion is no longer of use."""
+        return [
+            entry.event
+            for entry in self.records
+            if isinstance(entry.event, _GANG) and not isinstance(entry.event, gang.StacksReceived)
+        ]
+
+    @property
     def ports(self) -> dict[TaskId, int]:
         """The ports of the last attempt's tasks."""
-        events = [record.event for record in self.records]
-        return dict(port for event in events if isinstance(event, gang.NodePrepared) for port in event.ports.items())
+        prepared = [event.ports for event in self.events if isinstance(event, gang.NodePrepared)]
+        return {task: port for ports in prepared for task, port in ports.items()}
 
     @property
     def earlier(self) -> Earlier:
@@ -78,25 +89,25 @@ def read_history(path: Path) -> History:
     state: StateName = "connecting"
     ended: Ended | None = None
     number, began = 0, 0.0
-    for record in parse_records(lines):
-        if record.attempt > number:
-            number, began = record.attempt, record.time
+    for entry in parse_records(lines):
+        if entry.attempt > number:
+            number, began = entry.attempt, entry.time
             records.clear()
-        if isinstance(record.event, NodeMet):
-            ready[record.event.node] = record.event.ready
-        elif isinstance(record.event, AttemptEnded):
-            attempts.append(record.event.report)
-            endings += [record.event.ending] if record.event.ending is not None else []
-        elif isinstance(record.event, State):
-            state, ended = record.event.state, None
-        elif isinstance(record.event, Ended):
-            ended = record.event
-        elif isinstance(record.event, _GANG):
-            records.append(record)
-        if isinstance(record.event, gang.NodeReady):
-            frames[record.node] = 0  # a new agent counts from the beginning
-        if record.node:
-            frames[record.node] = max(frames.get(record.node, 0), record.frame)
+        if isinstance(entry.event, NodeMet):
+            ready[entry.event.node] = entry.event.ready
+        elif isinstance(entry.event, AttemptEnded):
+            attempts.append(entry.event.report)
+            endings += [entry.event.ending] if entry.event.ending is not None else []
+        elif isinstance(entry.event, State):
+            state, ended = entry.event.state, None
+        elif isinstance(entry.event, Ended):
+            ended = entry.event
+        elif isinstance(entry.event, _GANG):
+            records.append(entry)
+        if isinstance(entry.event, gang.NodeReady):
+            frames[entry.node] = 0  # a new agent counts from the beginning
+        if entry.node:
+            frames[entry.node] = max(frames.get(entry.node, 0), entry.frame)
     return History(
         attempts=tuple(attempts),
         endings=tuple(endings),
@@ -110,16 +121,17 @@ def read_history(path: Path) -> History:
     )
 
 
-def replay(history: History, policy: AttemptPolicy, monotonic_of: Callable[[float], float]) -> AttemptState:
-    """Rebuilds the state of the last attempt from its events.
+def replay(history: History, policy: AttemptPolicy) -> AttemptState:
+    """The state of the running attempt of an earlier controller, ready to be taken over.
+
+    The events give the facts. No rule judges them again: the journal has neither all steps nor the passing of time, so
+    a healthy cluster would seem to hang.
 
     Args:
         history: has the attempt's events.
         policy: the attempt's policy.
-        monotonic_of: returns the monotonic clock at a moment in Unix seconds.
     """
-    state = new_attempt(policy, monotonic_of(history.began))
-    for record in history.records:
-        assert isinstance(record.event, _GANG)
-        state, _ = decide(state, record.event, monotonic_of(record.time))
-    return state
+    facts = AttemptState(policy, phase=Phase.FORMING)
+    for event in history.events:
+        facts = record(facts, event)
+    return take_over(facts)

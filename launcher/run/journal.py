@@ -16,6 +16,7 @@ from launcher.report.run_events import Ended, Record, RunEvent, Said, State, Sta
 from launcher.report.status_report import PHASES
 from launcher.tasks import TaskId
 from launcher.transports.allowances import Bucket
+from worker_entry.protocol.frozen import replace
 
 NODE_BYTES, TASK_BYTES, BYTES_PER_S = 1 << 20, 128 << 10, 1 << 10
 """How much a node's messages may add to the journal in an attempt: at once for the node and for each of its tasks, and
@@ -119,11 +120,7 @@ class Journal:
             return True
         progress = event.progress
         facts = (
-            event.phase,
-            event.injected,
-            event.strategy,
-            event.own_tf_config,
-            event.keras,
+            replace(event, progress=None, model=None),
             progress is not None and (progress.training, progress.first_step),
         )
         is_news = self._reported.get(event.task) != facts

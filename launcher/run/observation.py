@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 
 from launcher.errors import TakenOverError
-from launcher.gang.events import Event, Interrupted, NodeLost, Tick
+from launcher.gang.events import Event, Interrupted, NodeAttached, NodeLost, Tick
 from launcher.gang.preflight import Answer, Preflight
 from launcher.gang.strangers import render_stranger
 from launcher.gang.translation import from_message
@@ -81,6 +81,7 @@ class Observer:
             case LinkTakenOver():
                 self.taken_over.add(node)
                 console.note(f"node {node}: taken over; its tasks continue")
+                yield NodeAttached(node)
             case LinkNote(text):
                 console.warn(text)
             case _:

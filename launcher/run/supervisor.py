@@ -205,7 +205,7 @@ class Supervisor:
         over = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
         last_progress = self._time_at(state.last_progress)
         self._last = replace(over, last_progress=last_progress, cache=loop.compile_cache)
-        ending = make_ending(self._last, saved=loop.has_saved)
+        ending = make_ending(self._last, self._endings, saved=loop.has_saved)
         self._context.journal.write(AttemptEnded(make_attempt_report(self._last), ending))
         self._endings = remember([*self._endings, ending])
         self._states = needed(self._faults, {**self._states, number: state})

@@ -10,17 +10,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 
-from launcher.gang.decide import SAVED_STATUS
 from launcher.gang.events import TaskExited
+from launcher.gang.faults import find_injected
 from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId
 from launcher.verdict.known_failures import find_known
 from worker_entry.protocol.collateral import has_collateral_line, is_collateral_crash
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import TaskExit
-
-_PREEMPTED_STATUSES = (SAVED_STATUS, 128 + signal.SIGTERM)
-"""PreemptionCheckpointHandler exits with 143 on some machines."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _TERM_STATUS = 128 + signal.SIGTERM
@@ -49,7 +46,7 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
         return None
     first = min(failures, key=lambda e: (is_collateral(e, tails), failure_time(e), e.task))
     if not is_collateral(first, tails):
-        return classify(first, tails.get(first.task, ()))
+        return classify(state, first, tails.get(first.task, ()))
     early = ended_before(state, first)
     if early:
         return Cause(
@@ -63,7 +60,7 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
         halt = min(halted, key=lambda h: (h.time, h.task))
         exited = TaskExited(halt.task, TaskExit(signal=halt.signal), halt.time)
         return Cause(exited, "stalled", "and did not continue", "SIGCONT continues a stopped process: `kill -CONT PID`")
-    return classify(first, tails.get(first.task, ()))
+    return classify(state, first, tails.get(first.task, ()))
 
 
 def was_stopped(state: AttemptState, event: TaskExited) -> bool:
@@ -81,7 +78,7 @@ def failed_by_itself(state: AttemptState, event: TaskExited) -> bool:
     crash = event.crash
     if crash is None or crash.thread is not None:
         return not was_stopped(state, event)
-    obeyed = crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS  # by its own SIGTERM handler
+    obeyed = find_own_end(event).code == _TERM_STATUS and crash.exit_status is not None  # by its own SIGTERM handler
     return not (obeyed and was_stopped(state, event))
 
 
@@ -112,27 +109,37 @@ def ended_time(event: TaskExited) -> float:
     return event.time if event.finished is None else event.finished
 
 
-def _is_preemption(how: TaskExit) -> bool:
-    return how.code in _PREEMPTED_STATUSES or how.signal == signal.SIGTERM
+def find_own_end(event: TaskExited) -> TaskExit:
+    """How the program ended. A signal may have ended its interpreter only afterwards: usually, we have sent it."""
+    status = event.crash.exit_status if event.crash is not None and event.crash.thread is None else None
+    return event.exit if status is None or event.exit.signal not in _STOP_SIGNALS else TaskExit(status)
 
 
-def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
+def classify(state: AttemptState, event: TaskExited, tail: Sequence[str]) -> Cause:
     """The class of a task's own failure, whatever happened to the others."""
-    crash = event.crash
-    raised = crash is not None and crash.thread is None and crash.exception != "SystemExit"
-    preempted = not raised and _is_preemption(event.exit)
-    # A full disk may be a coincidence; a task that exits as preempted knows that it was preempted.
-    if event.evidence is not None and not (preempted and event.evidence.reference == "disk-full"):
-        return Cause(event, event.evidence.reference, event.evidence.message, event.evidence.hint)
+    crash, evidence, end = event.crash, event.evidence, find_own_end(event)
+    raised = crash is not None and crash.thread is None and crash.exit_status is None
+    injected = find_injected(state, event)
+    preempted = not raised and (
+        state.has_saved(event) or end.code == _TERM_STATUS or end.signal == signal.SIGTERM or injected == "preempt"
+    )
+    explains = {
+        "disk-full": not preempted,  # it may be a coincidence; a task that exits as preempted knows that it was
+        "out-of-memory": not (raised or injected or end != event.exit),  # then the kernel did not end the program
+    }
+    if evidence is not None and explains.get(evidence.reference, True):
+        return Cause(event, evidence.reference, evidence.message, evidence.hint)
     if preempted:
         return Cause(event, "preempted")
+    if injected:
+        return Cause(event, "task-killed" if event.exit.signal is not None else "task-failed")
     texts = [f"{crash.exception}: {crash.message}"] if crash is not None else list(tail)
-    known = find_known(texts)
+    known = find_known(texts, state.ports.values())
     if known is not None:
         return Cause(event, known.reference, hint=known.hint)
     if raised:  # no matter what ended its interpreter afterwards, usually we did
         return Cause(event, "task-failed")
-    if event.exit.signal == signal.SIGKILL:
+    if end.signal == signal.SIGKILL:
         hint = "the sender of SIGKILL is unknown; most often it is the kernel's OOM killer: see `dmesg` on that node"
         return Cause(event, "task-killed", hint=hint)
-    return Cause(event, "task-killed" if event.exit.signal is not None else "task-failed")
+    return Cause(event, "task-killed" if end.signal is not None else "task-failed")

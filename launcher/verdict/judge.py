@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import EXIT_OK, EXIT_USAGE
 from launcher.failures import USER_ERRORS, find_exit_status
 from launcher.gang.events import EndAnnounced
+from launcher.gang.faults import render_injection
 from launcher.gang.stacks import render_places
 from launcher.gang.state import AttemptState, Reason
 from launcher.gang.waiting import render_waiting
@@ -232,6 +233,7 @@ def _judge_stall(state: AttemptState) -> Verdict:
     place = None
     if halt is not None:
         place = f"{task} was stopped by {TaskExit(signal=halt.signal)} and did not continue"
+        place += render_injection(state, halt.task)
     elif task is not None and task in state.stacks:
         (place,) = render_places({task: state.stacks[task]})
     blame = f": {place}, and the others wait for it" if place is not None else ""

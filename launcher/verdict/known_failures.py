@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from worker_entry.protocol.collateral import OUT_OF_STEP
 from worker_entry.protocol.frozen import dataclass
@@ -18,16 +18,29 @@ class KnownFailure:
     hint: str
 
 
-def find_known(texts: Iterable[str]) -> KnownFailure | None:
+def find_known(texts: Iterable[str], ports: Collection[int] = ()) -> KnownFailure | None:
     """The first entry of the table that matches one of the texts.
 
     Args:
         texts: an exception with its message, or the lines of a log.
+        ports: the cluster's ports; a program may find that another of its ports is taken.
     """
     texts = list(texts)
+    if any(_TAKEN.search(text) and _names_port(text, ports) for text in texts):
+        return _PORT_TAKEN
     return next((known for known in _KNOWN if any(known.pattern.search(text) for text in texts)), None)
 
 
+def _names_port(text: str, ports: Collection[int]) -> bool:
+    return "Could not start gRPC server" in text or any(re.search(rf"(?<!\d){port}(?!\d)", text) for port in ports)
+
+
+_TAKEN = re.compile(r"Could not start gRPC server|Only one usage of each socket address|[Aa]ddress already in use")
+_PORT_TAKEN = KnownFailure(
+    _TAKEN,
+    "port-taken",
+    "another process took the port; without `port:` in the spec, distlaunch holds a free port until it is used",
+)
 _SAME_CALLS = (
     "all workers must make the same calls (fit, evaluate, predict, save, …), with the same number of steps and "
     "the same shapes: do not put such a call under an `if` for one worker, and give all the same number of batches"
@@ -36,11 +49,6 @@ _SAME_CALLS = (
 _KNOWN = tuple(
     KnownFailure(re.compile(pattern), reference, hint)
     for pattern, reference, hint in (
-        (
-            r"Could not start gRPC server|Only one usage of each socket address|Address already in use",
-            "port-taken",
-            "another process took the port; without `port:` in the spec, distlaunch holds a free port until it is used",
-        ),
         (
             OUT_OF_STEP.pattern,
             "out-of-step",

@@ -34,7 +34,7 @@ def find_staller(state: AttemptState) -> TaskId | None:
 def render_steps(state: AttemptState) -> str:
     """`steps done: 49 by worker:1, 50 by the others`; empty if all tasks have done the same number."""
     done: dict[int, list[TaskId]] = {}
-    for task in sorted(state.status):
+    for task in sorted(state.policy.trainers & state.status.keys()):
         progress = state.status[task].progress
         if progress is not None and progress.first_step is not None:
             done.setdefault(progress.step, []).append(task)

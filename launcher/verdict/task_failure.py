@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 
-from launcher.gang.decide import SAVED_STATUS
 from launcher.gang.events import TaskExited
+from launcher.gang.faults import find_injected, render_injection
 from launcher.gang.out_of_step import PHRASES, find_outsider, render_split
 from launcher.gang.state import AttemptState
 from launcher.plan.launch_plan import TaskPlan
@@ -18,6 +18,7 @@ from launcher.verdict.causes import (
     failed_by_itself,
     failure_time,
     find_cause,
+    find_own_end,
     is_collateral,
     was_stopped,
 )
@@ -53,7 +54,7 @@ def judge_failure(
     return Verdict(
         reference=cause.reference,
         message=f"{exited.task} on {plans[exited.task].node} {_render_end(cause)} after {ran:.1f} s"
-        f"{joint if cause.detail else ''}{cause.detail}",
+        f"{joint if cause.detail else ''}{cause.detail}{_render_injection(state, cause)}",
         task=str(exited.task),
         evidence=evidence,
         hint=cause.hint,
@@ -82,8 +83,15 @@ def _judge_split(state: AttemptState, cause: Cause, crash: CrashRecord, logs: Ma
     )
 
 
+def _render_injection(state: AttemptState, cause: Cause) -> str:
+    """Names a fault of `--chaos` that ended the task, or stopped it."""
+    if cause.reference != "stalled" and not find_injected(state, cause.exited):
+        return ""
+    return render_injection(state, cause.exited.task)
+
+
 def _render_end(cause: Cause) -> str:
-    how, crash = cause.exited.exit, cause.exited.crash
+    how, crash = find_own_end(cause.exited), cause.exited.crash
     if crash is not None and crash.thread is None and how.signal in (signal.SIGTERM, signal.SIGKILL):
         return "failed"  # and was stopped while its interpreter was shutting down
     if cause.reference == "stalled":
@@ -102,11 +110,11 @@ def _render_crash(crash: CrashRecord) -> str:
     return f"{': '.join(filter(None, shown))}{thread}{place}"
 
 
-def _render_follower(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> str:
+def _render_follower(state: AttemptState, event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> str:
     """Why another task failed; continues a sentence after the time."""
     if is_collateral(event, tails):
         return " because of it"
-    if event.exit.code == SAVED_STATUS:
+    if state.has_saved(event):
         return " for the same reason"
     if event.crash is not None and event.crash.thread is None:
         return f": {_render_crash(event.crash)}"
@@ -121,7 +129,7 @@ def _followers(state: AttemptState, cause: Cause, tails: Mapping[TaskId, Sequenc
         if event is cause.exited or not event.failed or not failed_by_itself(state, event):
             continue
         later = failure_time(event) - when
-        why = f" {later:.1f} s later{_render_follower(event, tails)}" if later >= 0 else ", too"
+        why = f" {later:.1f} s later{_render_follower(state, event, tails)}" if later >= 0 else ", too"
         lines.append(f"{event.task} failed{why}")
     if len(lines) > SHOWN_LIMIT:
         lines[SHOWN_LIMIT:] = [f"{len(lines) - SHOWN_LIMIT} more tasks failed later"]

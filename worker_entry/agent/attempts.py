@@ -158,7 +158,9 @@ class Attempts:
             ProtocolError: the tasks were not prepared, or are running.
         """
         names = {start.task for start in order.tasks}
-        busy = any(self._tasks.is_running(name) for name in names) or self._pending is not None or self._tree.stopping
+        if names and order.attempt == self._number and all(map(self._tasks.is_running, names)):
+            return  # a controller that takes over cannot know whether the order has arrived
+        busy = any(map(self._tasks.is_running, names)) or self._pending is not None or self._tree.stopping
         if busy or order.attempt != self._number or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of tasks that were not prepared: {', '.join(sorted(names))[:80]}")
         self.checks.close()
@@ -261,11 +263,8 @@ class Attempts:
         self._tasks.rewind(attach, self._number)
 
     def report_again(self) -> None:
-        """Sends the latest status of every running task, because a new controller does not know it."""
-        for task in self._tasks.by_name.values():
-            if task.running:
-                for status in task.status_again():
-                    self._send(status)
+        """Sends again what is known of every task."""
+        self._tasks.report_again()
 
     def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
         if not self._tasks:

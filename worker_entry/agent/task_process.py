@@ -21,7 +21,7 @@ from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private
 from worker_entry.protocol.frozen import asdict
 from worker_entry.protocol.messages import Exited, Status
 from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
-from worker_entry.system import processes
+from worker_entry.system import clock, processes
 from worker_entry.system.oom import OomWatch
 
 FULL = 64 << 10
@@ -48,6 +48,10 @@ class StartedTask:
         self.name = start.task
         self.pid = pid
         self.running = True
+        self.began = clock.now()
+        """Unix seconds."""
+        self.ended: Optional[Exited] = None
+        """How it ended, as reported to the controller."""
         self.not_forked = not_forked
         """Why it was not forked from the forkserver, if it could have been."""
         self.log = log

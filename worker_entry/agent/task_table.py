@@ -70,7 +70,7 @@ class RunningTasks:
             self._ports.forming |= {start.task} & self._ports.numbers.keys()
             self.log_queue.append(task)
             tree.add(task.pid)
-            self._send(Started(start.task, task.pid, clock.now()))
+            self._send(Started(start.task, task.pid, task.began))
             reasons.add(task.not_forked)
         for reason in sorted(filter(None, reasons)):
             self._send(Noted(f"tasks are not forked from a preloaded TensorFlow: {reason}"))
@@ -92,7 +92,18 @@ class RunningTasks:
             if task.pid == pid:
                 task.running = False
                 self._ports.forming.discard(task.name)
-                self._send(task.report_end(TaskExit.from_wait_status(status), ended, self._oom))
+                task.ended = task.report_end(TaskExit.from_wait_status(status), ended, self._oom)
+                self._send(task.ended)
+
+    def report_again(self) -> None:
+        """Reports the start, the last status and the end of each task again: a new controller may not know them."""
+        for task in self.by_name.values():
+            self._send(Started(task.name, task.pid, task.began))
+            if task.ended is not None:
+                self._send(task.ended)
+                continue
+            for status in task.status_again():
+                self._send(status)
 
     def observe_logs(self, *, last: bool = False) -> None:
         """Indexes what has been written; `last`: nothing more will be."""

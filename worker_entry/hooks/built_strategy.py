@@ -13,6 +13,7 @@ from worker_entry.hooks.import_hooks import after_import
 
 JAX = "jax"
 STRATEGIES = "tensorflow.python.distribute.distribute_lib"
+PREEMPTION = "tensorflow.python.distribute.failure_handling.failure_handling"
 DEFAULT = "_DefaultDistributionStrategy"
 """Prefix of the class names of strategies that TensorFlow builds by default."""
 
@@ -25,8 +26,23 @@ def watch_jax(report: Callable[[str], None]) -> None:
 def watch_strategies(then: Callable[[Any], None]) -> None:
     """Calls `then` with each strategy that the program builds; `then` must not raise."""
 
+    def note(strategy: Any) -> None:
+        if not type(strategy).__name__.startswith(DEFAULT):
+            then(strategy)
+
+    _watch_objects(STRATEGIES, "StrategyBase", note)
+
+
+def watch_preemption_handlers(then: Callable[[], None]) -> None:
+    """Calls `then` when the program builds a PreemptionCheckpointHandler; `then` must not raise."""
+    _watch_objects(PREEMPTION, "PreemptionCheckpointHandler", lambda _: then())
+
+
+def _watch_objects(module_name: str, class_name: str, then: Callable[[Any], None]) -> None:
+    """Calls `then` with each new object of a module's class."""
+
     def watch(module: ModuleType) -> None:
-        base = getattr(module, "StrategyBase", None)
+        base = getattr(module, class_name, None)
         if base is None:
             return
         original = base.__init__
@@ -34,12 +50,11 @@ def watch_strategies(then: Callable[[Any], None]) -> None:
         @functools.wraps(original)
         def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            if not type(self).__name__.startswith(DEFAULT):
-                then(self)
+            then(self)
 
         base.__init__ = initialize
 
-    after_import(STRATEGIES, watch)
+    after_import(module_name, watch)
 
 
 def after_strategy(then: Callable[[], None], *, several: bool) -> None:

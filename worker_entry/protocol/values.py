@@ -52,6 +52,7 @@ class CrashRecord:
 
     `thread`: the name of the thread that the exception ended, if not the main thread; the program may have continued.
     `file` and `line` may be in a function that was traced into a graph; `place`: the line of the program itself.
+    `exit_status`: that of a SystemExit.
     """
 
     time: float
@@ -61,6 +62,7 @@ class CrashRecord:
     line: Optional[Number] = None
     thread: Optional[Name] = None
     place: Optional[Place] = None
+    exit_status: Optional[Number] = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class TaskStatus:
     `injected`: the injected faults of `--chaos`. `not_forked`: why a forked task was restarted as plain Python.
     `strategy`: the class of the program's tf.distribute strategy. `own_tf_config`: the program's line that sets
     TF_CONFIG; `own_tf_config_kept`: whether that value takes effect. `keras`: the patched Keras, if training uses it.
-    `model`: the last digest; None if there is none, or if the agent has sent it before.
+    `model`: the last digest; None if there is none, or if the agent has sent it before. `saves_when_preempted`: whether
+    the program has built a PreemptionCheckpointHandler.
     """
 
     phase: Name
@@ -150,6 +153,7 @@ class TaskStatus:
     own_tf_config_kept: bool = False
     keras: Optional[KerasPatch] = None
     model: Optional[ModelDigest] = None
+    saves_when_preempted: bool = False
 
 
 @dataclass(frozen=True)

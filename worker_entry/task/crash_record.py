@@ -51,6 +51,7 @@ def write(path: str, error: BaseException, thread: Optional[str]) -> None:
         line=line,
         thread=None if thread is None else _writable(thread),
         place=place,
+        exit_status=find_exit_status(error) if isinstance(error, SystemExit) else None,
     )
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
@@ -60,6 +61,13 @@ def write(path: str, error: BaseException, thread: Optional[str]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def find_exit_status(error: SystemExit) -> int:
+    """The status with which an interpreter exits."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def _message(error: BaseException) -> str:

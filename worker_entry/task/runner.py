@@ -93,7 +93,7 @@ def run(order: TaskOrder) -> None:
         else:
             _run_script(program.target, main)
     except SystemExit as error:
-        if _exit_status(error) != 0:
+        if crash_record.find_exit_status(error) != 0:
             record(error)
         else:
             finish()
@@ -142,6 +142,7 @@ def _prepare(order: TaskOrder) -> None:
         if own_tf_config.NAME in os.environ:
             built_strategy.watch_strategies(lambda strategy: status.report_strategy(type(strategy).__name__))
             built_strategy.watch_jax(status.report_strategy)
+            built_strategy.watch_preemption_handlers(status.report_preemption_handler)
             own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
     patch_libraries(order, note_patch, note_model)
     import_garbage.install()
@@ -224,12 +225,6 @@ def _set_first_path(path: str) -> None:
     # -P and PYTHONSAFEPATH (3.11) forbid this entry.
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, path)
-
-
-def _exit_status(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.TracebackType]:

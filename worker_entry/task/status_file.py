@@ -52,6 +52,9 @@ class StatusFile:
     def report_strategy(self, name: str) -> None:
         self._write(strategy=name)
 
+    def report_preemption_handler(self) -> None:
+        self._write(saves_when_preempted=True)
+
     def report_own_tf_config(self, line: str, kept: bool) -> None:
         self._write(own_tf_config=line, own_tf_config_kept=kept)
 
