@@ -120,6 +120,8 @@ class Answers:
         self.tasks: list[str] = []
         """The prepared tasks."""
         self.running: list[str] = []
+        self.starts: dict[str, int] = {}
+        """How often each task was started."""
 
     def to(self, order: Message, now: float) -> Iterator[Message]:
         """`now`: Unix seconds by the node's clock."""
@@ -128,7 +130,7 @@ class Answers:
                 yield Ready(VERSION, 7, "far", "3.11.0", "/usr/bin/python3", now, 4, [], "2.21.0", "/run/agent")
             case Prepare(attempt, requests):
                 self.attempt, self.tasks = attempt, [request.task for request in requests]
-                self.running = []
+                self.running, self.starts = [], {}
                 yield Prepared(attempt, {task: FIRST_PORT + number for number, task in enumerate(self.tasks)})
             case Inspect():
                 yield Inspected("3.15.0", [], 1 << 40, "/", "", [])
@@ -142,7 +144,8 @@ class Answers:
                 started = [start.task for start in tasks]
                 self.running += started
                 for task in started:
-                    yield Started(task, 8, now)
+                    self.starts[task] = self.starts.get(task, 0) + 1
+                    yield Started(task, 8, now, self.starts[task])
                     yield Listening(task, now)
             case Stop():
                 yield from self.stop(TERM, now)
@@ -150,7 +153,7 @@ class Answers:
     def stop(self, how: TaskExit, now: float) -> Iterator[Message]:
         """Ends all tasks in this way; no process is left."""
         for task in self.running:
-            yield Exited(task, how, now)
+            yield Exited(task, how, now, start=self.starts[task])
         self.running = []
         yield Empty(self.attempt, 0, 0)
 
@@ -510,7 +513,7 @@ class FakeAgent:
         now, (exception, _, message) = self.now(), end.crash.partition(": ")
         crash = CrashRecord(now, exception, message, "train.py", 9) if end.crash else None
         finished = now if end.finished else None
-        self._say(Exited(end.task, end.how, now, crash, finished, end.evidence))
+        self._say(Exited(end.task, end.how, now, crash, finished, end.evidence, self._starts[end.task]))
 
     def _tell_steps(self, steps: Steps) -> None:
         now = self.now()

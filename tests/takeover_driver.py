@@ -148,7 +148,7 @@ class Controller:
         if isinstance(message, LinkTakenOver):
             self._sent = message.received
             self._journal.write({"taken_over": self._sent, "generation": self._generation})
-        elif self._links.frame and not isinstance(message, PASSING):
+        elif self._links.frame and not isinstance(message, PASSING) and message not in self._handled:
             self._handled.append(message)  # type: ignore[arg-type]
             text = encode(message).decode()  # type: ignore[arg-type]
             self._journal.write({"frame": self._links.frame, "message": text, "generation": self._generation})

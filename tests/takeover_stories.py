@@ -21,6 +21,7 @@ from launcher.gang.events import (
     NodeAttached,
     NodeEmpty,
     NodeLost,
+    NodeRefused,
     NodeSignalled,
     RestartTask,
     StacksReceived,
@@ -84,6 +85,7 @@ class World:
         self._queue: list[tuple[float, int, Event]] = []
         self._number = 0
         self._running = set(story.policy.tasks)
+        self._started = {task: TaskStarted(task, 7, 1000.0) for task in story.policy.tasks}
         self._ended: dict[TaskId, TaskExited] = {}
         self._dead: set[str] = set()
         self._frames: dict[str, list[Event]] = {node: [] for node in story.policy.nodes}
@@ -163,11 +165,13 @@ class World:
             case TaskStarted(task) if task not in self._running and self._node_of(task) not in self._dead:
                 self._running.add(task)
                 self._ended.pop(task, None)
-                self._emit(self._node_of(task), event)
+                self._started[task] = replace(event, start=self._started[task].start + 1)
+                self._emit(self._node_of(task), self._started[task])
             case TaskExited(task) | TaskHalted(task) | TaskReported(task):
                 node = self._node_of(task)
                 if task in self._running and node not in self._dead:
                     if isinstance(event, TaskExited):
+                        event = replace(event, start=self._started[task].start)
                         self._running.discard(task)
                         self._ended[task] = event
                     self._emit(node, self._merge(event) if isinstance(event, TaskReported) else event)
@@ -176,7 +180,7 @@ class World:
                     self._happen(TaskExited(task, _ENDED, self.now))
                 if node not in self._dead:
                     self._emit(node, event)
-            case NodeSignalled(node):
+            case NodeSignalled(node) | NodeRefused(node):
                 if node not in self._dead:
                     self._emit(node, event)
             case TaskStarted():
@@ -241,6 +245,7 @@ class World:
         heapq.heapify(self._queue)
         for node in self.story.policy.nodes:
             self._later(self.now + ANSWER_S, NodeAttached(node))
+        self._handle(Tick())
         return True
 
     def _are_of_nodes(self, lines: int) -> bool:
@@ -257,12 +262,18 @@ class World:
         for number, event in enumerate(self._frames[node][self._confirmed[node] :], self._confirmed[node] + 1):
             self._handle(event, node, number)
         for task in sorted(self.story.policy.nodes[node]):
-            self._handle(TaskStarted(task, 7, 1000.0), node, 0)
+            self._handle(self._started[task], node, 0)
             if task in self._ended:
                 self._handle(self._ended[task], node, 0)
             for status in self._last_status(node, task):
                 self._handle(status, node, 0)
+            for halted in self._last_halt(node, task):
+                self._handle(halted, node, 0)
 
     def _last_status(self, node: str, task: TaskId) -> Iterator[TaskReported]:
         known = [event for event in self._frames[node] if isinstance(event, TaskReported) and event.task == task]
+        yield from known[-1:] if task in self._running else ()
+
+    def _last_halt(self, node: str, task: TaskId) -> Iterator[TaskHalted]:
+        known = [event for event in self._frames[node] if isinstance(event, TaskHalted) and event.task == task]
         yield from known[-1:] if task in self._running else ()

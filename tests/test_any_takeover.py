@@ -45,6 +45,7 @@ CLUSTERS: tuple[tuple[Any, Mapping[str, tuple[TaskId, ...]]], ...] = (
     ("parameter_server", {"a": (CHIEF, PS), "b": (W0, W1), "c": (EVALUATOR,)}),
 )
 OUT_OF_STEP = CrashRecord(1000.0, "InternalError", "Collective instance 7 expected group size 2, got 1")
+STEPS = Progress(9, 1, 9, 1000.0, 1009.0)
 NOT_FACTS = (
     *("last_progress", "suspicion", "stalled_s", "stacks", "activity", "busy", "excused", "is_looked_at_again"),
     *("deadline", "detached", "phase", "reason", "stopped"),
@@ -72,6 +73,7 @@ def stories(draw: st.DrawFn) -> Story:
         max_individual_restarts=draw(st.integers(0, 2)),
         keeps_auxiliary=draw(st.booleans()),
     )
+    reports = draw(st.booleans())
     tasks, names = st.sampled_from(sorted(everyone)), st.sampled_from(sorted(nodes))
     ends = st.sampled_from([TaskExit(0), TaskExit(1), TaskExit(42), TaskExit(None, signal.SIGKILL)])
     happenings: st.SearchStrategy[Event] = st.one_of(
@@ -81,7 +83,7 @@ def stories(draw: st.DrawFn) -> Story:
         st.builds(TaskHalted, tasks, st.sampled_from([signal.SIGSTOP, None]), st.just(1000.0)),
         tasks.map(lambda task: TaskReported(task, "trains", 1000.0, saves_when_preempted=True)),
         tasks.map(lambda task: TaskReported(task, "trains", 1000.0, injected=("stop@step=5",))),
-        tasks.map(lambda task: TaskReported(task, "trains", 1000.0, Progress(9, 1, 9, 1000.0, 1009.0))),
+        *([tasks.map(lambda task: TaskReported(task, "trains", 1000.0, STEPS))] if reports else []),
         names.map(lambda node: NodeLost(node, "gone")),
         names.map(lambda node: NodeRefused(node, (Problem("broken", "no"),))),
         st.builds(NodeSignalled, names, st.just(1000.0)),
@@ -90,7 +92,7 @@ def stories(draw: st.DrawFn) -> Story:
     )
     waits = st.sampled_from([0.0, 20.0, 50.0])
     events = draw(st.lists(st.tuples(waits, happenings), max_size=8))
-    return Story(policy, tuple(events), draw(st.booleans()), draw(st.sampled_from(["finish", "hang", "work"])))
+    return Story(policy, tuple(events), reports, draw(st.sampled_from(["finish", "hang", "work"])))
 
 
 takeovers = st.builds(
@@ -105,7 +107,7 @@ def facts(state: AttemptState) -> dict[str, Any]:
     """What a controller knows, without the steps and the models, which tasks report again."""
     known = {name: value for name, value in vars(state).items() if name not in NOT_FACTS and name != "policy"}
     known["status"] = {
-        task: replace(status, model=None, progress=status.progress and (status.progress.training,))
+        task: (replace(status, model=None, progress=None), status.progress is not None and status.progress.training)
         for task, status in state.status.items()
     }
     return known

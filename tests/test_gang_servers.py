@@ -49,6 +49,11 @@ def make_policy(nodes: Mapping[str, Iterable[TaskId]] | None = None) -> AttemptP
     )
 
 
+def ends_and_starts(task: TaskId, number: int, code: int) -> tuple[Event, Event]:
+    """The end of the task's `number`-th start, and its next start."""
+    return replace(exited(task, code), start=number), TaskStarted(task, 7, 1000.0, number + 1)
+
+
 def running(policy: AttemptPolicy) -> list[Event]:
     return [*preparing(policy), *started(*sorted(policy.tasks)), *listening(*sorted(policy.forming))]
 
@@ -80,7 +85,7 @@ def test_a_worker_is_restarted_individually_however_it_ends(how: dict[str, int])
     assert actions[-1] == RestartTask(W1)
     assert (state.phase, state.reason) == (Phase.RUNNING, None)
     assert W1 not in state.started
-    state, _ = decide(state, TaskStarted(W1, 200, 1020.0), 0.0)
+    state, _ = decide(state, TaskStarted(W1, 200, 1020.0, 2), 0.0)
     state, _ = decide(state, listening(W1)[0], 0.0)
     state, _ = decide(state, exited(CHIEF), 0.0)
     assert state.reason is Reason.SUCCEEDED
@@ -88,10 +93,10 @@ def test_a_worker_is_restarted_individually_however_it_ends(how: dict[str, int])
 
 def test_a_worker_that_keeps_ending_is_the_cause_of_the_failure() -> None:
     policy = make_policy()
-    again = [event for _ in range(MAX_INDIVIDUAL_RESTARTS) for event in (exited(W1, 3), *started(W1))]
+    again = [event for number in range(1, MAX_INDIVIDUAL_RESTARTS + 1) for event in ends_and_starts(W1, number, 3)]
     state, actions = play(policy, *running(policy), *again)
     assert actions[-MAX_INDIVIDUAL_RESTARTS:] == [RestartTask(W1)] * MAX_INDIVIDUAL_RESTARTS
-    state, actions = play(policy, *running(policy), *again, exited(W1, 3))
+    state, actions = play(policy, *running(policy), *again, replace(exited(W1, 3), start=MAX_INDIVIDUAL_RESTARTS + 1))
     assert (state.reason, actions[-1]) == (Reason.TASK_FAILED, FAILURE_STOP)
     cause = find_cause(state, {})
     assert cause is not None
@@ -100,7 +105,8 @@ def test_a_worker_that_keeps_ending_is_the_cause_of_the_failure() -> None:
 
 def test_one_worker_does_not_use_up_the_restarts_of_another() -> None:
     policy = make_policy()
-    events = [event for _ in range(MAX_INDIVIDUAL_RESTARTS) for w in (W0, W1) for event in (exited(w, 1), *started(w))]
+    numbers = range(1, MAX_INDIVIDUAL_RESTARTS + 1)
+    events = [event for number in numbers for w in (W0, W1) for event in ends_and_starts(w, number, 1)]
     state, _ = play(policy, *running(policy), *events)
     assert state.reason is None
 

@@ -48,6 +48,7 @@ from worker_entry.protocol.messages import (
     Cleaned,
     Empty,
     Exited,
+    Halted,
     Listening,
     Log,
     Message,
@@ -373,6 +374,10 @@ class Held:
     def frames(self, of: int = -1) -> list[tuple[int, Message | LinkNews]]:
         return [(frame, message) for message, frame in self.delivered[of] if frame]
 
+    def kinds(self) -> list[type]:
+        """The kinds of the last controller's frames."""
+        return [type(message) for _, message in self.frames()]
+
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Held]:
@@ -470,7 +475,7 @@ def test_an_agent_that_was_taken_over_outlives_the_lease_of_the_killed_controlle
 
 
 @linux
-def test_the_new_controller_hears_how_far_every_task_has_come(held: Held) -> None:
+def test_the_new_controller_hears_what_its_predecessor_may_not_have_written_down(held: Held) -> None:
     status = held.root / "node" / "attempt-1" / "worker-0.status.json"
     script = f'echo \'{{"phase": "trains", "since": 1.0}}\' > {status}.new; mv {status}.new {status}; exec sleep 600'
     program = Program("command", "sh", ["-c", script])
@@ -483,7 +488,20 @@ def test_the_new_controller_hears_how_far_every_task_has_come(held: Held) -> Non
     held.kill()
     second = held.take(held.resumption(1, handled=last))
     assert held.expect(Status) == told
-    assert held.frames() == [(last + 1, told)]
+    assert held.kinds() == [Started, Status]
+    assert held.frames()[-1] == (last + 2, told)
+    pid = held.expect(Started).pid
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: held.kinds()[-1] is Halted, "it is stopped")
+    held.kill()
+    third = held.take(held.resumption(2, handled=held.frames()[-1][0]))
+    wait_until(lambda: held.kinds() == [Started, Status, Halted], "all is said again")
+    os.kill(pid, signal.SIGKILL)
+    end = held.expect(Exited)
+    held.kill()
+    second = held.take(held.resumption(3, handled=held.frames()[-1][0]))
+    assert held.expect(Exited) == end
+    assert third is not second
     second.send(Stop(0.0))
     held.expect(Empty)
 
@@ -502,7 +520,7 @@ def test_the_end_of_an_attempt_that_nobody_has_handled_comes_after_its_whole_log
     (held.root / "mirror").write_bytes(b"")  # the old one has written nothing of it
     held.take(held.resumption(1, handled=empty - 1))
     held.expect(Empty)
-    assert [message for _, message in held.frames()] == [Empty(1, 0, 0)]
+    assert held.kinds() == [Started, Exited, Empty]
     written = held.root / "node" / "attempt-1" / "worker-0.log"
     assert_same_bytes((held.root / "mirror").read_bytes(), written.read_bytes())
 

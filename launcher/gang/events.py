@@ -80,9 +80,12 @@ class NodeEmpty:
 
 @dataclass(frozen=True)
 class TaskStarted:
+    """The task's own process runs; `start`: how often the task has been started in this attempt."""
+
     task: TaskId
     pid: int
     time: float
+    start: int = 1
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class TaskExited:
     """When the program ended, if that is known, whatever its interpreter did afterwards."""
     evidence: Problem | None = None
     """What its node adds: a full disk, or a kernel that ran out of memory."""
+    start: int = 1
+    """As in TaskStarted."""
 
     @property
     def failed(self) -> bool:

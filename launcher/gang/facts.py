@@ -65,7 +65,8 @@ def is_news(state: AttemptState, event: Event) -> bool:
             return node in state.policy.nodes and node not in state.empty and state.phase is Phase.STOPPING
         case TaskStarted(task):
             asked = state.phase not in BEFORE_START and state.prepared == state.policy.nodes.keys()
-            return asked and task in state.policy.tasks and task not in state.started
+            known = state.started[task].start if task in state.started else _find_ended(state, task)
+            return asked and task in state.policy.tasks and event.start > known
         case TaskUnguarded(task, why):
             return task in state.policy.tasks and state.unguarded.get(task) != why
         case TaskHalted(task) | TaskReported(task):
@@ -74,7 +75,7 @@ def is_news(state: AttemptState, event: Event) -> bool:
             # A port that opens after the deadline does not change why the cluster was stopped.
             return task in state.started and task not in state.exits and state.phase is not Phase.STOPPING
         case TaskExited(task):
-            return task in state.started and task not in state.exits
+            return task in state.started and task not in state.exits and event.start > _find_ended(state, task)
         case LeaderWaits():
             return state.phase is Phase.FORMING
         case TaskWrote(task):
@@ -89,6 +90,12 @@ def is_news(state: AttemptState, event: Event) -> bool:
         case StacksAsked() | ProfileAsked():
             return False
     return True
+
+
+def _find_ended(state: AttemptState, task: TaskId) -> int:
+    """Which start of the task was the last that has ended, and was followed by another; 0 if none was."""
+    ends = state.restarted.get(task, ())
+    return ends[-1].exited.start if ends else 0
 
 
 def record(state: AttemptState, event: Event) -> AttemptState:
@@ -150,7 +157,7 @@ def _restarts_individually(state: AttemptState, event: TaskExited) -> bool:
         state.phase is not Phase.STOPPING
         and state.fails(event)
         and event.task.type in state.policy.strategy.restarted_individually
-        and len(state.restarted.get(event.task, ())) < state.policy.max_individual_restarts
+        and event.start <= state.policy.max_individual_restarts
     )
 
 

@@ -66,8 +66,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return NodeRefused(node, (problem,))
         case Signalled(time):
             return NodeSignalled(node, time - clock_offset_s)
-        case Started(task, pid, time):
-            return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
+        case Started(task, pid, time, start):
+            return TaskStarted(parse_task_id(task), pid, time - clock_offset_s, start)
         case Listening(task, time):
             return TaskListening(parse_task_id(task), time - clock_offset_s)
         case Unguarded(task, why):
@@ -93,12 +93,12 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             )
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
-        case Exited(task, how, time, crash, finished, evidence):
+        case Exited(task, how, time, crash, finished, evidence, start):
             if crash is not None:
                 crash = replace(crash, time=crash.time - clock_offset_s)
             if finished is not None:
                 finished -= clock_offset_s
-            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, finished, evidence)
+            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, finished, evidence, start)
         case Empty(_, left_behind, killed):
             return NodeEmpty(node, left_behind, killed)
     return None

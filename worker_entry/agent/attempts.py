@@ -263,8 +263,9 @@ class Attempts:
         self._tasks.rewind(attach, self._number)
 
     def report_again(self) -> None:
-        """Sends again what is known of every task."""
-        self._tasks.report_again()
+        """Sends again what is known of every task, unless the controller knows that all have ended."""
+        if self._finished is None:
+            self._tasks.report_again()
 
     def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
         if not self._tasks:

@@ -18,8 +18,8 @@ from worker_entry.program.finding import find_command
 from worker_entry.protocol import environment
 from worker_entry.protocol.child_order import make_child_env
 from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private_directory
-from worker_entry.protocol.frozen import asdict
-from worker_entry.protocol.messages import Exited, Status
+from worker_entry.protocol.frozen import asdict, replace
+from worker_entry.protocol.messages import Exited, Halted, Started, Status
 from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
 from worker_entry.system import clock, processes
 from worker_entry.system.oom import OomWatch
@@ -48,8 +48,9 @@ class StartedTask:
         self.name = start.task
         self.pid = pid
         self.running = True
-        self.began = clock.now()
-        """Unix seconds."""
+        self.started = Started(self.name, pid, clock.now())
+        self.halted: Optional[Halted] = None
+        """The last signal that suspended or continued it, as reported to the controller."""
         self.ended: Optional[Exited] = None
         """How it ended, as reported to the controller."""
         self.not_forked = not_forked
@@ -105,6 +106,7 @@ class StartedTask:
         """Takes over the log of the task's earlier process, to which this one appends."""
         self.log.close()
         self.log = before.log
+        self.started = replace(self.started, start=before.started.start + 1)
 
     @property
     def stacks_file(self) -> str:
@@ -134,10 +136,9 @@ class StartedTask:
             with contextlib.suppress(ValueError), open(self._files.finished(self.name), encoding="ascii") as stream:
                 finished = float(stream.read(64))
         if how.ok:
-            return Exited(self.name, how, time, finished=finished)
-        return Exited(
-            self.name, how, time, self._status.load_crash(time), finished, oom.find(self.pid, how) or self._find_full()
-        )
+            return Exited(self.name, how, time, finished=finished, start=self.started.start)
+        crash, evidence = self._status.load_crash(time), oom.find(self.pid, how) or self._find_full()
+        return Exited(self.name, how, time, crash, finished, evidence, self.started.start)
 
     def _find_full(self) -> Optional[Problem]:
         folder = self._files.directory

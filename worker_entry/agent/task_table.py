@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.task_process import StartedTask
 from worker_entry.protocol.file_names import AttemptFiles
-from worker_entry.protocol.messages import Message, Noted, Started
+from worker_entry.protocol.messages import Message, Noted
 from worker_entry.protocol.orders import Attach, Start
 from worker_entry.protocol.values import TaskExit
 from worker_entry.system import clock
@@ -70,7 +70,7 @@ class RunningTasks:
             self._ports.forming |= {start.task} & self._ports.numbers.keys()
             self.log_queue.append(task)
             tree.add(task.pid)
-            self._send(Started(start.task, task.pid, task.began))
+            self._send(task.started)
             reasons.add(task.not_forked)
         for reason in sorted(filter(None, reasons)):
             self._send(Noted(f"tasks are not forked from a preloaded TensorFlow: {reason}"))
@@ -96,14 +96,16 @@ class RunningTasks:
                 self._send(task.ended)
 
     def report_again(self) -> None:
-        """Reports the start, the last status and the end of each task again: a new controller may not know them."""
+        """Reports the start, the last state and the end of each task again: a new controller may not know them."""
         for task in self.by_name.values():
-            self._send(Started(task.name, task.pid, task.began))
+            self._send(task.started)
             if task.ended is not None:
                 self._send(task.ended)
                 continue
             for status in task.status_again():
                 self._send(status)
+            if task.halted is not None:
+                self._send(task.halted)
 
     def observe_logs(self, *, last: bool = False) -> None:
         """Indexes what has been written; `last`: nothing more will be."""

@@ -26,10 +26,11 @@ class TaskWatch:
     ) -> Iterator[Union[Listening, Halted, Status]]:
         """Yields the changes since the last call; `now` is in monotonic seconds."""
         halts, tree.halts = tree.halts, []
-        names = {task.pid: task.name for task in tasks.values()}
+        by_pid = {task.pid: task for task in tasks.values()}
         for pid, signum in halts:
-            if pid in names:
-                yield Halted(names[pid], signum, clock.now())
+            if pid in by_pid:
+                by_pid[pid].halted = halted = Halted(by_pid[pid].name, signum, clock.now())
+                yield halted
         for name in ports.newly_open(now):
             yield Listening(name, clock.now())
         if ports.forming or now >= self._due:

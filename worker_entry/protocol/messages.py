@@ -142,9 +142,12 @@ class Refused:
 
 @dataclass(frozen=True)
 class Started:
+    """The task's own process runs; `start`: how often the task has been started in this attempt."""
+
     task: OwnTask
     pid: Pid
     time: float
+    start: Count = 1
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Exited:
-    """The task's own process has ended; processes that the task started may still run."""
+    """The task's own process has ended; processes that the task started may still run. `start`: as in Started."""
 
     task: OwnTask
     exit: Annotated[TaskExit, ExactlyOne(("code", "signal"))]
@@ -239,6 +242,7 @@ class Exited:
     """When the program ended without a failure, even if the interpreter failed afterwards; None if unknown."""
     evidence: Optional[Problem] = None
     """The node's evidence for the cause of a failure: a full disk, or the kernel's OOM killer."""
+    start: Count = 1
 
 
 @dataclass(frozen=True)
