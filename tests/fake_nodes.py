@@ -678,7 +678,7 @@ class FakeRun:
         preflight = Preflight(chosen[0].spec, "nonce", chosen[0].candidates) if self._checks else None
         links = self.context.links
         self._interrupts.deliver_to(
-            lambda signum: links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
+            lambda signum, _is_request: links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
         )
         loop = AttemptLoop(self.context, AttemptSetup(planner=chosen[0], preflight=preflight), 1, self._faults)
 

@@ -112,7 +112,7 @@ def test_an_interruption_that_becomes_another_error_on_its_way_is_still_one(inte
 def test_an_error_without_an_interruption_stays_what_it_is(interrupts: Interrupts) -> None:
     with pytest.raises(Interruption), interrupts.raising():
         signal.raise_signal(signal.SIGHUP)
-    interrupts.deliver_to(lambda _: None)
+    interrupts.deliver_to(lambda _signum, _is_request: None)
 
     @interrupts.raising()
     def work() -> None:

@@ -232,7 +232,7 @@ class Ticking:
         eventually(check, 60)
 
     def wait_for_takeover(self, generation: int) -> None:
-        begun = f'"generation":{generation}}}'
+        begun = f'"generation":{generation},'
         wait_until(lambda: begun in (self.folder / "events.jsonl").read_text(), "the next controller has begun", 60)
         wait_until(lambda: self.said.count("taken over; its tasks continue") >= 2 * generation, "it has both nodes", 60)
 

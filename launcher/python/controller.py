@@ -15,6 +15,7 @@ from launcher.errors import DistlaunchError, ShownError, as_ours
 from launcher.plan.planner import Planner
 from launcher.python.exchange import Began, Ended, News, NotStarted, Order, parse, send
 from launcher.run.directory import RunDir
+from launcher.run.interrupts import Interrupts
 from launcher.run.launch import conduct, new_start
 from launcher.run.naming import choose_folder
 from launcher.run.node_list import know_nodes
@@ -42,7 +43,7 @@ def _run(order: Order, channel: IO[bytes]) -> News:
         files.append(RunDir.create(choose_folder(Path(order.run_dir) if order.run_dir else None, start.run_id)))
         return files[0]
 
-    def announce(_planner: Planner, console: Console) -> None:
+    def announce(_planner: Planner, console: Console, _interrupts: Interrupts) -> None:
         console.leave()  # the journal has the messages, and the logs are in files
         send(channel, Began(str(files[0].root)))
 

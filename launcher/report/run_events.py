@@ -41,12 +41,16 @@ StateName = Literal[
 
 @dataclass(frozen=True)
 class RunStarted:
-    """A controller has started; `generation`: the number of earlier controllers of the run."""
+    """A controller has started; `generation`: the number of earlier controllers of the run.
+
+    `written`: when the controller before was last known to run, in Unix seconds.
+    """
 
     run_id: str
     name: str
     directory: str
     generation: int = 0
+    written: float = 0.0
 
 
 @dataclass(frozen=True)

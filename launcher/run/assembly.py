@@ -40,7 +40,7 @@ def opened_console(
     try:
         yield console
     finally:
-        interrupts.deliver_to(lambda _: console.hurry())
+        interrupts.deliver_to(lambda _signum, _is_request: console.hurry())
         console.close()
 
 

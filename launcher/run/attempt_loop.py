@@ -40,6 +40,8 @@ from launcher.tasks import TaskId
 from launcher.transports.base import LinkClosed
 from worker_entry.protocol.frozen import replace
 
+TOUCH_S = 2.0
+"""How often the journal shows that this controller runs."""
 IDLE_S = 0.5
 """How often the loop polls the sources that send no messages: logs, the console, deadlines."""
 
@@ -63,6 +65,7 @@ class AttemptLoop:
         self.state = self._make_state(setup)
         """The current state."""
         self._to_attach = self.state.detached
+        self._touch_due = 0.0
 
     @property
     def plan(self) -> LaunchPlan:
@@ -130,6 +133,9 @@ class AttemptLoop:
     def _next_events(self) -> Iterator[Event]:
         monotonic, deadline = self._context.timing.monotonic, self.state.deadline
         until_due = IDLE_S if deadline is None else min(deadline - monotonic(), IDLE_S)
+        if monotonic() >= self._touch_due:
+            self._touch_due = monotonic() + TOUCH_S
+            self._context.journal.touch()
         yield from self._observer.next_events(until_due)
         yield from self._stacks.take()
         yield from self._logs.poll(self.state, monotonic())

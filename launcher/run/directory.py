@@ -17,7 +17,7 @@ from launcher.plan.paths import RunPaths
 from launcher.printable import has_control
 from launcher.run.controller import Controller, ElsewhereError, is_alive, this_process
 from launcher.run.naming import absolute, is_utf_8
-from launcher.run.record import read_record
+from launcher.run.record import last_written, read_record
 from launcher.run.replacement import replace_text
 from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
@@ -101,7 +101,7 @@ class RunDir(RunPaths):
         """Marks the run as running, and at the end as ended; yields its journal.
 
         Raises:
-            UsageError: another controller holds the run.
+            UsageError: another controller holds the run, or has held it since `start` was made.
         """
         facts = {**asdict(start), "directory": str(self.root), "controller": asdict(this_process())}
         with self._lock():
@@ -130,6 +130,12 @@ class RunDir(RunPaths):
         from launcher.report.run_events import RunStarted
         from launcher.run.journal import Journal
 
+        is_successor = start.generation > 0
+        if (is_successor and self.find_generation() >= start.generation) or (not is_successor and self.events.exists()):
+            raise UsageError(
+                f"another process has just resumed the run {self.root}", hint=f"see `distlaunch status {self.root}`"
+            )
+        written = last_written(self)
         # Padded, so that the end can be written even on a disk that is full by then.
         is_new = not self.run.exists()
         try:
@@ -142,7 +148,7 @@ class RunDir(RunPaths):
             journal = Journal(self.events, clock.now)
         except OSError as error:
             raise _cannot_write(self.events, error) from None
-        journal.write(RunStarted(start.run_id, start.name, str(self.root), start.generation))
+        journal.write(RunStarted(start.run_id, start.name, str(self.root), start.generation, written))
         try:
             yield journal
         finally:

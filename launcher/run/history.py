@@ -14,7 +14,7 @@ from launcher.gang.policy import AttemptPolicy
 from launcher.gang.restarts import Ending
 from launcher.gang.state import AttemptState, Phase
 from launcher.report.models import AttemptReport
-from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, State, StateName, parse_records
+from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, RunStarted, State, StateName, parse_records
 from launcher.report.run_report import Earlier
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
@@ -38,6 +38,10 @@ class History:
     """How the last controller ended the run, if it did."""
     began: float = 0.0
     """When the last attempt began, in Unix seconds."""
+    attended: float = 0.0
+    """When a controller that had an attempt last wrote to the journal, as far as the journal tells, in Unix seconds."""
+    is_attended: bool = False
+    """Whether the last controller had an attempt; otherwise it cannot have reached any task."""
     records: tuple[Record, ...] = ()
     """The gang's events of the last attempt."""
     ready: Mapping[str, Ready] = field(default_factory=dict)
@@ -88,8 +92,12 @@ def read_history(path: Path) -> History:
     frames: dict[str, int] = {}
     state: StateName = "connecting"
     ended: Ended | None = None
-    number, began = 0, 0.0
+    number, began, attended, is_attended = 0, 0.0, 0.0, False
     for entry in parse_records(lines):
+        if isinstance(entry.event, RunStarted):
+            attended, is_attended = max(attended, entry.event.written if is_attended else 0.0), False
+        if entry.attempt:
+            attended, is_attended = max(attended, entry.time), True
         if entry.attempt > number:
             number, began = entry.attempt, entry.time
             records.clear()
@@ -115,6 +123,8 @@ def read_history(path: Path) -> History:
         state=state,
         ended=ended,
         began=began,
+        attended=attended,
+        is_attended=is_attended,
         records=tuple(records),
         ready=ready,
         frames=frames,

@@ -33,7 +33,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._previous: dict[signal.Signals, Any] = {}
-        self._early: list[int] = []
+        self._early: list[tuple[int, bool]] = []
+        """Signals that nothing has handled yet, and whether each is a request."""
         self._raises = False
         self._raised: int | None = None
         """The signal for which Interruption was raised in the current slow work."""
@@ -41,7 +42,7 @@ class Interrupts:
         """Whether the work goes on although Interruption was raised in it."""
         self._timer: threading.Timer | None = None
         self._hangup_counts = True
-        self._deliver: Callable[[int], None] | None = None
+        self._deliver: Callable[[int, bool], None] | None = None
 
     def install(self) -> None:
         for signum in (*SIGNALS, STACKS_SIGNAL):
@@ -60,7 +61,7 @@ class Interrupts:
         """
         self._raises, self._raised = True, None
         try:
-            for signum in self._early:
+            for signum, _ in self._early:
                 self._raise(signum)
             yield
         except Exception as error:
@@ -79,27 +80,28 @@ class Interrupts:
 
         For slow work that starts processes: an exception during the start of a process would leave the process behind.
         """
-        return next((signum for signum in self._early if signum in SIGNALS), None)
+        return next((signum for signum, _ in self._early if signum in SIGNALS), None)
 
-    def deliver_to(self, deliver: Callable[[int], None]) -> None:
+    def deliver_to(self, deliver: Callable[[int, bool], None]) -> None:
+        """`deliver` gets each signal, and whether it is a request: then the user has sent it, and no engine."""
         self._deliver = deliver
         while self._early:
-            deliver(self._early.pop(0))
+            deliver(*self._early.pop(0))
 
     def ignore_hangup(self) -> None:
         """Ignores SIGHUP from now on: the run has left its terminal. Any thread may call it, unlike `signal.signal`."""
         self._hangup_counts = False
 
     def ask(self, signum: int) -> None:
-        """Does what the signal would do; called from any thread."""
+        """Does what the signal would do, as a request of the user's; called from any thread."""
         if not self._counts(signum):
             return
         if self._deliver is not None:
-            self._deliver(signum)
+            self._deliver(signum, True)
         elif self._raises and self._previous:
             _thread.interrupt_main(signal.Signals(signum))  # only the main thread's slow work can be interrupted
         else:
-            self._early.append(signum)
+            self._early.append((signum, True))
 
     def mute(self) -> None:
         """Ignores all signals, also at interpreter exit: the run has ended, and its exit status is final."""
@@ -119,12 +121,12 @@ class Interrupts:
         if not self._counts(signum):
             return
         if self._deliver is not None:
-            self._deliver(signum)
+            self._deliver(signum, False)
             return
         if self._is_lost:
             self._is_lost = False
             self._raise_now(signum)
-        self._early.append(signum)
+        self._early.append((signum, False))
         self._raise(signum)
 
     def _raise(self, signum: int) -> None:

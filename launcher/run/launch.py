@@ -99,6 +99,14 @@ def new_start(spec: ClusterSpec, *, checks: bool, command: str = "") -> RunStart
     )
 
 
+Prepare = Callable[[Planner, Console, Interrupts], AttemptSetup | None]
+
+
+def prepare_nothing(_planner: Planner, _console: Console, _interrupts: Interrupts) -> AttemptSetup | None:
+    """For a run that starts: there is no attempt to take over."""
+    return None
+
+
 def conduct(
     spec: ClusterSpec,
     start: RunStart,
@@ -109,7 +117,7 @@ def conduct(
     faults: Sequence[Fault] = (),
     detachment: Detachment | None = None,
     history: History = NO_HISTORY,
-    prepare: Callable[[Planner, Console], AttemptSetup | None] = lambda _planner, _console: None,
+    prepare: Prepare = prepare_nothing,
 ) -> RunReport:
     """Runs the cluster to its end as its controller; see `run`.
 
@@ -151,7 +159,7 @@ def conduct(
             files.write_text(files.spec, render_spec(planner.spec))
             verb = "Resuming" if start.generation else "Starting"
             console.note(f"{verb} {_render_size(planner)}; logs in {files.root}")
-            taken_over = prepare(planner, console)
+            taken_over = prepare(planner, console, interrupts)
             make_folders(planner.spec, files)
             context = make_context(
                 spec=planner.spec,

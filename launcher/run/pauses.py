@@ -1,15 +1,23 @@
-"""The waits between two attempts. During a wait, the links are still read; a signal ends the wait."""
+"""The waits between two attempts. During a wait, the links are still read; a signal ends the wait.
+
+What is read is for the next attempt, except for what tasks of the last attempt still say.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from launcher.gang.events import EndAnnounced, ProfileAsked, StacksAsked
 from launcher.run.attempt_loop import IDLE_S
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.node_choice import NodeChoice
+from launcher.run.node_links import Incoming
 from launcher.run.recovery import Recover, ReturnWatch
 from launcher.transports.base import LinkClosed
 from launcher.verdict.models import Verdict
+from worker_entry.protocol.messages import Signalled
+
+KEPT = (LinkClosed, Signalled, EndAnnounced, StacksAsked, ProfileAsked)
 
 
 class Pauses:
@@ -28,6 +36,20 @@ class Pauses:
         self._nodes = nodes
         self._recover = recover
         self._is_wanted = is_wanted
+        self._kept: list[Incoming] = []
+        """What was read, for the next attempt."""
+
+    @property
+    def announced(self) -> EndAnnounced | None:
+        """The announced end of all nodes, if the engine has announced it during a wait."""
+        ends = [event for event in self._kept if isinstance(event, EndAnnounced) and event.reference]
+        return next((end for end in ends if not end.stays and not end.replaced), None)
+
+    def hand_over(self) -> None:
+        """Gives what was read to the next attempt, so that it sees losses, announcements and requests."""
+        for incoming in self._kept:
+            self._context.links.put(incoming)
+        self._kept = []
 
     def fence(self, why: Verdict) -> None:
         """Waits until the tasks of lost nodes have certainly ended; otherwise, two chiefs could write one checkpoint.
@@ -53,7 +75,7 @@ class Pauses:
         self._context.console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
         started = self._timing.monotonic()
         watch, chosen = ReturnWatch(self._nodes.lost, self._recover, self._timing), None
-        while chosen is None and self._is_wanted() and self._timing.monotonic() < started + limit_s:
+        while chosen is None and self._goes_on() and self._timing.monotonic() < started + limit_s:
             self.pause(IDLE_S)
             self._nodes.take_back(watch.back, proven=watch.proven)
             chosen = self._nodes.choose()
@@ -65,15 +87,17 @@ class Pauses:
         return chosen
 
     def pause(self, seconds: float) -> None:
-        """Waits this long and reads the links; returns early if the run is no longer wanted."""
+        """Waits this long and reads the links; returns early if the run is not wanted, or loses all of its nodes."""
         until = self._timing.monotonic() + seconds
-        closed = []
-        while self._is_wanted() and (left_s := until - self._timing.monotonic()) > 0:
+        while self._goes_on() and (left_s := until - self._timing.monotonic()) > 0:
+            self._context.journal.touch()
             incoming = self._context.links.next(min(left_s, IDLE_S))
-            if isinstance(incoming, tuple) and isinstance(incoming[1], LinkClosed):
-                closed.append(incoming)
-        for incoming in closed:
-            self._context.links.put(incoming)  # so that the next attempt sees the loss
+            if isinstance(incoming[1] if isinstance(incoming, tuple) else incoming, KEPT):
+                assert incoming is not None
+                self._kept.append(incoming)
+
+    def _goes_on(self) -> bool:
+        return self._is_wanted() and self.announced is None
 
     def _note_state(self, why: Verdict) -> None:
         self._context.journal.note_state("waiting", why.reference, why.message)

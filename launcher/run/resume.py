@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.console.writer import Console
-from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
+from launcher.errors import DistlaunchError, InterruptionError, RunDirectoryError, UsageError
 from launcher.plan.planner import Planner
 from launcher.plan.rendering import render_file
 from launcher.plan.resources import NodeFacts
@@ -20,7 +21,8 @@ from launcher.run.context import AttemptSetup
 from launcher.run.detached import Detachment
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.history import History, read_history
-from launcher.run.launch import conduct
+from launcher.run.interrupts import Interrupts
+from launcher.run.launch import conduct, prepare_nothing
 from launcher.run.naming import absolute, choose_folder, name_job
 from launcher.run.node_list import ask_first
 from launcher.run.record import RunRecord, last_written, read_record
@@ -38,6 +40,9 @@ from worker_entry.protocol.frozen import replace
 from worker_entry.system import clock
 
 NODES_AT_ONCE = 32
+POLL_S = 0.1
+
+_Result = TypeVar("_Result")
 
 
 class LeftoverError(DistlaunchError):
@@ -74,6 +79,7 @@ def resume(
     if files.read_run()[1] is not None:
         raise UsageError(f"run {record.run_id} is still running", hint=f"follow it: `distlaunch attach {files.root}`")
     history = read_history(files.events)
+    attended = max(history.attended, last_written(files) if history.is_attended else 0.0)
     recorded = _load_recorded(files, environ) if spec is None else spec
     changed = spec is not None
     job = ""
@@ -102,9 +108,9 @@ def resume(
         live=live,
         detachment=detachment,
         history=history,
-        prepare=functools.partial(_prepare, files, history, start.run_id, changed=changed)
+        prepare=functools.partial(_prepare, files, history, start.run_id, attended=attended, changed=changed)
         if has_begun
-        else lambda _planner, _console: None,
+        else prepare_nothing,
     )
 
 
@@ -155,12 +161,31 @@ def _find_cwd(record: RunRecord) -> str:
 
 
 def _prepare(
-    files: RunDir, history: History, run_id: str, planner: Planner, console: Console, *, changed: bool
+    files: RunDir,
+    history: History,
+    run_id: str,
+    planner: Planner,
+    console: Console,
+    interrupts: Interrupts,
+    *,
+    attended: float,
+    changed: bool,
 ) -> AttemptSetup | None:
     """Returns the running attempt; if there is none, stops leftover processes of the last attempt and returns None.
 
+    Args:
+        files: the run's folder.
+        history: the history of the run.
+        run_id: the run's ID.
+        planner: plans for the nodes of the spec.
+        console: gets the notes.
+        interrupts: the user's signals.
+        attended: when a controller last had the tasks, in Unix seconds.
+        changed: whether the spec is another one.
+
     Raises:
         LeftoverError: leftover processes may still run.
+        InterruptionError: a signal asked to stop.
     """
     taken_over = find_running_attempt(files, history, planner) if not changed else None
     if taken_over is not None:
@@ -170,9 +195,13 @@ def _prepare(
     if history.ended is not None and not history.is_open and (last is None or last.processes_left == 0):
         return None
     console.note("Stopping leftover processes of the last attempt")
-    cleaned = map_parallel(lambda node: clean_node(planner.spec, node, [run_id]), planner.spec.nodes, NODES_AT_ONCE)
+    spec = planner.spec
+    cleaned = _unless_asked(
+        interrupts,
+        lambda: map_parallel(lambda node: clean_node(spec, node, [run_id]), spec.nodes, NODES_AT_ONCE),
+    )
     if any(node.gone for node in cleaned):
-        _await_leases(files, planner.spec.timeouts.lease_s, console)
+        _await_leases(attended, spec.timeouts.lease_s, console, interrupts)
     left = [str(node) for node in cleaned if not node.good]
     if left:
         raise LeftoverError(
@@ -183,14 +212,47 @@ def _prepare(
     return None
 
 
-def _await_leases(files: RunDir, lease_s: float, console: Console) -> None:
+def _await_leases(attended: float, lease_s: float, console: Console, interrupts: Interrupts) -> None:
     """Waits until tasks that cannot be queried have certainly ended: containers of a deleted pod may still run."""
-    wait_s = last_written(files) + lease_s + MARGIN_S - clock.now()
+    wait_s = attended + lease_s + MARGIN_S - clock.now()
     if wait_s > 0:
         console.note(
             f"Pods of the last attempt are gone; waiting {wait_s:.0f} s until their tasks have certainly ended"
         )
-        time.sleep(wait_s)
+    until = time.monotonic() + wait_s
+    while (left_s := until - time.monotonic()) > 0:
+        _check_asked(interrupts)
+        time.sleep(min(left_s, POLL_S))
+
+
+def _unless_asked(interrupts: Interrupts, work: Callable[[], _Result]) -> _Result:
+    """The result of the work, which a signal does not wait for.
+
+    The work goes on in a thread: an exception in it could leave processes behind that it is just starting. What it
+    then does on the nodes, a later `resume` does again.
+    """
+    results: list[_Result] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            errors.append(error)
+
+    worker = threading.Thread(target=run, name="clean", daemon=True)
+    worker.start()
+    while worker.is_alive():
+        _check_asked(interrupts)
+        worker.join(POLL_S)
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _check_asked(interrupts: Interrupts) -> None:
+    if interrupts.asked is not None:
+        raise InterruptionError(interrupts.asked)
 
 
 def find_running_attempt(files: RunDir, history: History, planner: Planner) -> AttemptSetup | None:

@@ -125,6 +125,9 @@ class Supervisor:
                 if restart is not None:
                     self._pauses.pause(restart.pause_s)
                     self._interrupted = self._asked
+                    if self._loses_nodes():
+                        break
+                self._pauses.hand_over()
         except TakenOverError:
             self._links.abandon()
             raise
@@ -149,10 +152,10 @@ class Supervisor:
         report = self._report(left, end_by_error(error))
         raise ShownError(report.verdict.message, report.exit_status) from error
 
-    def _note_signal(self, signum: int) -> None:
+    def _note_signal(self, signum: int, is_request: bool) -> None:
         if signum == STACKS_SIGNAL:
             self._links.put(StacksAsked())
-        elif signum in ENGINE_SIGNALS and self._context.engine is not None:
+        elif signum in ENGINE_SIGNALS and not is_request and self._context.engine is not None:
             self._context.engine.ask(functools.partial(self._interrupt, signum))
         else:
             self._interrupt(signum, None)
@@ -221,6 +224,9 @@ class Supervisor:
         announced = last.state.announced
         is_end = announced is not None and last.state.is_taken_away and not announced.replaced
         if is_end and announced is not None and last.verdict.reference == announced.reference:
+            if self._asked is not None:  # the user does not want it to continue
+                self._interrupted = self._asked
+                return None, None
             self.continues_later = isinstance(decision, Restart)
             if isinstance(decision, GiveUp) and decision.reason:
                 self._console.note(decision.reason)
@@ -237,6 +243,8 @@ class Supervisor:
                 self._pauses.fence(last.verdict)
             elif self._asked is None:
                 decision = GiveUp("not started again: no spare node fits, and too few nodes are left")
+        if self._loses_nodes():
+            return None, None
         if isinstance(decision, GiveUp) or self._asked is not None:
             self._context.journal.note_state("stopping")  # no longer waiting for a node
         if isinstance(decision, GiveUp):
@@ -251,6 +259,18 @@ class Supervisor:
         self._context.journal.note_state("restarting", reference, message)
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
+
+    def _loses_nodes(self) -> bool:
+        """Whether the engine has announced between two attempts that it takes all nodes; the run then ends for now."""
+        end = self._pauses.announced
+        if end is None or self._asked is not None:
+            return False
+        self._console.note(f"not started again now: {end.message}")
+        if end.reference == "interrupted":
+            self._interrupted = signal.SIGTERM
+        else:
+            self.continues_later = True
+        return True
 
     def _start_after_takeover(self, chosen: AttemptSetup, last: Attempt) -> AttemptSetup | None:
         """Returns the setup after an attempt whose agents could not be taken over, and reuses their nodes."""

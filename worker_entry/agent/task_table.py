@@ -89,7 +89,7 @@ class RunningTasks:
 
     def _note_exit(self, pid: int, status: int, ended: float) -> None:
         for task in self.by_name.values():
-            if task.pid == pid:
+            if task.running and task.pid == pid:
                 task.running = False
                 self._ports.forming.discard(task.name)
                 task.ended = task.report_end(TaskExit.from_wait_status(status), ended, self._oom)

@@ -26,7 +26,7 @@ class TaskWatch:
     ) -> Iterator[Union[Listening, Halted, Status]]:
         """Yields the changes since the last call; `now` is in monotonic seconds."""
         halts, tree.halts = tree.halts, []
-        by_pid = {task.pid: task for task in tasks.values()}
+        by_pid = {task.pid: task for task in tasks.values() if task.running}
         for pid, signum in halts:
             if pid in by_pid:
                 by_pid[pid].halted = halted = Halted(by_pid[pid].name, signum, clock.now())

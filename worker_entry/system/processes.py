@@ -76,6 +76,7 @@ class Tree:
 
     def add(self, leader: int) -> None:
         self._leaders.add(leader)
+        self._reaped.discard(leader)  # a new process may have the pid of one that has ended
 
     def reap(self) -> list[tuple[int, int]]:
         """Reaps every dead child, adopted orphans included; returns (pid, wait status) of the leaders among them."""

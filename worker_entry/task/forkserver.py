@@ -164,10 +164,13 @@ def _fork_away(agent: int) -> bool:
     if intermediate:
         os.waitpid(intermediate, 0)
         return False
+    intermediate = os.getpid()
     if os.fork():
         os._exit(0)
-    while os.getppid() != agent:
+    while os.getppid() == intermediate:
         time.sleep(0.0002)
+    if os.getppid() != agent:  # the agent has ended, and another process has adopted this one
+        os._exit(1)
     return True
 
 
