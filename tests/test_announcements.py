@@ -21,11 +21,12 @@ from launcher.run.journal import Journal
 from launcher.run.slurm_engine import SlurmEngine
 from launcher.verdict.judge import outcome
 from launcher.verdict.models import Verdict
-from tests.fake_nodes import At, FakeRun, Steps, say
+from tests.fake_nodes import At, Deed, Exit, FakeAgent, FakeRun, Steps, both, say
 from tests.fake_timing import BEGAN
 from tests.test_gang import TWO_NODES, W0, W1, make_policy, play, running
 from tests.test_verdict import ended, failed, judged, status_of
 from worker_entry.protocol.messages import Signalled
+from worker_entry.protocol.values import TaskExit
 
 PREEMPTED = EndAnnounced("preempted", "Slurm preempted job 7", ("its words",), 20.0)
 CANCELLED = EndAnnounced("interrupted", "job 7 was cancelled", (), 20.0)
@@ -130,7 +131,7 @@ class TakesAway:
     def __init__(self, end: EndAnnounced | None) -> None:
         self.end = end
 
-    def watch(self, put: object) -> None:
+    def watch(self, put: Callable[[EndAnnounced], None]) -> None:
         pass
 
     def close(self) -> None:
@@ -189,3 +190,77 @@ def test_a_run_that_saves_nothing_over_several_turns_is_not_queued_again(tmp_pat
     assert (report.verdict.reference, report.exit_status, goes_on) == ("no-progress", 93, False)
     report, goes_on = run_in_job(tmp_path / "2", PREEMPTED, restart, saved, fruitless)
     assert (report.verdict.reference, report.exit_status, goes_on) == ("preempted", 1, True)
+
+
+class Announces(TakesAway):
+    """An engine that announces its end when it is told to, and knows nothing before."""
+
+    put: Callable[[EndAnnounced], None]
+
+    def watch(self, put: Callable[[EndAnnounced], None]) -> None:
+        self.put = put
+
+    def find_end(self, lost: Collection[str]) -> EndAnnounced | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("end", "attempts", "later", "outcome"),
+    [(PREEMPTED, 1, True, "failed"), (CANCELLED, 1, False, "interrupted"), (MEMORY, 2, False, "succeeded")],
+)
+def test_an_end_that_is_announced_between_two_attempts_is_not_forgotten(
+    tmp_path: Path, end: EndAnnounced, attempts: int, later: bool, outcome: str
+) -> None:
+    kill = Exit("worker:1", TaskExit(None, signal.SIGKILL), 20.0)
+    spec: dict[str, object] = {"restart": {"max_restarts": 2, "pause_s": 40}, "timeouts": {"lease_s": 60}}
+    run = FakeRun(tmp_path / "run", [Steps("worker:1", 1, 5), kill], spec)
+    engine = Announces(None)
+    run.context = replace(run.context, engine=cast("SlurmEngine", engine))
+    supervisor = run.supervisor()
+    pause = supervisor._pauses.pause
+
+    def announce(seconds: float) -> None:
+        engine.put(end)
+        pause(max(seconds, 40.0))
+
+    supervisor._pauses.pause = announce  # type: ignore[method-assign]  # the moment matters
+    report = run._within_signals(supervisor.run)
+    assert (len(report.attempts), supervisor.continues_later, report.outcome) == (attempts, later, outcome)
+
+
+def test_a_node_that_is_signalled_between_two_attempts_ends_the_next_one(tmp_path: Path) -> None:
+    kill = Exit("worker:1", TaskExit(None, signal.SIGKILL), 20.0)
+    spec: dict[str, object] = {"restart": {"max_restarts": 2}, "timeouts": {"lease_s": 60}}
+    run = FakeRun(tmp_path / "run", [Steps("worker:1", 1, 5), kill], spec)
+    engine = TakesAway(None)
+    run.context = replace(run.context, engine=cast("SlurmEngine", engine))
+    supervisor = run.supervisor()
+    pause = supervisor._pauses.pause
+
+    def signalled(seconds: float) -> None:
+        engine.end = PREEMPTED
+        run.context.links.put(("gpu-b", Signalled(BEGAN)))
+        pause(max(seconds, 5.0))
+
+    supervisor._pauses.pause = signalled  # type: ignore[method-assign]  # the moment matters
+    report = run._within_signals(supervisor.run)
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed", "preempted"]
+    assert supervisor.continues_later
+
+
+@pytest.mark.parametrize("before", [(), (say(Signalled(BEGAN)),)], ids=["alone", "after a signal"])
+def test_a_request_to_stop_is_the_users_whatever_the_engine_says(tmp_path: Path, before: tuple[Deed, ...]) -> None:
+    """`down` near the end of a Slurm job: the run does not continue, and the job is not queued again."""
+    runs: list[FakeRun] = []
+
+    def request_stop(_: FakeAgent) -> bool:
+        runs[0]._interrupts.ask(signal.SIGTERM)
+        return True
+
+    spec: dict[str, object] = {"restart": {"max_restarts": 2}, "timeouts": {"lease_s": 60}}
+    deed = At(Phase.RUNNING, both(*before, request_stop))
+    runs.append(run := FakeRun(tmp_path / "run", [Steps("worker:0", 1, 5), deed], spec))
+    run.context = replace(run.context, engine=cast("SlurmEngine", TakesAway(PREEMPTED)))
+    supervisor = run.supervisor()
+    report = run._within_signals(supervisor.run)
+    assert (report.outcome, len(report.attempts), supervisor.continues_later) == ("interrupted", 1, False)

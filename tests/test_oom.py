@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from worker_entry.protocol.values import TaskExit
-from worker_entry.system.oom import OomWatch
+from worker_entry.system.oom import RECENT_S, OomWatch
 
+NOW = 1000.0
 KILLED = TaskExit(signal=signal.SIGKILL)
 LOGGED = "6,123,456,-;Memory cgroup out of memory: Killed process 77 (python3) total-vm:9kB, anon-rss:2097152kB, file\n"
 
@@ -50,20 +51,35 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Kernel:
 
 def test_a_kill_that_the_kernel_counts_is_out_of_memory(kernel: Kernel) -> None:
     watch = kernel.watch()
-    assert watch.find(77, KILLED) is None
+    assert watch.find(77, KILLED, NOW) is None
     kernel.count(3)
-    problem = watch.find(77, KILLED)
+    problem = watch.find(77, KILLED, NOW)
     assert problem is not None
     assert problem.reference == "out-of-memory"
     assert problem.message == "the kernel's OOM killer killed a process in its control group"
-    assert watch.find(77, TaskExit(code=137)) is not None  # a shell's child was the victim
+    assert watch.find(77, TaskExit(code=137), NOW) is not None  # a shell's child was the victim
+
+
+def test_a_kill_explains_only_what_ends_soon_afterwards(kernel: Kernel) -> None:
+    watch = kernel.watch()
+    kernel.count(4)
+    assert watch.find(77, KILLED, NOW) is not None
+    assert watch.find(78, KILLED, NOW + 1) is not None  # the other victim
+    assert watch.find(79, KILLED, NOW + RECENT_S) is None  # by `kill -9`
+    kernel.count(5)  # a child, whose parent goes on
+    watch.poll(NOW + 100)
+    assert watch.find(80, KILLED, NOW + 100 + RECENT_S) is None
+    kernel.count(6)
+    problem = watch.find(81, KILLED, NOW + 200)
+    assert problem is not None
+    assert "killed a process in" in problem.message
 
 
 @pytest.mark.parametrize("how", [TaskExit(code=1), TaskExit(signal=signal.SIGSEGV), TaskExit(signal=signal.SIGTERM)])
 def test_no_other_end_is_out_of_memory(kernel: Kernel, how: TaskExit) -> None:
     watch = kernel.watch()
     kernel.count(3)
-    assert watch.find(77, how) is None
+    assert watch.find(77, how, NOW) is None
 
 
 def test_a_victim_that_the_kernel_names_is_reported_with_its_memory(kernel: Kernel) -> None:
@@ -71,11 +87,11 @@ def test_a_victim_that_the_kernel_names_is_reported_with_its_memory(kernel: Kern
     watch = kernel.watch()
     with kernel.log.open("a") as log:
         log.write(LOGGED)
-    assert watch.find(78, KILLED) is None
-    problem = watch.find(77, KILLED)
+    assert watch.find(78, KILLED, NOW) is None
+    problem = watch.find(77, KILLED, NOW)
     assert problem is not None
     assert problem.message == "the kernel's OOM killer killed it; it held 2,048 MiB"
 
 
 def test_a_system_without_any_evidence_is_tolerated(tmp_path: Path) -> None:
-    assert OomWatch(str(tmp_path), str(tmp_path / "own"), str(tmp_path / "log")).find(os.getpid(), KILLED) is None
+    assert OomWatch(str(tmp_path), str(tmp_path / "own"), str(tmp_path / "log")).find(os.getpid(), KILLED, NOW) is None

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from time import monotonic
 from typing import Optional, Union
 
 from worker_entry.agent.forkserver_client import ForkserverClient, ForkserverError
@@ -137,7 +138,7 @@ class StartedTask:
                 finished = float(stream.read(64))
         if how.ok:
             return Exited(self.name, how, time, finished=finished, start=self.started.start)
-        crash, evidence = self._status.load_crash(time), oom.find(self.pid, how) or self._find_full()
+        crash, evidence = self._status.load_crash(time), oom.find(self.pid, how, monotonic()) or self._find_full()
         return Exited(self.name, how, time, crash, finished, evidence, self.started.start)
 
     def _find_full(self) -> Optional[Problem]:

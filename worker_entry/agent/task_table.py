@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -109,6 +110,8 @@ class RunningTasks:
 
     def observe_logs(self, *, last: bool = False) -> None:
         """Indexes what has been written; `last`: nothing more will be."""
+        if self.by_name:
+            self._oom.poll(time.monotonic())
         for task in self.by_name.values():
             task.log.observe(last=last)
 

@@ -12,6 +12,10 @@ from worker_entry.protocol.values import Problem, TaskExit
 from worker_entry.system.cgroups import OWN, ROOT, find_file
 
 KERNEL_LOG = "/dev/kmsg"
+POLL_S = 2.0
+"""How often the kernel's counter is read while nothing ends."""
+RECENT_S = 10.0
+"""A kill that was counted longer ago does not explain an end: it was another process's."""
 
 _VICTIM = re.compile(r"Killed process (\d+) \(.*anon-rss:(\d+)kB")
 _HINT = "lower the batch size, or give the task more memory"
@@ -22,24 +26,36 @@ class OomWatch:
 
     def __init__(self, cgroups: str = ROOT, own: str = OWN, log: str = KERNEL_LOG) -> None:
         self._counter = find_file("memory", "memory.oom_control", "memory.events", root=cgroups, own=own) or ""
-        self._before = self._count()
+        self._counted = self._count()
+        self._new = 0
+        """How many processes were killed at the last change of the counter, and when that was seen."""
+        self._changed = self._due = float("-inf")
         self._victims: dict[int, int] = {}
         self._log = -1
         with contextlib.suppress(OSError):  # the system has no such log, or we may not read it
             self._log = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._log, 0, os.SEEK_END)
 
-    def find(self, pid: int, how: TaskExit) -> Optional[Problem]:
+    def poll(self, now: float) -> None:
+        """Reads the kernel's counter if that is due; `now`: monotonic seconds."""
+        if now >= self._due:
+            self._due = now + POLL_S
+            count = self._count()
+            if count != self._counted:
+                self._new, self._counted, self._changed = count - self._counted, count, now
+
+    def find(self, pid: int, how: TaskExit, now: float) -> Optional[Problem]:
         """Returns the evidence that a process that has just ended was out of memory; None if there is none."""
         if how.signal != signal.SIGKILL and how.code != 128 + signal.SIGKILL:
             return None
         self._read_log()
+        self._due = now
+        self.poll(now)
         if pid in self._victims:
-            held = self._victims[pid] >> 10
+            held = self._victims.pop(pid) >> 10
             return Problem("out-of-memory", f"the kernel's OOM killer killed it; it held {held:,} MiB", _HINT)
-        count = self._count() - self._before
-        if count > 0:
-            what = "a process" if count == 1 else f"{count} processes"
+        if self._new > 0 and now - self._changed < RECENT_S:
+            what = "a process" if self._new == 1 else f"{self._new} processes"
             return Problem("out-of-memory", f"the kernel's OOM killer killed {what} in its control group", _HINT)
         return None
 
