@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -18,9 +19,10 @@ import pytest
 
 import worker_entry
 from tests.apart import linux
+from tests.cases import first_quick
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.test_task import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, readable, run, write
-from tests.witness import assert_none_left, make_mark, wait_until
+from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 from worker_entry.agent import forkserver_client
 from worker_entry.program.finding import may_import
 from worker_entry.protocol.values import Program, TaskExit
@@ -337,3 +339,38 @@ def test_a_suspended_forkserver_is_waited_for_only_once(tmp_path: Path, monkeypa
     monkeypatch.setattr(forkserver_client, "FORK_S", 1000.0)
     assert "does not answer" in forker.ask(tmp_path, ["program.py"])[0]["problem"]
     forker.close()
+
+
+@pytest.mark.parametrize("who", ["agent", "both"])
+@pytest.mark.parametrize("lines", first_quick([range(1, 13), range(13, 25), range(25, 37), range(37, 61)]))
+def test_nothing_is_left_if_the_agent_dies_at_any_line_of_a_start(tmp_path: Path, who: str, lines: range) -> None:
+    """No guardian helps: the agent's, or none, has adopted the new process, which has to end by itself."""
+    marks, processes, folders = [], [], [tmp_path / str(line) for line in lines]
+    for line, folder in zip(lines, folders, strict=True):
+        folder.mkdir()
+        marks.append(make_mark())
+        command = [sys.executable, str(PROGRAMS / "adopted_start.py"), str(folder), who, str(line)]
+        processes.append(subprocess.Popen(command, env={**os.environ, **marks[-1]}))
+    try:
+        for folder, process in zip(folders, processes, strict=True):
+            is_over = functools.partial(_is_over, folder)
+            wait_until(is_over, f"line {folder.name}: neither killed nor started", 60)
+            if not (folder / "reached").exists():
+                _end_all(marks[folders.index(folder)])  # the start has fewer lines
+            await_none_left(marks[folders.index(folder)], 20, spare=[process.pid])
+        assert (folders[0] / "reached").exists() or lines[0] > 30
+    finally:
+        for process, mark in zip(processes, marks, strict=True):
+            process.kill()
+            process.wait()
+            _end_all(mark)
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether the agent was killed, or the program of the task runs."""
+    return (folder / "reached").exists() or (folder / "runs").exists()
+
+
+def _end_all(mark: dict[str, str]) -> None:
+    for process in marked(mark):
+        process.kill()
