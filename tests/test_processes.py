@@ -212,6 +212,18 @@ def test_a_tree_is_not_empty_before_the_end_of_its_task_has_been_reported() -> N
 
 
 @apart_on_linux
+def test_a_new_task_that_has_the_pid_of_one_that_has_ended_is_reported_as_well() -> None:
+    with tree_of(sys.executable, "-c", "") as (tree, task):
+        reap_until(tree, task.pid)
+        tree.add(task.pid)  # the next task of that pid, as far as a tree can tell
+        other = os.fork()
+        if not other:
+            os._exit(7)
+        tree._leaders, tree._reaped = {other}, {other}
+        tree.add(other)
+        assert reap_until(tree, other) == TaskExit(7)
+
+
 def test_processes_that_outlive_their_task_are_counted() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,

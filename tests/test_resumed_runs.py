@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,21 @@ from typing import Any
 import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
+from launcher.console.terminal import NowhereSink
+from launcher.console.writer import Console
+from launcher.errors import InterruptionError, UsageError
 from launcher.report.goodput import KINDS
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.history import read_history
+from launcher.run.interrupts import Interrupts
+from launcher.run.journal import Journal
+from launcher.run.record import last_written
+from launcher.run.resume import _await_leases, _unless_asked
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.polling import eventually
 from tests.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.witness import await_none_left, make_mark, wait_until
+from worker_entry.protocol.frozen import replace
 
 COVERS = ("launcher/run", "launcher/commands")
 
@@ -58,6 +68,76 @@ def read_goodput(folder: Path) -> dict[str, float]:
     goodput: dict[str, float] = report["goodput"]
     assert sum(goodput[kind] for kind in KINDS) == pytest.approx(report["ended"] - report["started"], abs=1e-5)
     return goodput
+
+
+def test_one_that_was_read_before_another_has_ended_is_refused(tmp_path: Path) -> None:
+    """It has read the record and the history of before."""
+    files = RunDir.create(tmp_path / "run")
+    with files.hold(RunStart(run_id="x", name="x", started=1.0)):
+        pass
+    second = RunStart(run_id="x", name="x", started=1.0, generation=1)
+    with files.hold(second):
+        pass
+    before = files.events.read_bytes()
+    for late in (second, RunStart(run_id="x", name="x", started=1.0)):
+        with pytest.raises(UsageError, match="another process has just resumed the run"), files.hold(late):
+            pass
+    assert files.events.read_bytes() == before
+    assert run_json(files.root)["generation"] == 1
+
+
+def test_the_time_of_the_last_contact_is_that_of_a_controller_with_tasks(tmp_path: Path) -> None:
+    """A resume that did not reach them, such as one that was interrupted, does not make later ones wait again."""
+    files = RunDir.create(tmp_path / "run")
+    start = RunStart(run_id="x", name="x", started=1.0)
+    with files.hold(start) as journal:
+        journal.begin_attempt(1, {})
+        journal.note_state("running")
+        os.utime(files.events, (2e9, 2e9))  # as `touch` does, long after the last event
+    os.utime(files.run, (1.0, 1.0))
+    history = read_history(files.events)
+    assert history.is_attended
+    assert last_written(files) == 2e9
+    for generation in (1, 2):
+        with files.hold(replace(start, generation=generation)) as journal:
+            journal.note_state("stopping")
+        history = read_history(files.events)
+        assert (history.attended, history.is_attended) == (2e9, False)
+
+
+def test_a_running_controller_shows_that_it_runs_although_nothing_happens(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl", time.time)
+    os.utime(tmp_path / "events.jsonl", (1.0, 1.0))
+    journal.touch()
+    assert time.time() - (tmp_path / "events.jsonl").stat().st_mtime < 60
+    journal.close()
+    journal.touch()
+
+
+def test_the_wait_for_a_lease_ends_with_a_signal_and_counts_from_the_last_contact() -> None:
+    said = Console(NowhereSink())
+    interrupts = Interrupts()
+    began = time.monotonic()
+    _await_leases(time.time() - 3600, 60.0, said, interrupts)
+    threading.Timer(0.2, interrupts.ask, [signal.SIGINT]).start()
+    with pytest.raises(InterruptionError):
+        _await_leases(time.time(), 3600.0, said, interrupts)
+    assert time.monotonic() - began < 60
+
+
+def test_a_signal_does_not_wait_until_the_nodes_are_clean() -> None:
+    interrupts, is_clean = Interrupts(), threading.Event()
+    assert _unless_asked(interrupts, lambda: 7) == 7
+    threading.Timer(0.2, interrupts.ask, [signal.SIGINT]).start()
+    with pytest.raises(InterruptionError):
+        _unless_asked(interrupts, is_clean.wait)
+    is_clean.set()
+    with pytest.raises(ValueError, match="it failed"):
+        _unless_asked(Interrupts(), fail)
+
+
+def fail() -> None:
+    raise ValueError("it failed")
 
 
 @pytest.mark.slow
