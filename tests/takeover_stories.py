@@ -23,6 +23,7 @@ from launcher.gang.events import (
     NodeLost,
     NodeRefused,
     NodeSignalled,
+    ProgramEnded,
     RestartTask,
     StacksReceived,
     StopNodes,
@@ -45,7 +46,7 @@ from worker_entry.protocol.values import Activity, Progress, TaskExit
 STEP_S, ANSWER_S, TICK_S, HORIZON_S = 20.0, 1.0, 50.0, 12_000.0
 PAUSE_S = 5.0
 """The least time between two events of a story: a takeover and an answer of the tasks fit into it."""
-OF_NODES = (TaskExited, TaskHalted, TaskReported, TaskStarted, NodeEmpty, NodeSignalled)
+OF_NODES = (ProgramEnded, TaskExited, TaskHalted, TaskReported, TaskStarted, NodeEmpty, NodeSignalled)
 _ENDED = TaskExit(None, signal.SIGTERM)
 
 
@@ -87,6 +88,7 @@ class World:
         self._running = set(story.policy.tasks)
         self._started = {task: TaskStarted(task, 7, 1000.0) for task in story.policy.tasks}
         self._ended: dict[TaskId, TaskExited] = {}
+        self._programs: dict[TaskId, ProgramEnded] = {}
         self._dead: set[str] = set()
         self._frames: dict[str, list[Event]] = {node: [] for node in story.policy.nodes}
         self._confirmed = dict.fromkeys(story.policy.nodes, 0)
@@ -165,15 +167,21 @@ class World:
             case TaskStarted(task) if task not in self._running and self._node_of(task) not in self._dead:
                 self._running.add(task)
                 self._ended.pop(task, None)
+                self._programs.pop(task, None)
                 self._started[task] = replace(event, start=self._started[task].start + 1)
                 self._emit(self._node_of(task), self._started[task])
-            case TaskExited(task) | TaskHalted(task) | TaskReported(task):
+            case ProgramEnded(task) if task in self._programs:
+                pass
+            case TaskExited(task) | TaskHalted(task) | TaskReported(task) | ProgramEnded(task):
                 node = self._node_of(task)
                 if task in self._running and node not in self._dead:
                     if isinstance(event, TaskExited):
                         event = replace(event, start=self._started[task].start)
                         self._running.discard(task)
                         self._ended[task] = event
+                    elif isinstance(event, ProgramEnded):
+                        event = replace(event, start=self._started[task].start)
+                        self._programs[task] = event
                     self._emit(node, self._merge(event) if isinstance(event, TaskReported) else event)
             case NodeEmpty(node):
                 for task in sorted(self.story.policy.nodes[node] & self._running):
@@ -263,6 +271,8 @@ class World:
             self._handle(event, node, number)
         for task in sorted(self.story.policy.nodes[node]):
             self._handle(self._started[task], node, 0)
+            if task in self._programs:
+                self._handle(self._programs[task], node, 0)
             if task in self._ended:
                 self._handle(self._ended[task], node, 0)
             for status in self._last_status(node, task):

@@ -19,6 +19,7 @@ from launcher.gang.events import (
     NodeLost,
     NodeRefused,
     NodeSignalled,
+    ProgramEnded,
     TaskExited,
     TaskHalted,
     TaskReported,
@@ -45,10 +46,11 @@ CLUSTERS: tuple[tuple[Any, Mapping[str, tuple[TaskId, ...]]], ...] = (
     ("parameter_server", {"a": (CHIEF, PS), "b": (W0, W1), "c": (EVALUATOR,)}),
 )
 OUT_OF_STEP = CrashRecord(1000.0, "InternalError", "Collective instance 7 expected group size 2, got 1")
+RAISED = CrashRecord(1000.0, "ValueError", "no batch")
 STEPS = Progress(9, 1, 9, 1000.0, 1009.0)
 NOT_FACTS = (
     *("last_progress", "suspicion", "stalled_s", "stacks", "activity", "busy", "excused", "is_looked_at_again"),
-    *("deadline", "detached", "phase", "reason", "stopped"),
+    *("deadline", "raised_due", "detached", "phase", "reason", "stopped"),
 )
 """What a controller concludes, and its clocks."""
 
@@ -80,6 +82,7 @@ def stories(draw: st.DrawFn) -> Story:
         st.builds(TaskExited, tasks, ends, st.just(1000.0)),
         st.builds(TaskExited, tasks, st.just(TaskExit(1)), st.just(1000.0), st.just(OUT_OF_STEP)),
         st.builds(TaskExited, tasks, st.just(TaskExit(0)), st.just(1000.0)),
+        st.builds(ProgramEnded, tasks, st.just(1000.0), st.sampled_from([None, None, RAISED])),
         st.builds(TaskHalted, tasks, st.sampled_from([signal.SIGSTOP, None]), st.just(1000.0)),
         tasks.map(lambda task: TaskReported(task, "trains", 1000.0, saves_when_preempted=True)),
         tasks.map(lambda task: TaskReported(task, "trains", 1000.0, injected=("stop@step=5",))),

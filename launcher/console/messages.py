@@ -45,6 +45,8 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         cause = find_cause(after, {})
         assert cause is not None
         ended = cause.exited
+        if ended.task not in after.exits and ended.crash is not None:
+            return f"{ended.task} has failed with {ended.crash.exception}, and its process does not end; stopping all"
         others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
         return f"{ended.task} ended with {ended.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
     if isinstance(event, TaskExited) and after.restarted is not before.restarted:
@@ -188,15 +190,22 @@ class Reminder:
 
     def _remind_of_drain(self, state: AttemptState, now: float) -> str | None:
         """A warning after half of the drain time."""
-        if state.deadline is None or state.deadline == self._drains or not state.exits:
+        if state.deadline is None or state.deadline == self._drains or not state.ended or state.suspicion is not None:
             return None
-        going = sorted(state.policy.trainers - state.exits.keys())
-        if len(going) == len(state.policy.trainers) or not going or state.suspicion is not None:
+        going = sorted(state.policy.trainers - state.ended)
+        leaving = sorted(state.policy.trainers - state.exits.keys())
+        if not leaving:
             return None
         left_s = state.deadline - now
         if left_s > state.policy.drain_s / 2:
             return None
         self._drains = state.deadline
+        if not going:
+            return (
+                f"The program of {name_tasks(leaving)} has ended, and {'its' if len(leaving) == 1 else 'their'} "
+                f"{'process has' if len(leaving) == 1 else 'processes have'} not; stopping in {left_s:.0f} s unless at "
+                "work then (--drain-timeout)"
+            )
         return (
             f"{name_tasks(going)} {'is' if len(going) == 1 else 'are'} still running, the others have ended; "
             f"stopping in {left_s:.0f} s unless at work then (--drain-timeout)"

@@ -14,6 +14,7 @@ controller saw an event, and they begin anew with a takeover.
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 
 from launcher.gang.busy import RECHECK_S, find_busy, is_excused
 from launcher.gang.events import (
@@ -26,6 +27,7 @@ from launcher.gang.events import (
     Finish,
     Interrupted,
     PrepareNodes,
+    ProgramEnded,
     RestartTask,
     StacksReceived,
     StartTasks,
@@ -37,9 +39,13 @@ from launcher.gang.facts import is_news, record
 from launcher.gang.out_of_step import is_out_of_step
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.stalls import is_progress, is_stalled, stall_limit_s
-from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
+from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason, make_exit
+from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import replace
 
+RAISED_S = 4.5
+"""How long the process of a program that has raised may stay: its exit handlers may wait for ever, as JAX's do for the
+other tasks."""
 FAILURE_GRACE_S = 1.0
 """From SIGTERM to SIGKILL after a failure: the others cannot continue, and TensorFlow ignores SIGTERM."""
 SAVING_S = 300.0
@@ -50,6 +56,8 @@ STOP_MARGIN_S = 30.0
 """How long after the last SIGKILL a node may take to report that no process is left."""
 STACKS_S = 10.0
 """How long all tasks may take to report what they are doing, before they are stopped for doing nothing."""
+
+NOBODY: Mapping[TaskId, float] = {}
 
 Decision = tuple[AttemptState, tuple[Action, ...]]
 
@@ -75,7 +83,8 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if is_progress(state, event):
         state = replace(state, last_progress=now, busy={}, excused=None, is_looked_at_again=False)
     if state.is_done and (isinstance(event, Interrupted) or state.is_taken_away):
-        return _stop(state, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
+        is_leaving = state.policy.trainers - state.exits.keys()  # its program has ended, and its interpreter has not
+        return _stop(state, Reason.SUCCEEDED, state.policy.stop_grace_s if is_leaving else FAILURE_GRACE_S, now)
     if state.signal is not None:
         return _stop(state, Reason.INTERRUPTED, state.policy.stop_grace_s, now)
     if state.announced is not None and state.is_taken_away:
@@ -87,13 +96,19 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
     if before.detached and not state.detached:
         return _after_takeover(state, now)
+    if state.raised and (state.raised_due is None or isinstance(event, ProgramEnded)):
+        due = now + (SAVING_S if all(map(state.has_saved, map(make_exit, state.raised))) else RAISED_S)
+        state = replace(state, raised_due=due if state.raised_due is None else min(due, state.raised_due))
     if state.restarted is not before.restarted and isinstance(event, TaskExited):
         return state, (RestartTask(event.task),)
     if state.phase in BEFORE_START:
         return _before_start(state, event, now)
     if state.failures:
         return _while_failing(state, event, now)
-    return _while_running(state, event, now)
+    if state.raised and state.raised_due is not None and now >= state.raised_due:
+        longer = {program.task: state.policy.stop_grace_s for program in state.raised}
+        return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now, longer=longer)
+    return _while_running(before, state, event, now)
 
 
 def take_over(state: AttemptState) -> AttemptState:
@@ -106,7 +121,7 @@ def take_over(state: AttemptState) -> AttemptState:
 
 def _after_takeover(state: AttemptState, now: float) -> Decision:
     """Begins all limits anew, and starts the tasks whose order to start again may not have arrived."""
-    ended = state.policy.trainers & state.exits.keys()
+    ended = state.ended
     limit_s = SAVING_S if state.failures else state.policy.drain_s if ended else 0.0
     state = replace(state, last_progress=now, deadline=now + limit_s if limit_s else None)
     missing = state.policy.tasks - state.started.keys() - state.exits.keys() - state.unreachable
@@ -156,10 +171,10 @@ def _while_failing(state: AttemptState, event: Event, now: float) -> Decision:
     return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now) if _is_due(state, now) else (state, ())
 
 
-def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
+def _while_running(before: AttemptState, state: AttemptState, event: Event, now: float) -> Decision:
     trainers = state.policy.trainers
-    trainer_ended = isinstance(event, TaskExited) and event.task in trainers
-    ended = trainers & state.exits.keys()
+    trainer_ended = isinstance(event, (ProgramEnded, TaskExited)) and event.task in trainers
+    ended = state.ended
     drained = now + state.policy.drain_s if state.policy.drain_s else None
     if state.phase is Phase.FORMING:
         # A trainer that has ended well needed no cluster, or had one: ports no longer matter.
@@ -169,13 +184,17 @@ def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
             )
         elif state.suspicion is not None or _is_due(state, now):
             return _suspect(state, Reason.START_TIMEOUT, event, now)
-    elif trainer_ended and (len(ended) == 1 or ended == trainers):
+    elif trainer_ended and before.ended != ended and (len(ended) == 1 or ended == trainers):
         state = replace(state, deadline=drained)
     if ended == trainers:
         # Until the deadline, an evaluator may still look at the last checkpoint.
         auxiliary = state.policy.auxiliary - state.exits.keys() - state.unreachable
         if state.is_over and state.policy.keeps_auxiliary and auxiliary:
             return replace(state, deadline=None), ()
+        # A process may stay after the end of its program, and may still be at work.
+        if trainers - state.exits.keys() - state.unreachable:
+            is_suspect = state.suspicion is Reason.DRAIN_TIMEOUT or _is_due(state, now)
+            return _suspect(state, Reason.DRAIN_TIMEOUT, event, now) if is_suspect else (state, ())
         if state.is_over or _is_due(state, now):
             return _stop(state, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
     elif state.phase is Phase.RUNNING and not state.detached:
@@ -214,7 +233,7 @@ def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> D
             assert limit_s is not None  # the limit that the cluster has exceeded
             return replace(state, suspicion=None, excused=now + limit_s, deadline=None, is_looked_at_again=True), ()
     if isinstance(event, StacksReceived) or _is_due(state, now):
-        return _stop(state, reason, FAILURE_GRACE_S, now)
+        return _stop(state, Reason.SUCCEEDED if state.is_done else reason, FAILURE_GRACE_S, now)
     return state, ()
 
 
@@ -239,20 +258,28 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
     return state, ()
 
 
-def _stop(state: AttemptState, reason: Reason, grace_s: float, now: float, *, for_handlers: bool = False) -> Decision:
-    """Begins to stop all tasks; `for_handlers`: the grace is only for tasks that handle SIGTERM."""
+def _stop(
+    state: AttemptState,
+    reason: Reason,
+    grace_s: float,
+    now: float,
+    *,
+    for_handlers: bool = False,
+    longer: Mapping[TaskId, float] = NOBODY,
+) -> Decision:
+    """Begins to stop all tasks; `for_handlers`: the grace is only for tasks that handle SIGTERM, and those `longer`."""
     if state.signalled and state.announced is None and reason is not Reason.SUCCEEDED:
-        grace_s, for_handlers = SIGNALLED_GRACE_S, False
+        grace_s, for_handlers, longer = SIGNALLED_GRACE_S, False, NOBODY
     state = replace(
         state,
         phase=Phase.STOPPING,
         reason=reason,
         stopped=frozenset(state.started.keys() - state.exits.keys()),
-        deadline=now + grace_s + STOP_MARGIN_S,
+        deadline=now + max(grace_s, *longer.values(), 0.0) + STOP_MARGIN_S,
     )
     if state.ready <= state.lost.keys() | state.empty.keys():
         return replace(state, phase=Phase.FINISHED, deadline=None), (Finish(),)
-    return state, (StopNodes(grace_s, for_handlers),)
+    return state, (StopNodes(grace_s, for_handlers, longer),)
 
 
 def _is_due(state: AttemptState, now: float) -> bool:

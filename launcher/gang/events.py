@@ -158,6 +158,17 @@ class TaskHalted:
 
 
 @dataclass(frozen=True)
+class ProgramEnded:
+    """The task's program has ended, with this exception or successfully; its process may still be there."""
+
+    task: TaskId
+    time: float
+    crash: CrashRecord | None = None
+    start: int = 1
+    """As in TaskStarted."""
+
+
+@dataclass(frozen=True)
 class TaskExited:
     task: TaskId
     exit: TaskExit
@@ -251,6 +262,7 @@ Event = (
     | TaskHalted
     | TaskReported
     | TaskWrote
+    | ProgramEnded
     | TaskExited
     | Interrupted
     | NodeSignalled
@@ -301,10 +313,11 @@ class AskStacks:
 
 @dataclass(frozen=True)
 class StopNodes:
-    """SIGTERM now, SIGKILL after the grace; a later order can only shorten it. `for_handlers`: as in the order Stop."""
+    """SIGTERM now, SIGKILL after the grace; a later order can only shorten it. The rest is as in the order Stop."""
 
     grace_s: float
     for_handlers: bool = False
+    longer: Mapping[TaskId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

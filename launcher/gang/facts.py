@@ -21,6 +21,7 @@ from launcher.gang.events import (
     NodeSignalled,
     NodeSynced,
     ProfileAsked,
+    ProgramEnded,
     StacksAsked,
     StacksReceived,
     TaskExited,
@@ -74,6 +75,9 @@ def is_news(state: AttemptState, event: Event) -> bool:
         case TaskListening(task):
             # A port that opens after the deadline does not change why the cluster was stopped.
             return task in state.started and task not in state.exits and state.phase is not Phase.STOPPING
+        case ProgramEnded(task):
+            is_running = task in state.started and task not in state.exits and task not in state.programs
+            return is_running and state.phase is not Phase.STOPPING and event.start > _find_ended(state, task)
         case TaskExited(task):
             return task in state.started and task not in state.exits and event.start > _find_ended(state, task)
         case LeaderWaits():
@@ -146,6 +150,8 @@ def record(state: AttemptState, event: Event) -> AttemptState:
         case TaskHalted(task, signum):
             others = {name: halt for name, halt in state.halted.items() if name != task}
             return replace(state, halted=others if signum is None else {**others, task: event})
+        case ProgramEnded(task):
+            return replace(state, programs={**state.programs, task: event})
         case TaskExited(task):
             state = replace(state, exits={**state.exits, task: event})
             return _forget(state, event) if _restarts_individually(state, event) else state
@@ -175,6 +181,7 @@ def _forget(state: AttemptState, event: TaskExited) -> AttemptState:
         listening=without(state.listening),
         status=without(state.status),
         halted=without(state.halted),
+        programs=without(state.programs),
         exits=without(state.exits),
         restarted={**state.restarted, task: ends},
     )

@@ -34,7 +34,7 @@ def is_stalled(state: AttemptState, now: float) -> bool:
 
 def stall_limit_s(state: AttemptState) -> float | None:
     """How long the cluster may now go without progress; None: no limit."""
-    if state.phase is not Phase.RUNNING or state.policy.stall_s == 0 or state.policy.trainers & state.exits.keys():
+    if state.phase is not Phase.RUNNING or state.policy.stall_s == 0 or state.ended:
         return None  # the drain time-out applies once a task has ended
     if state.policy.stall_s is not None:
         return state.policy.stall_s

@@ -11,6 +11,7 @@ from launcher.gang.events import (
     NodeEmpty,
     NodeRefused,
     NodeSignalled,
+    ProgramEnded,
     TaskExited,
     TaskHalted,
     TaskListening,
@@ -21,7 +22,7 @@ from launcher.gang.policy import AttemptPolicy
 from launcher.spec.strategies import SEPARATE_CLASSES
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
-from worker_entry.protocol.values import NOT_IMPORTED, Activity, Progress
+from worker_entry.protocol.values import NOT_IMPORTED, Activity, Progress, TaskExit
 
 SAVED_STATUSES = (42, 143)
 """PreemptionCheckpointHandler's exit statuses, which depend on the machine: the workers save, and exit with them."""
@@ -56,6 +57,14 @@ class Reason(enum.Enum):
     INTERRUPTED = "interrupted"
     CHECKED = "checked"
     ANNOUNCED = "announced"
+
+
+def make_exit(program: ProgramEnded) -> TaskExited:
+    """The end of a task whose program has ended, as if its interpreter ended at once."""
+    crash = program.crash
+    if crash is None:
+        return TaskExited(program.task, TaskExit(0), program.time, finished=program.time, start=program.start)
+    return TaskExited(program.task, TaskExit(crash.exit_status or 1), program.time, crash, start=program.start)
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,10 @@ class AttemptState:
     """Until when the busy tasks excuse the attempt from suspicion, on the controller's monotonic clock."""
     is_looked_at_again: bool = False
     """Whether tasks were at work at the last look but one, and none were at the last."""
+    programs: Mapping[TaskId, ProgramEnded] = field(default_factory=dict)
+    """The tasks whose program has ended; their processes may still be there."""
+    raised_due: float | None = None
+    """When a task whose program has raised counts as failed although its process stays, on the controller's clock."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
     restarted: Mapping[TaskId, tuple[IndividualRestart, ...]] = field(default_factory=dict)
     """The tasks that restarted individually."""
@@ -129,14 +142,35 @@ class AttemptState:
     @property
     def is_done(self) -> bool:
         """Whether all trainers have ended, and none has failed: from then on, the attempt can only succeed."""
-        ends = [self.exits.get(task) for task in self.policy.trainers]
-        return all(end is not None and not end.failed and end.task not in self.stopped for end in ends)
+        return self.policy.trainers <= self.ended and all(map(self._has_succeeded, self.policy.trainers))
+
+    def _has_succeeded(self, task: TaskId) -> bool:
+        program, end = self.programs.get(task), self.exits.get(task)
+        if program is not None and program.crash is None:
+            return True
+        return end is not None and not end.failed and task not in self.stopped
+
+    @property
+    def ended(self) -> frozenset[TaskId]:
+        """The trainers whose programs have ended."""
+        return self.policy.trainers & (self.exits.keys() | self.programs.keys())
+
+    @property
+    def ended_before_stop(self) -> frozenset[TaskId]:
+        """The trainers whose programs ended before anything was stopped."""
+        return self.policy.trainers & (self.programs.keys() | self.exits.keys() - self.stopped)
+
+    @property
+    def raised(self) -> list[ProgramEnded]:
+        """The ends of trainers whose program has raised while their process is still there."""
+        ends = [self.programs[task] for task in sorted(self.policy.trainers & self.programs.keys() - self.exits.keys())]
+        return [end for end in ends if end.crash is not None]
 
     def needs(self, node: str) -> bool:
         """Whether the attempt fails without this node."""
         if self.phase in BEFORE_START:
             return True
-        running = self.policy.servers | self.policy.trainers - self.exits.keys()
+        running = self.policy.servers | self.policy.trainers - self.ended
         return not self.is_done and not running.isdisjoint(self.policy.nodes[node])
 
     @property
@@ -250,8 +284,7 @@ class AttemptState:
     def fails(self, event: TaskExited) -> bool:
         """Whether the end of a task fails the attempt, unless the task was stopped."""
         if event.task in self.policy.servers:  # a server has to serve until the program ends
-            ended = {task for task, end in self.exits.items() if not end.failed} - self.stopped
-            return not self.policy.trainers <= ended
+            return not self.is_done
         return event.task in self.policy.trainers and event.failed
 
     @property

@@ -11,6 +11,7 @@ from launcher.gang.events import (
     NodeRefused,
     NodeSignalled,
     NodeSynced,
+    ProgramEnded,
     TaskExited,
     TaskHalted,
     TaskListening,
@@ -31,12 +32,14 @@ from worker_entry.protocol.messages import (
     Prepared,
     Ready,
     Refused,
+    Returned,
     Signalled,
     Started,
     Status,
     Synced,
 )
 from worker_entry.protocol.strangers import Unguarded
+from worker_entry.protocol.values import CrashRecord
 
 
 def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
@@ -93,12 +96,17 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             )
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
+        case Returned(task, time, crash, start):
+            return ProgramEnded(parse_task_id(task), time - clock_offset_s, _shift(crash, clock_offset_s), start)
         case Exited(task, how, time, crash, finished, evidence, start):
-            if crash is not None:
-                crash = replace(crash, time=crash.time - clock_offset_s)
+            crash = _shift(crash, clock_offset_s)
             if finished is not None:
                 finished -= clock_offset_s
             return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, finished, evidence, start)
         case Empty(_, left_behind, killed):
             return NodeEmpty(node, left_behind, killed)
     return None
+
+
+def _shift(crash: CrashRecord | None, clock_offset_s: float) -> CrashRecord | None:
+    return None if crash is None else replace(crash, time=crash.time - clock_offset_s)

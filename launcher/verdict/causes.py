@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.gang.events import TaskExited
 from launcher.gang.faults import find_injected
-from launcher.gang.state import AttemptState
+from launcher.gang.state import AttemptState, make_exit
 from launcher.tasks import TaskId
 from launcher.verdict.known_failures import find_known
 from worker_entry.protocol.collateral import has_collateral_line, is_collateral_crash
@@ -41,7 +41,8 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
         state: the last state of the attempt.
         tails: the last lines of the logs of tasks that failed.
     """
-    failures = [e for e in state.exits.values() if state.fails(e) and failed_by_itself(state, e)]
+    ends = [*state.exits.values(), *map(make_exit, state.raised)]
+    failures = [e for e in ends if state.fails(e) and failed_by_itself(state, e)]
     if not failures:
         return None
     first = min(failures, key=lambda e: (is_collateral(e, tails), failure_time(e), e.task))

@@ -139,7 +139,7 @@ def _judge_success(state: AttemptState) -> Verdict:
     ]
     evidence += [
         f"{task} was still running and was stopped"
-        for task in sorted(state.stopped - state.policy.servers - state.policy.auxiliary)
+        for task in sorted(state.stopped - state.policy.servers - state.policy.auxiliary - state.programs.keys())
     ]
     evidence += [
         f"{task} was restarted individually, after {', '.join(str(end.exited.exit) for end in ends)}"
@@ -148,7 +148,8 @@ def _judge_success(state: AttemptState) -> Verdict:
     if state.separate or state.never_met:
         evidence.append(f"{name_tasks(sorted(trainers))} {'trained' if state.separate else 'ran'} separately")
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
-    how = "ended with status 0" if all(state.exits[task].exit.ok for task in trainers) else "finished"
+    ends = [state.exits[task] for task in trainers if task in state.exits]
+    how = "ended with status 0" if len(ends) == len(trainers) and all(end.exit.ok for end in ends) else "finished"
     return Verdict(reference="succeeded", message=f"{what} {how}", evidence=evidence)
 
 
@@ -247,8 +248,8 @@ def _judge_stall(state: AttemptState) -> Verdict:
 
 
 def _judge_drain_timeout(state: AttemptState) -> Verdict:
-    going = sorted(state.policy.trainers & state.stopped)
-    done = [task for task in state.exits if task in state.policy.trainers and task not in state.stopped]
+    going = sorted(state.policy.trainers & state.stopped - state.ended_before_stop)
+    done = sorted(state.policy.trainers - {*going})
     return Verdict(
         reference="drain-timeout",
         message=f"{name_tasks(going)} did not end within {state.policy.drain_s:g} s after the first task ended, and "

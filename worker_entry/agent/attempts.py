@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Optional
 
 from worker_entry.agent.cache_watch import CacheWatch
@@ -182,8 +182,23 @@ class Attempts:
         """Has tasks of this cluster profiled, from the network in which they reach each other."""
         self._profile.begin(order)
 
-    def stop(self, grace_s: float, *, for_handlers: bool = False, ordered: bool = False) -> None:
-        """Begins to stop the tasks, as in orders.Stop; `ordered`: the controller asked for it and waits for Empty."""
+    def obey(self, order: orders.Stop) -> None:
+        """Begins to stop the tasks for the controller, which waits for Empty."""
+        longer = {pid: order.longer[name] for name, pid in self._tasks.pids_of(order.longer).items()}
+        self.stop(order.grace_s, for_handlers=order.for_handlers, ordered=True, longer=longer)
+
+    def stop(
+        self,
+        grace_s: float,
+        *,
+        for_handlers: bool = False,
+        ordered: bool = False,
+        longer: Mapping[int, float] = processes.NOBODY,
+    ) -> None:
+        """Begins to stop the tasks, as in orders.Stop, except that `longer` has their pids.
+
+        `ordered`: the controller asked for it and waits for Empty.
+        """
         self._profile.end()
         if self._finished is not None:
             if ordered:  # nothing of this attempt was started here
@@ -193,7 +208,7 @@ class Attempts:
         self._ports.forming.clear()
         self.checks.cancel()
         at_once = self._tasks.find_unaware(self._tree) if for_handlers else ()
-        self._tree.stop(grace_s, asks=not self._signalled, at_once=at_once)
+        self._tree.stop(grace_s, asks=not self._signalled, at_once=at_once, longer=longer)
 
     def note_signal(self) -> bool:
         """Notes that all processes on this node have received SIGTERM; returns False: the signal is handled."""

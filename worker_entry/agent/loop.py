@@ -229,7 +229,7 @@ class Agent:
             if problem is not None:
                 self._send(Noted(f"TensorBoard does not show step times and goodput: {problem}"))
         elif isinstance(message, orders.Stop):
-            self._attempts.get().stop(message.grace_s, for_handlers=message.for_handlers, ordered=True)
+            self._attempts.get().obey(message)
         elif isinstance(message, orders.Goodbye):
             self._closing = True
             if not self._failed:

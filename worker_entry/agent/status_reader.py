@@ -56,6 +56,10 @@ class StatusFiles:
         self._model = status.model
         return status
 
+    def load_own_crash(self) -> Optional[CrashRecord]:
+        """Returns the exception that the task's own process has recorded so far."""
+        return _load_crash(self._files.crash(self._task))
+
     def load_crash(self, ended: float) -> Optional[CrashRecord]:
         """Returns the exception that ended the task at the time `ended`; None if there was none."""
         own, child = (_load_crash(file(self._task)) for file in (self._files.crash, self._files.child_crash))

@@ -20,7 +20,7 @@ from worker_entry.protocol import environment
 from worker_entry.protocol.child_order import make_child_env
 from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private_directory
 from worker_entry.protocol.frozen import asdict, replace
-from worker_entry.protocol.messages import Exited, Halted, Started, Status
+from worker_entry.protocol.messages import Exited, Halted, Returned, Started, Status
 from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
 from worker_entry.system import clock, processes
 from worker_entry.system.oom import OomWatch
@@ -52,6 +52,8 @@ class StartedTask:
         self.started = Started(self.name, pid, clock.now())
         self.halted: Optional[Halted] = None
         """The last signal that suspended or continued it, as reported to the controller."""
+        self.returned: Optional[Returned] = None
+        """How its program ended, as reported to the controller."""
         self.ended: Optional[Exited] = None
         """How it ended, as reported to the controller."""
         self.not_forked = not_forked
@@ -129,13 +131,31 @@ class StartedTask:
         self._status.forget_last()
         yield from self.new_status()
 
-    def report_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
-        """The task's end, with everything that this node and the task's own files know about it."""
+    def new_return(self) -> Iterator[Returned]:
+        """The end of its program, if that is news; the process may stay: it waits for its peers, or for a child."""
+        if self.returned is not None or not self.is_watched:
+            return
+        finished, crash = self._find_finished(), None
+        if finished is None:
+            crash = self._status.load_own_crash()
+            if crash is None or crash.thread is not None:
+                return
+        time = crash.time if crash is not None else finished or clock.now()
+        self.returned = Returned(self.name, time, crash, self.started.start)
+        yield self.returned
+
+    def _find_finished(self) -> Optional[float]:
+        """When the program ended without a failure; None if it did not."""
         finished = None
         with contextlib.suppress(OSError):
             finished = os.stat(self._files.finished(self.name)).st_mtime
             with contextlib.suppress(ValueError), open(self._files.finished(self.name), encoding="ascii") as stream:
                 finished = float(stream.read(64))
+        return finished
+
+    def report_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
+        """The task's end, with everything that this node and the task's own files know about it."""
+        finished = self._find_finished()
         if how.ok:
             return Exited(self.name, how, time, finished=finished, start=self.started.start)
         crash, evidence = self._status.load_crash(time), oom.find(self.pid, how, monotonic()) or self._find_full()

@@ -17,6 +17,7 @@ from worker_entry.protocol.messages import (
     Prepared,
     Ready,
     Refused,
+    Returned,
     Sampled,
     Saved,
     Signalled,
@@ -41,6 +42,7 @@ FRAME_LIMITS: dict[type[Any], int] = {
     # Their length depends on a user's program: on its status file, exception or stacks.
     Status: 256 << 10,
     Exited: 1 << 20,
+    Returned: 1 << 20,
     Stacks: 2 << 20,
 }
 
@@ -69,6 +71,7 @@ ALLOWANCES: dict[type[Any], Allowance] = {
     Unguarded: Allowance(4, 1, for_each_task=True),
     Started: Allowance(20, 6, for_each_task=True),
     Listening: Allowance(20, 6, for_each_task=True),
+    Returned: Allowance(20, 6, for_each_task=True),
     Exited: Allowance(20, 6, for_each_task=True),
     Halted: Allowance(100, 60, for_each_task=True),
     Signalled: Allowance(20, 6, for_each_task=True),

@@ -231,6 +231,19 @@ class Log:
 
 
 @dataclass(frozen=True)
+class Returned:
+    """The task's program has ended, although its process may still be there: with this exception, or successfully.
+
+    `start`: as in Started.
+    """
+
+    task: OwnTask
+    time: float
+    crash: Optional[CrashRecord] = None
+    start: Count = 1
+
+
+@dataclass(frozen=True)
 class Exited:
     """The task's own process has ended; processes that the task started may still run. `start`: as in Started."""
 
@@ -296,6 +309,7 @@ ToController = Union[
     Stacks,
     Profiled,
     Log,
+    Returned,
     Exited,
     CacheUsed,
     Empty,

@@ -174,11 +174,12 @@ class Stop:
     """Send TERM now, and KILL after `grace_s`, until no process of the attempt is left.
 
     A later Stop may shorten the grace period. `for_handlers`: only processes that handle SIGTERM get it; all others get
-    KILL at once.
+    KILL at once. `longer`: the graces of tasks that get a longer one, in seconds.
     """
 
     grace_s: float
     for_handlers: bool = False
+    longer: Annotated[dict[TaskName, float], Items(10_000)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Optional
 
 from worker_entry.system import kernel
 
 KILL_PAUSES_S = (0.005, 1.0)
 """Shortest and longest pause between rounds of KILL: a process that waits for a hanging disk cannot die at once."""
+NOBODY: Mapping[int, float] = {}
 KILL_ROUNDS = 50
 """How often `kill_on_sight` is repeated against processes that respawn faster than all processes can be listed."""
 
@@ -73,6 +74,8 @@ class Tree:
         self._reaped: set[int] = set()
         self._untouchable: set[int] = set()
         self._deadline: Optional[float] = None
+        self._longer: dict[int, float] = {}
+        """The deadlines of leaders that get a longer grace, with all that they have started."""
 
     def add(self, leader: int) -> None:
         self._leaders.add(leader)
@@ -109,17 +112,27 @@ class Tree:
     def stopping(self) -> bool:
         return self._deadline is not None
 
-    def stop(self, grace_s: float, *, asks: bool = True, at_once: Collection[int] = ()) -> None:
+    def stop(
+        self,
+        grace_s: float,
+        *,
+        asks: bool = True,
+        at_once: Collection[int] = (),
+        longer: Mapping[int, float] = NOBODY,
+    ) -> None:
         """Sends TERM now; after `grace_s`, `sweep` sends KILL. A second call can only shorten the grace period.
 
         Without `asks`, sends no TERM, because all processes have already received it. Processes in `at_once` get KILL
-        now.
+        now. `longer`: the graces of leaders that get a longer one.
         """
-        deadline = time.monotonic() + grace_s
+        now = time.monotonic()
+        deadline = now + grace_s
         if self._deadline is not None:
             self._deadline = min(deadline, self._deadline)
+            self._longer = {pid: min(until, deadline) for pid, until in self._longer.items()}
             return
         self._deadline = deadline
+        self._longer = {pid: now + longer_s for pid, longer_s in longer.items()}
         for process in self.living():
             if process.pid not in self._leaders:
                 self._note_left_behind(process)
@@ -132,10 +145,13 @@ class Tree:
     def sweep(self) -> int:
         """Performs one round of an ongoing stop; returns how many processes are left, zombies included."""
         assert self._deadline is not None
-        left = self._left()
-        if left and time.monotonic() >= self._deadline:
-            self._kill(left)
-            self.killed |= _kill_what_respawns(self._untouchable | self._spare)
+        left, now = self._left(), time.monotonic()
+        if left and now >= self._deadline:
+            spared = {pid for pid, until in self._longer.items() if now < until}
+            due = [process for process in left if spared.isdisjoint((process.pid, process.group, process.parent))]
+            self._kill(due)
+            if len(due) == len(left):
+                self.killed |= _kill_what_respawns(self._untouchable | self._spare)
         return len(left)
 
     def _left(self) -> list[kernel.Process]:
