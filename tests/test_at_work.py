@@ -55,7 +55,7 @@ class TestStart:
         program = write(tmp_path, "while time.monotonic() < began + 12: progress.report(); time.sleep(0.05)")
         ran = distlaunch("local", "-n", "2", "--start-timeout", "8", program)
         assert ran.status == 0, ran.stderr
-        assert "worker:0, worker:1 train separately: the program does not use" in ran.stderr
+        assert "separately" not in ran.stderr  # it may use Horovod, say
 
     def test_a_task_that_computes_before_its_port_opens_gets_more_time(
         self, distlaunch: Distlaunch, tmp_path: Path
@@ -64,12 +64,12 @@ class TestStart:
         ran = distlaunch("local", "-n", "2", "--start-timeout", "4", program)
         assert ran.status == 0, ran.stderr
 
-    def test_copies_of_a_jax_program_are_reported_not_stopped(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_copies_of_a_jax_program_are_not_stopped(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "jax.py").touch()  # distlaunch only sees that jax is imported
         program = write(tmp_path, "import jax\nwhile time.monotonic() < began + 7: time.sleep(0.1)")
         ran = distlaunch("local", "-n", "2", "--start-timeout", "4", program)
         assert ran.status == 0, ran.stderr
-        assert "worker:0, worker:1 train separately: the program uses jax, not" in ran.stderr
+        assert "separately" not in ran.stderr
 
     @pytest.mark.tensorflow
     def test_copies_of_a_single_process_strategy_are_reported_within_seconds(

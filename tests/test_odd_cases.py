@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import paramiko
@@ -35,7 +36,7 @@ from tests import loopback
 from tests.agent_streams import FarEnd, Pipes
 from tests.apart import linux
 from tests.witness import open_descriptors, wait_until
-from worker_entry.agent import ending, reattach, reattach_calls
+from worker_entry.agent import activity, ending, reattach, reattach_calls
 from worker_entry.agent import reattachment as reattachments
 from worker_entry.agent.activity import ActivityWatch
 from worker_entry.agent.checks.answers import NodeChecks
@@ -547,6 +548,22 @@ def test_a_program_that_cannot_be_read_has_no_hash(tmp_path: Path) -> None:
 def test_without_proc_no_activity_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "LINUX", False)
     assert ActivityWatch().report(dict.fromkeys(["worker:0"], cast("StartedTask", None))) == {"worker:0": Activity()}
+
+
+@linux
+def test_a_sample_of_one_process_does_not_disturb_a_closer_look_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child used much processor time before the look: the task is idle all the same."""
+    monkeypatch.setattr(activity, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(activity, "read_use", lambda pid: SimpleNamespace(cpu_s=900.0 * (pid == 8), read=0, written=0))
+    monkeypatch.setattr(kernel, "descendants", lambda _: [SimpleNamespace(pid=8)])
+    idle = SimpleNamespace(pid=7, running=True, log=SimpleNamespace(size=lambda: 0))
+    tasks, watch, now = {"worker:0": cast("StartedTask", idle)}, ActivityWatch(), time.monotonic()
+    watch.poll(tasks, now - 100)
+    watch.begin(tasks)
+    watch.poll(tasks, now)  # is due during the look
+    idle_s = watch.report(tasks)["worker:0"].idle_s
+    assert idle_s is not None
+    assert idle_s >= 100
 
 
 # --- a task's start ---

@@ -9,8 +9,8 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +19,7 @@ from tests.conftest import Distlaunch
 from tests.polling import eventually
 from worker_entry.task import meter as meters
 from worker_entry.task.fit_length import FitLength, read_iterations
+from worker_entry.task.keras_progress import _watch
 from worker_entry.task.meter import Meter
 from worker_entry.task.status_file import StatusFile
 
@@ -28,6 +29,70 @@ COVERS = (
     "worker_entry/progress.py",
     "worker_entry/agent/status_reader.py",
 )
+
+
+class Counts:
+    """A meter that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.step, self.told = 0, list[str]()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.told.append(name)
+
+    def count_step(self, step: int, _: object = None) -> None:
+        self.step = step
+        self.told.append(f"step {step}")
+
+
+class Callbacks:
+    """A list of callbacks as Keras has it: it calls the user's functions."""
+
+    def __init__(self, **functions: Callable[[], None]) -> None:
+        self.model, self.params = None, dict[str, int]()
+        self.functions = functions
+
+
+def _call(name: str) -> Callable[..., None]:
+    return lambda self, *_: self.functions.get(name, lambda: None)()
+
+
+PLACES = ("train_begin", "train_end", "epoch_begin", "epoch_end", "train_batch_begin", "train_batch_end")
+for _place in (*PLACES, *(f"{what}{end}" for what in ("test", "predict") for end in ("_begin", "_end", "_batch_end"))):
+    setattr(Callbacks, f"on_{_place}", _call(f"on_{_place}"))
+
+
+@pytest.mark.parametrize("place", [f"on_{place}" for place in PLACES])
+def test_a_fit_in_a_callback_does_not_end_the_training_around_it(place: str) -> None:
+    meter = Counts()
+    patched: Any = type("CallbackList", (Callbacks,), {})
+
+    def fit(**functions: Callable[[], None]) -> None:
+        callbacks = patched(**functions)
+        callbacks.on_train_begin()
+        for epoch in range(2):
+            callbacks.on_epoch_begin(epoch)
+            for batch in range(3):
+                callbacks.on_train_batch_begin(batch)
+                callbacks.on_train_batch_end(batch, {})
+            callbacks.on_epoch_end(epoch, {})
+        callbacks.on_train_end()
+
+    def fail() -> None:
+        fit(on_train_batch_end=lambda: next(iter(())))
+
+    _watch(cast("ModuleType", SimpleNamespace(CallbackList=patched)), cast("Meter", meter), lambda: None)
+    fit()
+    alone, meter.told, meter.step = [*meter.told], [], 0
+    fit(**{place: fit})
+    around = [told for told in meter.told if told != "count_batch"]
+    assert around == alone
+    assert meter.told.count("count_batch") > 0
+    with pytest.raises(StopIteration):
+        fit(**{place: fail})
+    meter.told, meter.step = [], 0
+    fit()
+    assert meter.told == alone  # what has failed is not under way any more
 
 
 class TestFitLength:

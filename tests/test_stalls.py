@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.gang.busy import render_busy
-from launcher.gang.events import AskStacks, Event, StacksReceived, TaskHalted, TaskReported, TaskWrote, Tick
+from launcher.gang.events import AskStacks, Event, NodeEmpty, StacksReceived, TaskHalted, TaskReported, TaskWrote, Tick
 from launcher.gang.not_joined import parse_not_joined
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.tasks import TaskId, find_leader
@@ -30,6 +30,7 @@ from tests.test_gang import (
     running,
     started,
 )
+from tests.test_verdict import judged
 from worker_entry.protocol.values import Activity, Progress
 
 COVERS = ("launcher/gang", "launcher/verdict", "launcher/run/judging.py")
@@ -40,7 +41,9 @@ WAITING = STACK.format(file="/venv/lib/python3.11/site-packages/tensorflow/execu
 SLEEPING = STACK.format(file="/home/me/train.py", line=41, function="load_batch")
 
 
-def told(task: TaskId, step: int, *, step_s: float = 0.5, training: bool = True, phase: str = "is training") -> Event:
+def told(
+    task: TaskId, step: int, *, step_s: float = 0.5, training: bool = True, phase: str = "is training"
+) -> TaskReported:
     """What a task reports after this step of a training that began at 1000."""
     time = 1000.0 + (step - 1) * step_s
     progress = Progress(step, 1 if step else None, step, 1000.0 if step else 0.0, time if step else 0.0, training)
@@ -222,15 +225,21 @@ class TestTogether:
         state, _ = play_on(state, told(W1, 1), START_S, Tick())
         assert (state.phase, state.separate) == (Phase.RUNNING, frozenset())
 
-    def test_a_task_that_does_steps_without_a_port_trains_alone(self) -> None:
-        state, _ = play(self.RULES, *self.STARTED, told(W0, 1))
-        assert state.separate == frozenset()
-        state, _ = play_on(state, told(W1, 1), START_S, Tick())
-        assert (state.phase, state.separate) == (Phase.RUNNING, frozenset({W0, W1}))
+    @pytest.mark.parametrize("strategy", ["", "jax", "MultiWorkerMirroredStrategy"])
+    def test_tasks_that_do_steps_without_a_port_may_train_together(self, strategy: str) -> None:
+        """They may name other ports, or use Horovod, MPI or JAX."""
+        steps = [replace(told(task, 1), strategy=strategy) for task in (W0, W1)]
+        state, _ = play(self.RULES, *self.STARTED, *steps, START_S, Tick())
+        assert (state.phase, state.separate) == (Phase.RUNNING, frozenset())
+        state, _ = play_on(state, exited(W0), exited(W1), NodeEmpty("a"))
+        assert judged(state).evidence == []
 
-    def test_a_task_that_builds_a_strategy_of_one_process_trains_alone(self) -> None:
-        said = [TaskReported(task, "is busy", 1.0, strategy="MirroredStrategy") for task in (W0, W1)]
-        state, _ = play(self.RULES, *self.STARTED, *said, START_S, Tick())
+    @pytest.mark.parametrize("strategy", ["MirroredStrategy", "no strategy"])
+    def test_tasks_that_are_known_to_train_alone_do(self, strategy: str) -> None:
+        said = [TaskReported(task, "is busy", 1.0, strategy=strategy) for task in (W0, W1)]
+        state, _ = play(self.RULES, *self.STARTED, said[0])
+        assert state.separate == frozenset()
+        state, _ = play_on(state, said[1], START_S, Tick())
         assert (state.phase, state.separate) == (Phase.RUNNING, frozenset({W0, W1}))
 
     def test_one_task_alone_is_no_cluster(self) -> None:

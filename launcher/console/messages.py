@@ -24,6 +24,7 @@ from launcher.tasks import TENSORBOARD, name_tasks
 from launcher.verdict.causes import find_cause
 from launcher.verdict.stall_blame import render_stall
 from launcher.wording import count_of
+from worker_entry.protocol.strategy_names import NO_STRATEGY
 from worker_entry.protocol.values import TaskExit
 
 OWN_STRATEGY_HINT = (
@@ -71,9 +72,6 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         return f"{after.divergence[:1].upper()}{after.divergence[1:]}"
     if isinstance(event, TaskReported) and after.separate and not before.separate:
         return render_separate(after)
-    if before.reason is None and after.reason is Reason.SUCCEEDED and after.never_met:
-        names = name_tasks(sorted(after.policy.trainers))
-        return f"{names} never connected to each other: none opened its port; {OWN_STRATEGY_HINT}"
     if after.busy and after.busy != before.busy:
         return render_busy(after)
     if before.suspicion is None and after.suspicion is Reason.STALLED and not after.busy:
@@ -131,7 +129,7 @@ def _render_interruption(before: AttemptState, after: AttemptState, event: Inter
 
 def render_separate(state: AttemptState) -> str:
     """`worker:0, worker:1 train separately: the program does not use MultiWorkerMirroredStrategy; …`."""
-    built = sorted({state.status[task].strategy for task in state.separate if task in state.status} - {""})
+    built = sorted({state.status[task].strategy for task in state.separate if task in state.status} - {NO_STRATEGY})
     what = f"the program uses {', '.join(built)}, not" if built else "the program does not use"
     names = name_tasks(sorted(state.separate))
     return f"{names} train separately: {what} MultiWorkerMirroredStrategy; {OWN_STRATEGY_HINT}"

@@ -22,7 +22,8 @@ from launcher.gang.policy import AttemptPolicy
 from launcher.spec.strategies import SEPARATE_CLASSES
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
-from worker_entry.protocol.values import NOT_IMPORTED, Activity, Progress, TaskExit
+from worker_entry.protocol.strategy_names import JAX, NO_STRATEGY
+from worker_entry.protocol.values import Activity, Progress, TaskExit
 
 SAVED_STATUSES = (42, 143)
 """PreemptionCheckpointHandler's exit statuses, which depend on the machine: the workers save, and exit with them."""
@@ -39,8 +40,6 @@ class Phase(enum.Enum):
     FINISHED = "finished"
 
 
-ALONE_STRATEGIES = (*SEPARATE_CLASSES, "jax")
-"""What a program may train with that ignores TF_CONFIG; JAX by the name that its tasks report."""
 BEFORE_START = (Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
 
 
@@ -221,7 +220,9 @@ class AttemptState:
     @property
     def is_up(self) -> bool:
         """Whether all tasks have joined the cluster, or train without it."""
-        if self.separate or all(map(self._has_trained, self.policy.trainers)):
+        if all(map(self._has_trained, self.policy.trainers)):
+            return True
+        if self._is_apart and all(map(self._needs_no_port, self.policy.trainers)):
             return True
         if len(self.listening) + len(self.exits) < len(self.policy.forming):
             return False
@@ -231,19 +232,12 @@ class AttemptState:
 
     @property
     def separate(self) -> frozenset[TaskId]:
-        """All training tasks, if each trains on its own: they do steps, and none has ever opened its port."""
-        return (
-            self.policy.trainers
-            if self._is_apart and all(map(self._trains_alone, self.policy.trainers))
-            else frozenset()
-        )
+        """All training tasks, if each is known to train on its own: with a strategy of one process, or with none.
 
-    @property
-    def never_met(self) -> bool:
-        """Whether training tasks that should form one cluster have ended without contact."""
-        if not self._is_apart or self.separate:
-            return False
-        return any(status.phase != NOT_IMPORTED for task, status in self.status.items() if task in self.policy.trainers)
+        That their ports stay closed shows nothing: a program may name other ports, or use Horovod, MPI or JAX.
+        """
+        built = {self.status[task].strategy if task in self.status else "" for task in self.policy.trainers}
+        return self.policy.trainers if self._is_apart and built <= {*SEPARATE_CLASSES, NO_STRATEGY} else frozenset()
 
     @property
     def _is_apart(self) -> bool:
@@ -257,8 +251,9 @@ class AttemptState:
         known = [self.status[task].progress for task in sorted(self.policy.trainers & self.status.keys())]
         return [progress for progress in known if progress is not None]
 
-    def _trains_alone(self, task: TaskId) -> bool:
-        return self._has_trained(task) or (task in self.status and self.status[task].strategy in ALONE_STRATEGIES)
+    def _needs_no_port(self, task: TaskId) -> bool:
+        built = self.status[task].strategy if task in self.status else ""
+        return self._has_trained(task) or built in {*SEPARATE_CLASSES, NO_STRATEGY, JAX}
 
     def _has_trained(self, task: TaskId) -> bool:
         """Whether the task has reported a step."""

@@ -145,8 +145,8 @@ def _judge_success(state: AttemptState) -> Verdict:
         f"{task} was restarted individually, after {', '.join(str(end.exited.exit) for end in ends)}"
         for task, ends in sorted(state.restarted.items())
     ]
-    if state.separate or state.never_met:
-        evidence.append(f"{name_tasks(sorted(trainers))} {'trained' if state.separate else 'ran'} separately")
+    if state.separate:
+        evidence.append(f"{name_tasks(sorted(trainers))} trained separately")
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
     ends = [state.exits[task] for task in trainers if task in state.exits]
     how = "ended with status 0" if len(ends) == len(trainers) and all(end.exit.ok for end in ends) else "finished"

@@ -57,6 +57,9 @@ class ActivityWatch:
 
     def __init__(self) -> None:
         self._samples: dict[str, _Sample] = {}
+        """Of the tasks' own processes."""
+        self._trees: dict[str, _Sample] = {}
+        """Of all processes of the tasks, during a closer look; the two cannot be compared."""
         self._active: dict[str, float] = {}
         self._due = 0.0
 
@@ -64,38 +67,43 @@ class ActivityWatch:
         """Samples the tasks' own processes if a sample is due; `now` is in monotonic seconds."""
         if now >= self._due:
             self._due = now + SAMPLE_S
-            self._compare({name: _sample(task, [task.pid], now) for name, task in tasks.items() if task.running})
+            samples = {name: _sample(task, [task.pid], now) for name, task in tasks.items() if task.running}
+            self._samples = self._compare(self._samples, samples)
 
     def begin(self, tasks: Mapping[str, StartedTask]) -> None:
         """Begins a closer look at all processes of the tasks; `report` ends it."""
-        self._samples = _sample_trees(tasks)
+        self._trees = _sample_trees(tasks)
 
     def report(self, tasks: Mapping[str, StartedTask]) -> dict[str, Activity]:
         """Each task's activity, from all samples so far."""
         if not kernel.LINUX:
             return {name: Activity() for name in tasks}
-        self._compare(_sample_trees(tasks))
-        self._samples = {}  # samples of whole trees and of single processes cannot be compared
+        self._compare(self._trees, _sample_trees(tasks))
+        self._trees = {}
         now = time.monotonic()
         return {
             name: Activity(now - self._active[name] if name in self._active else None, _waits(task.pid))
             for name, task in tasks.items()
         }
 
-    def _compare(self, samples: Mapping[str, _Sample]) -> None:
+    def _compare(self, earlier: Mapping[str, _Sample], samples: Mapping[str, _Sample]) -> dict[str, _Sample]:
+        """Notes which tasks were at work between two samples; returns those to compare the next ones with."""
+        kept = {}
         for name, sample in samples.items():
-            before = self._samples.get(name)
+            kept[name] = sample
+            before = earlier.get(name)
             if before is None:
                 self._active.setdefault(name, sample.time)
                 continue
             passed_s = sample.time - before.time
             if passed_s < SHORTEST_S:
+                kept[name] = before
                 continue
             used = sample.cpu_s - before.cpu_s > BUSY_SHARE * passed_s
             moved = sample.bytes - before.bytes > BUSY_BYTES_S * passed_s
             if used or moved or sample.log != before.log:
                 self._active[name] = sample.time
-        self._samples = dict(samples)
+        return kept
 
 
 def _sample_trees(tasks: Mapping[str, StartedTask]) -> dict[str, _Sample]:

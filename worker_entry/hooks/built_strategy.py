@@ -10,8 +10,10 @@ from types import ModuleType
 from typing import Any
 
 from worker_entry.hooks.import_hooks import after_import
+from worker_entry.protocol.strategy_names import JAX, OTHER_NAMES
 
-JAX = "jax"
+CONNECTING = ("horovod", "mpi4py", "byteps", "jax", "keras_tuner", "kerastuner", "ray", "torch")
+"""Modules with which processes can train together, or divide their work, without a strategy of TensorFlow's."""
 STRATEGIES = "tensorflow.python.distribute.distribute_lib"
 PREEMPTION = "tensorflow.python.distribute.failure_handling.failure_handling"
 DEFAULT = "_DefaultDistributionStrategy"
@@ -21,6 +23,17 @@ DEFAULT = "_DefaultDistributionStrategy"
 def watch_jax(report: Callable[[str], None]) -> None:
     """Calls `report` if the program imports JAX and has not imported TensorFlow before."""
     after_import(JAX, lambda _: None if "tensorflow" in sys.modules else report(JAX))
+
+
+def is_connected() -> bool:
+    """Whether the program may connect its processes, or divide their work, without a strategy of TensorFlow's."""
+    return any(name in sys.modules for name in CONNECTING)
+
+
+def find_name(strategy: Any) -> str:
+    """The name by which users know the strategy's class."""
+    name = type(strategy).__name__
+    return OTHER_NAMES.get(name, name)
 
 
 def watch_strategies(then: Callable[[Any], None]) -> None:

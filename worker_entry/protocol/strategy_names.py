@@ -22,6 +22,16 @@ CLASSES: Mapping[StrategyName, str] = {
     "tpu": "TPUStrategyV2",
 }
 """The names that TensorFlow's classes have at run time."""
+OTHER_NAMES: Mapping[str, str] = {
+    "CollectiveAllReduceStrategy": "MultiWorkerMirroredStrategy",
+    "_CollectiveAllReduceStrategyExperimental": "MultiWorkerMirroredStrategy",
+    "CollectiveAllReduceStrategyV1": "MultiWorkerMirroredStrategy",
+}
+"""The names by which users know classes, where these differ."""
+NO_STRATEGY = "no strategy"
+"""Reported by a program that trains with Keras and TensorFlow alone: each of its processes has a model of its own."""
+JAX = "jax"
+"""Reported by a program that imports JAX, which does not need TF_CONFIG."""
 Communication = Literal["auto", "ring", "nccl"]
 """All-reduce implementation; MultiWorkerMirroredStrategy only."""
 CrossDevice = Literal["nccl", "hierarchical_copy", "reduction_to_one_device"]

@@ -16,21 +16,25 @@ from worker_entry.task.meter import Meter
 CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks")
 
 
-def install(meter: Meter, begin_keras: Callable[[], None] = lambda: None) -> None:
+def install(
+    meter: Meter, begin_keras: Callable[[], None] = lambda: None, begin_tf_keras: Callable[[], None] = lambda: None
+) -> None:
     """Patches Keras when it is imported, or now if it is already imported; ignores an unknown implementation.
 
     Args:
         meter: counts the steps.
         begin_keras: called when a program begins to train with Keras 3.
+        begin_tf_keras: called when it begins to train with tf_keras.
     """
     keras, tf_keras = CALLBACK_LISTS
     after_import(keras, lambda module: _watch(module, meter, begin_keras))
-    after_import(tf_keras, lambda module: _watch(module, meter, lambda: None))
+    after_import(tf_keras, lambda module: _watch(module, meter, begin_tf_keras))
 
 
 def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
     callbacks = getattr(module, "CallbackList", None)
     last = [-1]
+    under_way = [0]  # calls of callbacks: what one of them trains or evaluates is nested in that call
     length = FitLength(meter)
 
     def begin_train(callback_list: Any, logs: Any = None) -> None:
@@ -67,27 +71,39 @@ def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
     def end_train(_: Any, logs: Any = None) -> None:
         meter.end()
 
-    after: dict[str, Callable[..., None]] = {
-        "on_train_begin": begin_train,
-        "on_epoch_begin": begin_epoch,
-        "on_train_batch_end": end_step,
-        "on_test_batch_end": end_batch,
-        "on_predict_batch_end": end_batch,
-        "on_epoch_end": end_epoch,
-        "on_train_end": end_train,
+    def ignore(*_: Any, **__: Any) -> None:
+        pass
+
+    # What follows each call, and what follows it if another `fit` has made it: its batches show that there is progress.
+    after: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
+        "on_train_begin": (begin_train, ignore),
+        "on_epoch_begin": (begin_epoch, ignore),
+        "on_train_batch_end": (end_step, end_batch),
+        "on_test_batch_end": (end_batch, end_batch),
+        "on_predict_batch_end": (end_batch, end_batch),
+        "on_epoch_end": (end_epoch, ignore),
+        "on_train_end": (end_train, ignore),
+        **dict.fromkeys(("on_train_batch_begin", "on_test_begin", "on_test_end"), (ignore, ignore)),
+        **dict.fromkeys(("on_predict_begin", "on_predict_end"), (ignore, ignore)),
     }
     if callbacks is not None and all(callable(getattr(callbacks, name, None)) for name in after):
-        for name, then in after.items():
-            setattr(callbacks, name, _followed(getattr(callbacks, name), then))
+        for name, (then, nested) in after.items():
+            setattr(callbacks, name, _followed(getattr(callbacks, name), then, nested, under_way))
 
 
-def _followed(original: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:
+def _followed(
+    original: Callable[..., Any], then: Callable[..., None], nested: Callable[..., None], under_way: list[int]
+) -> Callable[..., Any]:
     # Called afterwards, so that a step counts as done only when the program's own callbacks have saved it.
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
+        under_way[0] += 1
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            under_way[0] -= 1
         with contextlib.suppress(Exception):  # a failure to count must not fail the training
-            then(self, *args, **kwargs)
+            (nested if under_way[0] else then)(self, *args, **kwargs)
         return result
 
     return call

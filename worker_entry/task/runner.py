@@ -37,12 +37,13 @@ from worker_entry.hooks import (
 )
 from worker_entry.keras_patches import patching
 from worker_entry.protocol import child_order, environment
+from worker_entry.protocol.strategy_names import NO_STRATEGY
 from worker_entry.protocol.values import Injection, KerasPatch, ModelDigest, Program, Progress, TaskOrder
 from worker_entry.system import clock
 from worker_entry.task import crash_record, faults, keras_progress, status_file
 from worker_entry.task.meter import Meter
 from worker_entry.task.meter import install as install_meter
-from worker_entry.task.term_handlers import watch_term_handlers
+from worker_entry.task.term_handlers import restore_in_children, watch_term_handlers
 
 
 def run(order: TaskOrder) -> None:
@@ -115,6 +116,7 @@ def _prepare(order: TaskOrder) -> None:
     faulthandler.enable(all_threads=True)
     if order.stacks_file is not None:
         status_file.dump_on_signal(order.stacks_file)
+    restore_in_children()
     if order.handler_file is not None:
         watch_term_handlers(order.handler_file)
     patches: list[KerasPatch] = []
@@ -125,6 +127,12 @@ def _prepare(order: TaskOrder) -> None:
         status_file.report_phases(status)
         note_model = status.report_model
         watchers: list[Callable[[Progress], None]] = []
+        built: list[str] = []
+
+        def note_strategy(name: str) -> None:
+            built.append(name)
+            status.report_strategy(name)
+
         if order.progress:
             waits, inputs = collective_time.CollectiveClock(), input_time.InputClock()
             meter = Meter(status, waits.waited_s, inputs.waited_s)
@@ -133,15 +141,20 @@ def _prepare(order: TaskOrder) -> None:
             def begin_keras() -> None:
                 for patch in patches:
                     status.report_keras(patch)
+                begin_training()
 
-            keras_progress.install(meter, begin_keras)
+            def begin_training() -> None:
+                if own_tf_config.NAME in os.environ and not built and not built_strategy.is_connected():
+                    note_strategy(NO_STRATEGY)
+
+            keras_progress.install(meter, begin_keras, begin_training)
             watchers = meter.watchers
         else:  # without a meter, it is not known when training begins
             note_patch = status.report_keras
         faults.install(order.injections, status, watchers)
         if own_tf_config.NAME in os.environ:
-            built_strategy.watch_strategies(lambda strategy: status.report_strategy(type(strategy).__name__))
-            built_strategy.watch_jax(status.report_strategy)
+            built_strategy.watch_strategies(lambda strategy: note_strategy(built_strategy.find_name(strategy)))
+            built_strategy.watch_jax(note_strategy)
             built_strategy.watch_preemption_handlers(status.report_preemption_handler)
             own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
     patch_libraries(order, note_patch, note_model)

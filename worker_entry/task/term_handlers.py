@@ -1,7 +1,8 @@
-"""Notes that this program may handle SIGTERM.
+"""Notes that this program may handle SIGTERM, and takes TensorFlow's own handler from its children.
 
 TensorFlow handles SIGTERM itself once a cluster has formed, in C++ and without effect on the program, so the kernel's
-list of caught signals does not show whether the program has a handler.
+list of caught signals does not show whether the program has a handler. A forked child inherits that handler, but not
+the thread that would act on it: `Pool.terminate()` would do nothing, and its parent would wait for ever.
 """
 
 from __future__ import annotations
@@ -15,6 +16,21 @@ from collections.abc import Callable
 from typing import Any
 
 _IGNORED = (signal.SIG_DFL, signal.SIG_IGN)
+
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def restore_in_children() -> None:
+    """Makes forked children end by the signals that end a process, unless Python handles them."""
+    os.register_at_fork(after_in_child=_restore)
+
+
+def _restore() -> None:
+    for signum in _ENDING:
+        if signal.getsignal(signum) == signal.SIG_DFL:
+            with contextlib.suppress(ValueError, OSError):  # ValueError: Python does not take this for the main thread
+                signal.signal(signum, signal.SIG_DFL)
 
 
 def watch_term_handlers(path: str) -> None:
