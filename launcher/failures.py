@@ -55,10 +55,10 @@ FAILURES: Mapping[FailureName, FailureClass] = {
         restarted=True,
     ),
     "port-taken": FailureClass(
-        meaning="another process has the port", exit_status=EXIT_INFRASTRUCTURE, restarted=True, counted=False
+        meaning="another process has a port of the cluster", exit_status=EXIT_INFRASTRUCTURE, restarted=True, counted=False
     ),
     "preempted": FailureClass(
-        meaning="SIGTERM from elsewhere, exit status 143, or 42 of PreemptionCheckpointHandler once all have saved",
+        meaning="Slurm or Kubernetes took a node; SIGTERM from elsewhere; exit status 143, or 42 if all workers saved",
         exit_status=EXIT_TASK_FAILED,
         restarted=True,
         counted=False,
@@ -77,7 +77,7 @@ FAILURES: Mapping[FailureName, FailureClass] = {
         meaning="the cluster did not form within timeouts.start_s", exit_status=EXIT_INFRASTRUCTURE, restarted=True
     ),
     "drain-timeout": FailureClass(
-        meaning="the last workers did not end within timeouts.drain_s after the first",
+        meaning="the last programs did not end within timeouts.drain_s after the first",
         exit_status=EXIT_INFRASTRUCTURE,
         restarted=True,
     ),
