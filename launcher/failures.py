@@ -55,7 +55,10 @@ FAILURES: Mapping[FailureName, FailureClass] = {
         restarted=True,
     ),
     "port-taken": FailureClass(
-        meaning="another process has a port of the cluster", exit_status=EXIT_INFRASTRUCTURE, restarted=True, counted=False
+        meaning="another process has a port of the cluster",
+        exit_status=EXIT_INFRASTRUCTURE,
+        restarted=True,
+        counted=False,
     ),
     "preempted": FailureClass(
         meaning="Slurm or Kubernetes took a node; SIGTERM from elsewhere; exit status 143, or 42 if all workers saved",

@@ -108,8 +108,8 @@ UNAVAILABLE = f"class UnavailableError(Exception): pass\nraise UnavailableError(
             ("import argparse; argparse.ArgumentParser().parse_args(['--x'])", 2),
             ("import a_module_that_is_not_there", 2),
             ("x = (", 2),
-            ("raise SystemExit(42)", 42),
-            ("raise SystemExit(143)", 143),
+            ("raise SystemExit(42)", 1),  # without a handler that saves, the same would happen for ever
+            ("raise SystemExit(143)", 1),
             ("raise SystemExit(93)", 93),
             (UNAVAILABLE, 76),
             ("import os; os.kill(os.getpid(), 9)", 137),
@@ -160,11 +160,19 @@ def test_a_command_has_its_status_and_the_end_of_its_log(container: Container) -
 def test_for_tfjob_statuses_are_those_that_it_repeats(container: Container) -> None:
     for source, status in (
         (UNAVAILABLE, 138),
-        ("raise SystemExit(42)", 143),
+        ("raise SystemExit(42)", 1),
         ("import os; os.kill(os.getpid(), 9)", 1),
     ):
         assert container.run_source(source, "--tfjob").status == status
         assert "worker:0: " in container.log.read_text()
+
+
+@pytest.mark.parametrize("code", [42, 143])
+def test_a_program_that_has_saved_because_of_a_preemption_was_preempted(code: int) -> None:
+    exits = CrashRecord(1.0, "SystemExit", f"sys.exit({code})", exit_status=code)
+    assert find_status(End(TaskExit(code), exits, saves=True)) == code
+    assert find_status(End(TaskExit(code), exits)) == 1
+    assert find_status(End(TaskExit(code), CrashRecord(1.0, "ValueError", "no"), saves=True)) == 1
 
 
 def test_a_pod_that_is_asked_to_stop_was_preempted_however_it_ends(container: Container) -> None:

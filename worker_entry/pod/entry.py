@@ -165,6 +165,7 @@ def _run(options: Options, task: str, files: AttemptFiles, env: dict[str, str]) 
         late=options.start_s if late else 0.0,
         finished=finished,
         step=last.progress.step if last is not None and last.progress is not None else None,
+        saves=last is not None and last.saves_when_preempted,
     )
 
 

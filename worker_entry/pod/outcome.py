@@ -36,7 +36,7 @@ class End:
 
     `asked`: whether the pod was asked to stop before. `late`: seconds after which the cluster was given up; 0 if it
     was not. `finished`: whether the program had ended without a failure before its interpreter did. `step`: the last
-    one that it reported.
+    one that it reported. `saves`: whether the program has a PreemptionCheckpointHandler.
     """
 
     how: TaskExit
@@ -46,6 +46,7 @@ class End:
     late: float = 0.0
     finished: bool = False
     step: Optional[int] = None
+    saves: bool = False
 
 
 def find_status(end: End) -> int:
@@ -55,10 +56,10 @@ def find_status(end: End) -> int:
         return statuses.OK
     if end.late:
         return statuses.INFRASTRUCTURE
-    raised = crash is not None and crash.thread is None and crash.exception != "SystemExit"
-    if how.code == statuses.SAVED and not raised:
-        return statuses.SAVED
-    if end.asked or (how.code == statuses.TERMINATED and not raised):
+    raised = crash is not None and crash.thread is None and crash.exit_status is None
+    if end.saves and not raised and how.code in (statuses.SAVED, statuses.TERMINATED):
+        return how.code
+    if end.asked:
         return statuses.TERMINATED
     if crash is not None and OUT_OF_STEP.search(crash.message):
         return statuses.NO_PROGRESS

@@ -152,10 +152,10 @@ def _prepare(order: TaskOrder) -> None:
         else:  # without a meter, it is not known when training begins
             note_patch = status.report_keras
         faults.install(order.injections, status, watchers)
+        built_strategy.watch_preemption_handlers(status.report_preemption_handler)
         if own_tf_config.NAME in os.environ:
             built_strategy.watch_strategies(lambda strategy: note_strategy(built_strategy.find_name(strategy)))
             built_strategy.watch_jax(note_strategy)
-            built_strategy.watch_preemption_handlers(status.report_preemption_handler)
             own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
     patch_libraries(order, note_patch, note_model)
     import_garbage.install()
