@@ -47,6 +47,14 @@ def test_an_api_server_accepts_every_object_of_a_built_in_kind(cluster: Kubernet
     assert len(taken) == len(objects)
 
 
+SAVES = """
+import tensorflow as tf
+alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+handler = tf.distribute.experimental.PreemptionCheckpointHandler(alone, tf.train.Checkpoint(), "/tmp/checkpoints")
+raise SystemExit(42)
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "status", "message"),
     [
@@ -58,10 +66,7 @@ def test_an_api_server_accepts_every_object_of_a_built_in_kind(cluster: Kubernet
         ),
         ("open('/etc/mine', 'w')", 1, "OSError: [Errno 30] Read-only file system: '/etc/mine'\n"),
         (
-            "import tensorflow as tf\n"
-            "alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))\n"
-            "handler = tf.distribute.experimental.PreemptionCheckpointHandler(alone, tf.train.Checkpoint(), '/tmp/c')\n"
-            "raise SystemExit(42)",
+            SAVES,
             42,
             "after a checkpoint was saved",
         ),
