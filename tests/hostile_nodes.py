@@ -40,6 +40,7 @@ from worker_entry.protocol.messages import (
     Message,
     Ready,
     Refused,
+    Returned,
     Started,
     ToController,
 )
@@ -52,7 +53,7 @@ SPEC = {
     "restart": {"max_restarts": 1_000_000, "pause_s": 0.0, "return_s": 0.0},
     "timeouts": {"drain_s": 0.02, "start_s": 60.0, "stop_grace_s": 0.1},
 }
-ENDING = (Ready, Attached, Refused, Broken, Beat, Exited)
+ENDING = (Ready, Attached, Refused, Broken, Beat, Exited, Returned)
 AT_ONCE = 500
 BURST = 20_000
 """Most frames that a hostile node sends in one attempt; then it sends a line that ends its link."""

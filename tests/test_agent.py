@@ -333,7 +333,10 @@ def long_task() -> TaskStart:
         (encode(Empty(1, 0, 0)), "Empty, which only agents send"),
         (encode(Hello(VERSION, "other", "/tmp/other", "/", 60.0, stream_logs=False)), "a second Hello"),
         (encode(Prepare(2, [], 1, 2)), "Prepare while attempt 1 is running"),
-        (encode(Start(1, [long_task()])), "Start of tasks that were not prepared: worker:0"),
+        (
+            encode(Start(1, [long_task(), command("worker:1", "true")])),
+            "Start of tasks that were not prepared: worker:0",
+        ),
     ],
 )
 def test_an_invalid_frame_is_named_and_ends_everything(client: Client, sent: bytes, said: str) -> None:
@@ -348,6 +351,16 @@ def test_an_invalid_frame_is_named_and_ends_everything(client: Client, sent: byt
     client.read_to_the_end()
     assert client.wait() == 1
     client.expect_nothing_left()
+
+
+def test_an_order_to_start_what_runs_already_changes_nothing(client: Client) -> None:
+    """A controller that takes over cannot know whether the order of the one before has arrived."""
+    client.greet()
+    [pid] = client.start(long_task()).values()
+    client.send(Start(1, [long_task()]), Stop(0.0))
+    client.expect(Empty)
+    assert client.received(Started) == []
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("first", [Prepare(1, [], 1, 2), Start(1, []), Stop(1.0), Goodbye()])
