@@ -44,7 +44,7 @@ from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.protocol.values import Activity, Progress, TaskExit
 
 STEP_S, ANSWER_S, TICK_S, HORIZON_S = 20.0, 1.0, 50.0, 12_000.0
-PAUSE_S = 5.0
+PAUSE_S = 8.0
 """The least time between two events of a story: a takeover and an answer of the tasks fit into it."""
 OF_NODES = (ProgramEnded, TaskExited, TaskHalted, TaskReported, TaskStarted, NodeEmpty, NodeSignalled)
 _ENDED = TaskExit(None, signal.SIGTERM)
@@ -148,6 +148,15 @@ class World:
             saves_when_preempted=status.saves_when_preempted or before.saves_when_preempted,
         )
 
+    def _end(self, event: TaskExited) -> TaskExited:
+        """The end of the task's process, which agrees with that of its program if this has ended before."""
+        program = self._programs.get(event.task)
+        if program is not None and program.crash is not None:
+            event = replace(event, exit=event.exit if event.exit.signal else TaskExit(1), crash=program.crash)
+        elif program is not None:
+            event = replace(event, finished=program.time)
+        return replace(event, start=self._started[event.task].start)
+
     def _node_of(self, task: TaskId) -> str:
         return next(node for node, tasks in self.story.policy.nodes.items() if task in tasks)
 
@@ -176,7 +185,7 @@ class World:
                 node = self._node_of(task)
                 if task in self._running and node not in self._dead:
                     if isinstance(event, TaskExited):
-                        event = replace(event, start=self._started[task].start)
+                        event = self._end(event)
                         self._running.discard(task)
                         self._ended[task] = event
                     elif isinstance(event, ProgramEnded):

@@ -358,7 +358,6 @@ def test_nothing_is_left_if_the_agent_dies_at_any_line_of_a_start(tmp_path: Path
             if not (folder / "reached").exists():
                 _end_all(marks[folders.index(folder)])  # the start has fewer lines
             await_none_left(marks[folders.index(folder)], 20, spare=[process.pid])
-        assert (folders[0] / "reached").exists() or lines[0] > 30
     finally:
         for process, mark in zip(processes, marks, strict=True):
             process.kill()

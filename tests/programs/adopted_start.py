@@ -45,7 +45,14 @@ if sys.argv[-1:] == ["forkserver"] or "forkserver" in sys.orig_argv:
     def trace(frame, event, _):
         return local if frame.f_code.co_filename.endswith("task/forkserver.py") else None
 
-    sys.settrace(trace)
+    def begin():
+        sys.settrace(trace)
+        frame = sys._getframe()
+        while frame is not None:
+            frame.f_trace = trace(frame, "call", None)
+            frame = frame.f_back
+
+    os.register_at_fork(after_in_child=begin)
 """
 
 folder, who, line = Path(sys.argv[1]), sys.argv[2], sys.argv[3]

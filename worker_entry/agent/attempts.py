@@ -163,6 +163,7 @@ class Attempts:
         busy = any(map(self._tasks.is_running, names)) or self._pending is not None or self._tree.stopping
         if busy or order.attempt != self._number or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of tasks that were not prepared: {', '.join(sorted(names))[:80]}")
+        self.checks.end_marks()
         self.checks.close()
         self._signalled = False
         addresses = (address for group in order.cluster.values() for address in group)
