@@ -122,9 +122,11 @@ class World:
                 self._later(self._told + PAUSE_S * (place + 1), TaskExited(task, TaskExit(0), self._told))
         while self.state.phase is not Phase.FINISHED and self.now < HORIZON_S:
             due = self._queue[0][0] if self._queue else HORIZON_S
-            limits = [limit for limit in (self.state.deadline, self.state.raised_due) if limit is not None]
-            limit = min(limits, default=HORIZON_S + self._clock_s) - self._clock_s
-            self.now = min(due, max(limit, self.now), self.now + TICK_S)
+            known = [
+                limit - self._clock_s for limit in (self.state.deadline, self.state.raised_due) if limit is not None
+            ]
+            limit = min((limit for limit in known if limit > self.now), default=HORIZON_S)
+            self.now = min(due, limit, self.now + TICK_S)
             if not self._queue or due > self.now:
                 self._handle(Tick())
             else:
