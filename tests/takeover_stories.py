@@ -46,7 +46,8 @@ from worker_entry.protocol.values import Activity, Progress, TaskExit
 STEP_S, ANSWER_S, TICK_S, HORIZON_S = 20.0, 1.0, 50.0, 12_000.0
 PAUSE_S = 8.0
 """The least time between two events of a story: a takeover and an answer of the tasks fit into it."""
-OF_NODES = (ProgramEnded, TaskExited, TaskHalted, TaskReported, TaskStarted, NodeEmpty, NodeSignalled)
+REPEATED = (ProgramEnded, TaskExited, TaskHalted, TaskStarted, NodeEmpty, NodeSignalled)
+"""What a node says again, in time. Not a status: that of a task that has ended is not repeated."""
 _ENDED = TaskExit(None, signal.SIGTERM)
 
 
@@ -274,7 +275,7 @@ class World:
         Nor would anybody know why the tasks were stopped, if they were.
         """
         events = [record.event for record in parse_records(self._path.read_bytes().splitlines())][-lines:]
-        return lines > 0 and not self._has_stopped and all(isinstance(event, (*OF_NODES, State)) for event in events)
+        return lines > 0 and not self._has_stopped and all(isinstance(event, (*REPEATED, State)) for event in events)
 
     def _attach(self, node: str) -> None:
         self._attached.add(node)
