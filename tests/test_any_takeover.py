@@ -152,19 +152,19 @@ def check_facts(story: Story, at: int) -> None:
 
 
 @given(stories(), takeovers)
-@settings(max_examples=200)
+@settings(max_examples=200, derandomize=True)
 def test_a_takeover_at_any_event_leads_to_the_same_end(story: Story, takeover: Takeover) -> None:
     check(story, takeover)
 
 
 @given(stories(), st.integers(0, 12))
-@settings(max_examples=100)
+@settings(max_examples=100, derandomize=True)
 def test_the_next_controller_knows_what_the_last_one_knew(story: Story, at: int) -> None:
     check_facts(story, at)
 
 
 @pytest.mark.slow
 @given(stories(), takeovers)
-@settings(max_examples=10_000)
+@settings(max_examples=10_000, derandomize=True)  # the same stories every time: a failure is due to a change
 def test_a_takeover_at_any_of_many_events_leads_to_the_same_end(story: Story, takeover: Takeover) -> None:
     check(story, takeover)
