@@ -204,6 +204,23 @@ class Announces(TakesAway):
         return None
 
 
+def run_killed_once(folder: Path, engine: TakesAway, during: Callable[[FakeRun], None]) -> tuple[RunReport, bool]:
+    """A run whose first attempt fails, and where something happens `during` the pause; returns as `run_in_job`."""
+    kill = Exit("worker:1", TaskExit(None, signal.SIGKILL), 20.0)
+    spec: dict[str, object] = {"restart": {"max_restarts": 2}, "timeouts": {"lease_s": 60}}
+    run = FakeRun(folder / "run", [Steps("worker:1", 1, 5), kill], spec)
+    run.context = replace(run.context, engine=cast("SlurmEngine", engine))
+    supervisor = run.supervisor()
+    pause = supervisor._pauses.pause
+
+    def pause_and_happen(seconds: float) -> None:
+        during(run)
+        pause(max(seconds, 40.0))
+
+    supervisor._pauses.pause = pause_and_happen  # type: ignore[method-assign]  # the moment matters
+    return run._within_signals(supervisor.run), supervisor.continues_later
+
+
 @pytest.mark.parametrize(
     ("end", "attempts", "later", "outcome"),
     [(PREEMPTED, 1, True, "failed"), (CANCELLED, 1, False, "interrupted"), (MEMORY, 2, False, "succeeded")],
@@ -211,41 +228,21 @@ class Announces(TakesAway):
 def test_an_end_that_is_announced_between_two_attempts_is_not_forgotten(
     tmp_path: Path, end: EndAnnounced, attempts: int, later: bool, outcome: str
 ) -> None:
-    kill = Exit("worker:1", TaskExit(None, signal.SIGKILL), 20.0)
-    spec: dict[str, object] = {"restart": {"max_restarts": 2, "pause_s": 40}, "timeouts": {"lease_s": 60}}
-    run = FakeRun(tmp_path / "run", [Steps("worker:1", 1, 5), kill], spec)
     engine = Announces(None)
-    run.context = replace(run.context, engine=cast("SlurmEngine", engine))
-    supervisor = run.supervisor()
-    pause = supervisor._pauses.pause
-
-    def announce(seconds: float) -> None:
-        engine.put(end)
-        pause(max(seconds, 40.0))
-
-    supervisor._pauses.pause = announce  # type: ignore[method-assign]  # the moment matters
-    report = run._within_signals(supervisor.run)
-    assert (len(report.attempts), supervisor.continues_later, report.outcome) == (attempts, later, outcome)
+    report, goes_on = run_killed_once(tmp_path, engine, lambda _: engine.put(end))
+    assert (len(report.attempts), goes_on, report.outcome) == (attempts, later, outcome)
 
 
 def test_a_node_that_is_signalled_between_two_attempts_ends_the_next_one(tmp_path: Path) -> None:
-    kill = Exit("worker:1", TaskExit(None, signal.SIGKILL), 20.0)
-    spec: dict[str, object] = {"restart": {"max_restarts": 2}, "timeouts": {"lease_s": 60}}
-    run = FakeRun(tmp_path / "run", [Steps("worker:1", 1, 5), kill], spec)
     engine = TakesAway(None)
-    run.context = replace(run.context, engine=cast("SlurmEngine", engine))
-    supervisor = run.supervisor()
-    pause = supervisor._pauses.pause
 
-    def signalled(seconds: float) -> None:
+    def signal_node(run: FakeRun) -> None:
         engine.end = PREEMPTED
         run.context.links.put(("gpu-b", Signalled(BEGAN)))
-        pause(max(seconds, 5.0))
 
-    supervisor._pauses.pause = signalled  # type: ignore[method-assign]  # the moment matters
-    report = run._within_signals(supervisor.run)
+    report, goes_on = run_killed_once(tmp_path, engine, signal_node)
     assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed", "preempted"]
-    assert supervisor.continues_later
+    assert goes_on
 
 
 @pytest.mark.parametrize("before", [(), (say(Signalled(BEGAN)),)], ids=["alone", "after a signal"])

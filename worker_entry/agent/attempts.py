@@ -185,7 +185,8 @@ class Attempts:
 
     def obey(self, order: orders.Stop) -> None:
         """Begins to stop the tasks for the controller, which waits for Empty."""
-        longer = {pid: order.longer[name] for name, pid in self._tasks.pids_of(order.longer).items()}
+        running = filter(self._tasks.is_running, order.longer)
+        longer = {self._tasks.by_name[name].pid: order.longer[name] for name in running}
         self.stop(order.grace_s, for_handlers=order.for_handlers, ordered=True, longer=longer)
 
     def stop(

@@ -135,12 +135,12 @@ class StartedTask:
         """The end of its program, if that is news; the process may stay: it waits for its peers, or for a child."""
         if self.returned is not None or not self.is_watched:
             return
-        finished, crash = self._find_finished(), None
-        if finished is None:
+        time, crash = self._find_finished(), None
+        if time is None:
             crash = self._status.load_own_crash()
             if crash is None or crash.thread is not None:
                 return
-        time = crash.time if crash is not None else finished or clock.now()
+            time = crash.time
         self.returned = Returned(self.name, time, crash, self.started.start)
         yield self.returned
 

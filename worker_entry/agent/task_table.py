@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.task_process import StartedTask
@@ -48,10 +48,6 @@ class RunningTasks:
             return watched[pid] if pid in watched else may_notice(pid, signal.SIGTERM)
 
         return {process.pid for process in tree.living() if not is_aware(process.pid)}
-
-    def pids_of(self, names: Iterable[str]) -> dict[str, int]:
-        """The processes of those of these tasks that have not ended."""
-        return {name: self.by_name[name].pid for name in names if self.is_running(name)}
 
     def is_running(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].running

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 _IGNORED = (signal.SIG_DFL, signal.SIG_IGN)
-
-
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
