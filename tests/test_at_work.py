@@ -88,32 +88,66 @@ class TestStart:
         assert ran.stderr.count(separate) == 1
 
 
+@pytest.mark.tensorflow
 class TestOwnConfig:
+    """The variable obeys the program, as in plain Python; TensorFlow gets the cluster's, unless the user wants it."""
+
     SOURCE = """
-        import json
-        os.environ.pop("TF_CONFIG", None)
-        cluster = {"worker": ["a:1", "b:2"]}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
-        print(len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]), "a:1" in os.environ["TF_CONFIG"])
-        print("child", "a:1" in os.popen("echo $TF_CONFIG").read())
+        import json, multiprocessing, subprocess
+        from unittest import mock
+        import tensorflow as tf
+
+        NAME = "TF_CONFIG"
+        ours = os.environ[NAME]
+
+        def workers():
+            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            return len(resolver.cluster_spec().as_dict().get("worker", []))
+
+        def child():
+            return subprocess.run(["printenv", NAME], capture_output=True, text=True).stdout.strip()
+
+        with mock.patch.dict(os.environ, {"A": "b"}, clear=True):
+            print("cleared", sorted(os.environ), workers())
+        print("restored", os.environ[NAME] == ours == child())
+        task = {"type": "worker", "index": 0}
+        os.environ[NAME] = json.dumps({"cluster": {"worker": ["a:1", "b:2", "c:3"]}, "task": task})
+        print("set", os.environ[NAME] == child(), workers())
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            print("forked", pool.apply(workers))
+        del os.environ[NAME]
+        print("removed", NAME in os.environ, repr(child()), workers())
     """
 
-    @pytest.mark.parametrize(("option", "own"), [((), False), (("--keep-own-tf-config",), True)])
-    def test_the_programs_own_tf_config_is_reported_with_its_line(
-        self, distlaunch: Distlaunch, tmp_path: Path, option: tuple[str, ...], own: bool
+    @pytest.mark.parametrize(("options", "seen"), [((), [2, 2, 2]), (("--keep-own-tf-config",), [0, 3, 0])])
+    def test_the_programs_own_tf_config(
+        self, warm: Distlaunch, tmp_path: Path, options: tuple[str, ...], seen: list[int]
     ) -> None:
         program = write(tmp_path, self.SOURCE)
-        ran = distlaunch("local", "-n", "2", *option, program)
+        ran = warm("local", "-n", "2", *options, program)
         assert ran.status == 0, ran.stderr
-        assert ran.line(f"2 {own}")
-        assert ran.line(f"child {own}")
-        line = next(number for number, line in enumerate(Path(program).read_text().splitlines(), 1) if ".pop" in line)
-        assert ran.stderr.count(f" sets its own TF_CONFIG at {program}:{line}") == 1
+        for task in ("worker:0", "worker:1"):
+            assert [line.partition(" │ ")[2] for line in ran.stdout.splitlines() if line.startswith(task)] == [
+                f"cleared ['A'] {seen[0]}",
+                "restored True",
+                f"set True {seen[1]}",
+                "forked 3",
+                f"removed False '' {seen[2]}",
+            ]
+        lines = Path(program).read_text().splitlines()
+        place = f"{program}:{next(number for number, line in enumerate(lines, 1) if 'patch.dict' in line)}"
+        said = f"uses the program's TF_CONFIG ({place})" if options else f"changes TF_CONFIG at {place};"
+        assert ran.stderr.count(said) == 1
 
-    def test_an_equal_tf_config_is_no_news(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        ran = distlaunch("local", "-n", "2", write(tmp_path, 'os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"]'))
-        assert ran.status == 0
-        assert "its own TF_CONFIG" not in ran.stderr
+    def test_an_equal_tf_config_is_no_news(self, warm: Distlaunch, tmp_path: Path) -> None:
+        source = """
+            import tensorflow as tf
+            os.environ["TF_CONFIG"] = os.environ.pop("TF_CONFIG")
+            print(tf.distribute.cluster_resolver.TFConfigClusterResolver().task_id)
+        """
+        ran = warm("local", "-n", "2", write(tmp_path, source))
+        assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 0", "worker:1 │ 1"]
+        assert "TF_CONFIG" not in ran.stderr
 
 
 @pytest.mark.tensorflow

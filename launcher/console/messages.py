@@ -147,8 +147,11 @@ def _own_configs(state: AttemptState) -> bool:
 def _render_own_config(status: TaskReported) -> str:
     line = status.own_tf_config
     if status.own_tf_config_kept:
-        return f"{status.task} sets its own TF_CONFIG at {line}, as --keep-own-tf-config allows"
-    return f"{status.task} sets its own TF_CONFIG at {line}; ignored (--keep-own-tf-config allows it)"
+        return f"{status.task} uses the program's TF_CONFIG ({line}), as --keep-own-tf-config allows"
+    return (
+        f"{status.task} changes TF_CONFIG at {line}; TensorFlow uses the cluster's, or the program's with "
+        "--keep-own-tf-config"
+    )
 
 
 def _is_up(state: AttemptState) -> bool:

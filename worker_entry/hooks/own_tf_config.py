@@ -1,53 +1,105 @@
-"""Reports a program that sets or removes TF_CONFIG, and ignores the change unless the user wants it.
+"""Gives TensorFlow this cluster's TF_CONFIG, even if the program has set or removed the variable.
 
 Tutorials set TF_CONFIG for their own cluster, with the same task everywhere, or remove it first. Under a launcher,
-either all tasks would then be the same task, or every task would train alone.
+either all tasks would then be the same task, or every task would train alone. The variable itself obeys the program, as
+in plain Python; only TensorFlow's resolver, which reads it, gets the cluster's value.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Any, Optional
+
+from worker_entry.hooks.import_hooks import after_import
 
 NAME = "TF_CONFIG"
+_RESOLVER = "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver"
+_READER = "_load_tf_config"
+_STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 
 
 def install(report: Callable[[str, bool], None], *, keep: bool) -> None:
-    """Starts to watch `os.environ` for the program's changes to TF_CONFIG.
+    """Starts to watch the program's changes to TF_CONFIG, and what TensorFlow reads.
 
     Args:
-        report: called with the first line that sets or removes TF_CONFIG, such as `train.py:12`, and with `keep`.
+        report: called once, when TensorFlow first reads a TF_CONFIG that the program has changed: with the line that
+            set or removed it last, such as `train.py:12`, and with `keep`.
         keep: whether the program's own TF_CONFIG takes effect.
     """
-    environ: type[Any] = type(os.environ)
-    reported: list[str] = []
+    ours, process = os.environ[NAME], os.getpid()
+    lines = _watch_lines(ours)
+    reported = False
 
-    def refuses(name: object, value: object) -> bool:
-        if name != NAME or value == os.environ.get(NAME):
+    def is_changed() -> bool:
+        nonlocal reported
+        if os.environ.get(NAME) == ours:
             return False
         if not reported:
-            reported.append(_line())
-            report(reported[0], keep)
-        return not keep
+            reported = True
+            report(lines[-1] if lines else "an unknown line", keep)
+        return True
+
+    def patch(module: ModuleType) -> None:
+        load: Optional[Callable[[], Any]] = getattr(module, _READER, None)
+        if load is None:
+            return
+
+        @functools.wraps(load)
+        def load_ours() -> Any:
+            # A child that the program has forked gets what the program has set, like any other child.
+            is_meant = os.getpid() == process and is_changed() and not keep
+            return json.loads(ours) if is_meant else load()
+
+        setattr(module, _READER, load_ours)
+
+    after_import(_RESOLVER, patch)
+
+
+def read() -> dict[str, Any]:
+    """The TF_CONFIG that TensorFlow reads in this process; empty if there is none, or none that makes sense."""
+    load = getattr(sys.modules.get(_RESOLVER), _READER, None)
+    try:
+        config = json.loads(os.environ.get(NAME) or "{}") if load is None else load()
+    except ValueError:
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _watch_lines(ours: str) -> list[str]:
+    """Returns a list to which each line that sets TF_CONFIG to another value, or removes it, is appended."""
+    environ: type[Any] = type(os.environ)
+    lines: list[str] = []
 
     class Watched(environ):  # type: ignore[misc]  # its base is only known at run time
         def __setitem__(self, name: Any, value: Any) -> None:
-            if not refuses(name, value):
-                super().__setitem__(name, value)
+            super().__setitem__(name, value)
+            if name == NAME and value != ours:
+                lines.append(_line())
 
         def __delitem__(self, name: Any) -> None:
-            if not refuses(name, None):
-                super().__delitem__(name)
+            super().__delitem__(name)
+            if name == NAME:
+                lines.append(_line())
 
     Watched.__name__, Watched.__qualname__ = environ.__name__, environ.__qualname__
     os.environ.__class__ = Watched
+    return lines
 
 
 def _line() -> str:
-    """The line of the program that changes its environment."""
-    frame = sys._getframe(3)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc", "collections.abc"):
+    """The line of the program, or of a package, that changes the environment: `mock.patch.dict`, say, is not it."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and _is_standard(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_standard(file: str) -> bool:
+    """Whether a file belongs to Python itself."""
+    rest = file[len(_STANDARD) :] if file.startswith(_STANDARD) else ""
+    return file.startswith("<frozen ") or (bool(rest) and not rest.startswith(("site-packages", "dist-packages")))

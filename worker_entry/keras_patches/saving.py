@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from worker_entry.hooks import own_tf_config
 
 SAVING = "keras.src.saving.saving_lib"
 LEGACY = "keras.src.legacy.saving.legacy_h5_format"
@@ -149,9 +150,9 @@ def _make_part(folder: str, name: str) -> str:
 def _own_name() -> str:
     """A name that is unique to this worker and survives a restart; empty outside a cluster."""
     try:
-        task = json.loads(os.environ["TF_CONFIG"])["task"]
+        task = own_tf_config.read()["task"]
         return f"{task['type']}-{task['index']}"
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError):
         return ""
 
 

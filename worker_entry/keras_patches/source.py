@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import json
-import os
 import textwrap
 from collections.abc import Callable
 from typing import Any, Optional
+
+from worker_entry.hooks import own_tf_config
 
 CALLBACK = "keras.src.callbacks.callback"
 COMMON_TRAINER = "keras.src.trainers.trainer"
@@ -80,7 +80,7 @@ def number_of(strategy: Any) -> int:
 def worker_number() -> int:
     """This process's number among the workers that train; the chief is 0, and so is a process outside a cluster."""
     try:
-        config = json.loads(os.environ["TF_CONFIG"])
+        config = own_tf_config.read()
         task = config["task"]
         return int(task["index"]) + ("chief" in config["cluster"]) if task["type"] == "worker" else 0
     except (KeyError, TypeError, ValueError):
