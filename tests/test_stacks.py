@@ -158,6 +158,25 @@ def test_stacks_of_children_are_shown_with_their_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_no_stack_is_written_to_a_file_of_the_program(tmp_path: Path) -> None:
+    """A daemon closes the descriptors that it has not opened; their numbers then belong to its own files."""
+    (tmp_path / "program.py").write_text(
+        "import os, time\n"
+        "os.closerange(3, 4096)\n"
+        "files = [open(f'own-{number}', 'wb') for number in range(300)]\n"
+        "if os.fork():\n"
+        "    print('here', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with running(tmp_path, "-n", "1", "program.py"):
+        wait_for_logs(tmp_path, b"here", 1)
+        assert ask(tmp_path) == "worker:0 has no Python stack to show\n"
+    own = [*tmp_path.glob("own-*")]
+    assert len(own) == 300
+    assert {path.read_bytes() for path in own} == {b""}
+
+
+@pytest.mark.slow
 def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tmp_path: Path) -> None:
     with running(tmp_path, "-n", "2", "--", "sh", "-c", "echo ready; sleep 600") as process:
         wait_for_logs(tmp_path, b"ready", 2)

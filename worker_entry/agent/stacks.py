@@ -1,8 +1,9 @@
 """Collects the Python stacks of running tasks without stopping the tasks, even if they are blocked in C++.
 
 On a signal, faulthandler writes the stacks of a task, and of processes that the task has forked, to the task's file.
-All other programs ignore that signal, so the agent can send it to every process below a task. The agent reads the files
-when none of them grows any more.
+The agent sends it only to processes that have this file open: faulthandler writes to a descriptor by its number, which
+belongs to another file in a program that has closed all descriptors it did not open. The agent reads the files when
+none of them grows any more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from worker_entry.agent.task_process import StartedTask
 from worker_entry.protocol.messages import CHILD, Stacks
 from worker_entry.protocol.node_local import STACKS_SIGNAL
 from worker_entry.protocol.values import Activity
+from worker_entry.system import kernel
 from worker_entry.system.kernel import Process
 
 WAIT_S = 0.3
@@ -33,6 +35,8 @@ class StackDump:
     def __init__(self) -> None:
         self._activity = ActivityWatch()
         self._files: dict[str, str] = {}
+        self._paths: frozenset[str] = frozenset()
+        """The files, without symbolic links."""
         self._rounds: list[list[int]] = []
         self._begins: list[dict[str, int]] = []
         """The sizes of the files when each round began."""
@@ -50,6 +54,7 @@ class StackDump:
         children = [process.pid for process in processes if process.pid not in own]
         size = -(-len(children) // ROUNDS) or 1
         self._files = {name: task.stacks_file for name, task in tasks.items()}
+        self._paths = frozenset(map(os.path.realpath, self._files.values()))
         self._rounds = [[*own], *(children[first : first + size] for first in range(0, len(children), size))]
         self._begins = []
         self._due = 0.0
@@ -71,8 +76,9 @@ class StackDump:
             # A task and its forked processes write to one file, so they must write in turn, or their stacks would mix.
             self._begins.append(sizes)
             for pid in self._rounds.pop(0):
-                with contextlib.suppress(OSError):  # the process has just ended
-                    os.kill(pid, STACKS_SIGNAL)
+                if self._can_write(pid):
+                    with contextlib.suppress(OSError):  # the process has just ended
+                        os.kill(pid, STACKS_SIGNAL)
             self._due = now + (NEXT_S if self._rounds else WAIT_S)
         elif sizes != self._sizes:
             self._sizes, self._due = sizes, now + WAIT_S
@@ -80,6 +86,12 @@ class StackDump:
             files, self._files = self._files, {}
             for task, file in files.items():
                 yield task, _read(file, [begin[file] for begin in self._begins])
+
+    def _can_write(self, pid: int) -> bool:
+        """Whether the process still has one of the files open."""
+        if not kernel.LINUX:
+            return True
+        return not self._paths.isdisjoint(kernel.open_files(pid).values())
 
 
 def _read(file: str, begins: list[int]) -> str:

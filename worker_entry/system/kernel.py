@@ -175,14 +175,20 @@ def port_holder(port: int) -> Optional[str]:
     if not inodes:
         return None
     for pid in pids():
-        try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:
-                    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
-                        return f"pid {pid} ({stream.read().strip()})"
-        except OSError:  # not permitted, or gone
-            continue
+        if inodes.intersection(open_files(pid).values()):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+                return f"pid {pid} ({stream.read().strip()})"
     return None
+
+
+def open_files(pid: int) -> dict[int, str]:
+    """What each descriptor of a process refers to, as /proc names it; empty if the process is gone or not ours."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
+    return found
 
 
 def only_closing(port: int) -> bool:

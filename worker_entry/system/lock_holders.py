@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from worker_entry.system import kernel
@@ -19,20 +20,17 @@ def find_holders(prefix: str, name: str) -> list[tuple[int, str]]:
     """
     found = []
     for pid in kernel.pids() if kernel.LINUX else ():
-        try:
-            for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-                folder, _, last = path.rpartition("/")
-                is_meant = last in (name, name + DELETED) and os.path.basename(folder).startswith(prefix)
-                if is_meant and _is_locked(pid, descriptor):
-                    found.append((pid, folder))
-        except OSError:  # another user's process, or gone
-            continue
+        for descriptor, path in kernel.open_files(pid).items():
+            folder, _, last = path.rpartition("/")
+            is_meant = last in (name, name + DELETED) and os.path.basename(folder).startswith(prefix)
+            if is_meant and _is_locked(pid, descriptor):
+                found.append((pid, folder))
     return found
 
 
-def _is_locked(pid: int, descriptor: str) -> bool:
+def _is_locked(pid: int, descriptor: int) -> bool:
     """proc(5): `fdinfo` lists the locks that a descriptor's open file holds; `->` marks one that waits."""
-    with open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="ascii") as stream:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="ascii") as stream:
         words = (line.split() for line in stream if line.startswith("lock:"))
         return any("FLOCK" in each and "WRITE" in each and "->" not in each for each in words)
+    return False  # closed meanwhile

@@ -6,6 +6,7 @@ change that. But the agent is the parent of its tasks, so the kernel lets the ag
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -28,7 +29,7 @@ class TcpTimeout:
         self.seconds = seconds
         self._timeout_ms = int(seconds * 1000)
         self._due = 0.0
-        self._seen: set[tuple[int, str, str]] = set()
+        self._seen: set[tuple[int, int, str]] = set()
 
     def poll(self, pids: Iterable[int]) -> None:
         """If a check is due, extends the time-out of every TCP connection that has a shorter time-out."""
@@ -36,21 +37,20 @@ class TcpTimeout:
             self._due = time.monotonic() + EVERY_S
             self._seen = {key for pid in pids for key in self._extend_all(pid)}
 
-    def _extend_all(self, pid: int) -> list[tuple[int, str, str]]:
+    def _extend_all(self, pid: int) -> list[tuple[int, int, str]]:
         found = []
         try:
             pidfd = os.pidfd_open(pid)
         except (OSError, AttributeError):  # the process has ended, or the system is old
             return []
         try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                key = pid, name, os.readlink(f"/proc/{pid}/fd/{name}")
-                if key[2].startswith("socket:"):
+            for descriptor, target in kernel.open_files(pid).items():
+                key = pid, descriptor, target
+                if target.startswith("socket:"):
                     found.append(key)
                     if key not in self._seen:
-                        self._extend(pidfd, int(name))
-        except OSError:  # the process is gone
-            pass
+                        with contextlib.suppress(OSError):  # a socket that refuses this keeps its time-out
+                            self._extend(pidfd, descriptor)
         finally:
             os.close(pidfd)
         return found
