@@ -134,8 +134,92 @@ REAL = {
         print(*use())
         import tensorflow.no_such_module
     """,
+    "a configuration that disables all known loggers": """
+        import logging.config
+        print(sorted(logging.root.manager.loggerDict), len(logging._handlerList))
+        known = {"version": 1, "loggers": {"absl": {"level": "INFO"}, "h5py.of_mine": {"level": "INFO"}}}
+        logging.config.dictConfig(known)
+        quiet = logging.getLogger("urllib3.connectionpool")
+        quiet.setLevel("ERROR")
+        print(logging.getLogger("h5py.of_mine").parent.name, quiet.isEnabledFor(logging.WARNING))
+        import tensorflow as tf
+        logging.root.setLevel("DEBUG")
+        tf.get_logger().warning("shown")
+        loggers = logging.root.manager.loggerDict
+        for name in sorted(loggers):
+            if isinstance(loggers[name], logging.Logger):
+                one = loggers[name]
+                print(name, one.disabled, one.level, one.parent.name, one.isEnabledFor(10))
+        import logging
+        print(logging.getLogger("urllib3.connectionpool") is quiet, quiet.parent.name)
+    """,
+    "loggers of modules that are used later": """
+        import asyncio, logging  # and not yet tensorflow
+        print(logging.getLogger("asyncio").isEnabledFor(logging.DEBUG))
+        logging.getLogger().setLevel(logging.DEBUG)
+        print(logging.getLogger("asyncio").isEnabledFor(logging.DEBUG), asyncio.log.logger.parent)
+    """,
+    "a folder for temporary files": """
+        import os, tempfile
+        from unittest import mock
+        print(tempfile.tempdir)
+        with mock.patch.dict(os.environ, TMPDIR=os.getcwd()):
+            print(tempfile.gettempdir(), os.path.dirname(tempfile.mkdtemp()))
+        import keras
+        print(tempfile.tempdir)
+    """,
+    "exit handlers": """
+        import atexit, multiprocessing, sys
+        atexit.register(print, "registered first")
+        import tensorflow as tf
+        from absl import app
+        atexit.register(lambda: print("registered last", float(tf.reduce_sum(tf.ones(3)))))
+        before = atexit._ncallbacks()
+        import keras
+        print(atexit._ncallbacks() - before)
+    """,
+    "the process that it is": """
+        import logging, multiprocessing.process, os, threading, time
+        main = threading.main_thread()
+        print(main.native_id == os.getpid() == threading.get_native_id(), main.ident == threading.get_ident())
+        with open("/proc/self/stat") as stream:
+            began = int(stream.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        print(logging.makeLogRecord({}).relativeCreated / 1000 < time.clock_gettime(time.CLOCK_BOOTTIME) - began + 0.1)
+        print(multiprocessing.process.ORIGINAL_DIR == os.getcwd(), multiprocessing.parent_process())
+        print(time.tzname, time.localtime(0).tm_hour, time.process_time() < 30)
+        import tensorflow
+        import linecache
+        print(len(linecache.cache) < 100)
+    """,
 }
 """Programs for the real TensorFlow, whose import must see the environment of the program."""
+
+CHANGED_IMPORTS = {
+    "a module that is missing on purpose": """
+        import sys
+        sys.modules["h5py"] = None
+        import keras
+        from keras.src.saving import saving_lib
+        print(getattr(saving_lib, "h5py", None))
+    """,
+    "a module of its own": """
+        import sys, types
+        own = sys.modules["opt_einsum"] = types.ModuleType("opt_einsum")
+        import tensorflow
+        print(sys.modules["opt_einsum"] is own)
+    """,
+    "a finder that refuses a module": """
+        import sys
+        class Finder:
+            def find_spec(name, path=None, target=None):
+                if name == "h5py":
+                    raise ImportError("no h5py here")
+        sys.meta_path.insert(0, Finder)
+        import keras
+        print("h5py" in sys.modules)
+    """,
+}
+"""Programs that change what the import of TensorFlow finds: they have to start again."""
 
 LOOK = """
     import os, tensorflow
@@ -197,6 +281,16 @@ def test_the_real_tensorflow_sees_the_programs_environment(real: Forker, tmp_pat
     plain = run(tmp_path, ["program.py"], together=True, env=real.env)
     assert readable(real.run(tmp_path, ["program.py"], expected=True), tmp_path) == readable(plain, tmp_path)
     assert not real.order_file.exists()  # it was forked and did not start again
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", CHANGED_IMPORTS)
+def test_an_import_finds_the_modules_that_the_program_has_put_in_place(real: Forker, tmp_path: Path, name: str) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(CHANGED_IMPORTS[name]))
+    plain = run(tmp_path, ["program.py"], together=True, env=real.env)
+    assert plain.status == 0
+    assert readable(real.run(tmp_path, ["program.py"]), tmp_path) == readable(plain, tmp_path)
+    assert json.loads(real.order_file.read_text())["not_forked"]
 
 
 @pytest.mark.parametrize("name", FAKE)

@@ -42,15 +42,16 @@ class Forker:
         tensorflow: str | None = "",
         modules: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self.folder = folder
         folder.mkdir()
         if tensorflow is not None:  # else the real one
             (folder / "tensorflow.py").write_text(tensorflow)
         self.env = {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", **(env or {})}
-        arguments = [json.dumps({"env": self.env, "modules": modules}), str(folder / "forkserver.log")]
+        preload = json.dumps({"env": self.env, "modules": modules, "cwd": str(cwd or folder)})
         self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "fork_tasks.py"), *arguments],
+            [sys.executable, str(PROGRAMS / "fork_tasks.py"), preload, str(folder / "forkserver.log")],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -133,8 +134,11 @@ class TestLikePlainPython:
         assert ours.stdout.splitlines()[1:] == plain.stdout.splitlines()[1:]
         assert ours.stdout.splitlines()[0] == "True"
 
-    def test_random_numbers_differ_between_tasks(self, forker: Forker, tmp_path: Path) -> None:
-        write(tmp_path, "import random, uuid; print(random.random(), uuid.uuid4())")
+    @pytest.mark.parametrize(
+        "value", ["random.random()", "uuid.uuid4()", "multiprocessing.current_process().authkey", "os.urandom(8)"]
+    )
+    def test_random_values_differ_between_tasks(self, forker: Forker, tmp_path: Path, value: str) -> None:
+        write(tmp_path, f"import multiprocessing, os, random, uuid; print({value})")
         assert len({forker.run(tmp_path, ["program.py"]).stdout for _ in range(5)}) == 5
 
     @pytest.mark.slow
@@ -326,6 +330,30 @@ class TestRealClusters:
                 process.kill()
         assert "not forked" not in (tmp_path / "stderr").read_text()
         assert_none_left(mark)
+
+
+@pytest.mark.parametrize("entries", ["src", "", ".:src/../src", "src:there"])
+def test_a_relative_pythonpath_is_relative_to_the_programs_folder(tmp_path: Path, entries: str) -> None:
+    """Which a transfer may create only after the forkserver has started, or another run may have elsewhere."""
+    project, early = tmp_path / "project", tmp_path / "early"
+    paths = f"{early}:{entries}"
+    forker = Forker(early, env={"PYTHONPATH": paths}, cwd=project)
+    try:
+        for folder in (project, tmp_path / "other"):
+            for name in ("helper.py", "src/helper.py", "there/helper.py"):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text("WHERE = __file__\n")
+            (folder / "main").mkdir()
+            (folder / "main" / "program.py").write_text(
+                "import sys, helper, tensorflow\nprint(helper.WHERE, sys.path)\n"
+            )
+            plain = run(folder, ["main/program.py"], together=True, env={"PYTHONPATH": paths})
+            assert plain.status == 0
+            for expected in (True, False):
+                assert forker.run(folder, ["main/program.py"], expected=expected, PYTHONPATH=paths) == plain
+                assert not forker.order_file.exists()
+    finally:
+        forker.close()
 
 
 @pytest.mark.slow

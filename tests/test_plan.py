@@ -618,6 +618,23 @@ class TestStrategies:
         assert config["cluster"] == {"chief": ["b:20000"], "worker": ["a:20000"]}
         assert tasks["worker:0"].env["DISTLAUNCH_LOG_DIR"] == "/shared/logs/worker-0"
 
+    def test_tensorboard_has_the_variables_of_the_task_beside_it_without_those_of_the_cluster(self) -> None:
+        """It reads the same storage, and is forked from the same process."""
+        node = {"tasks": {"worker": 2}, "env": {"AWS_REGION": "b"}}
+        plan = planned(node, tensorboard=True, checkpoint_directory="/shared", env={"AWS_SECRET_KEY": "k"})
+        worker, _, board = plan.tasks
+        assert worker.env["OMP_NUM_THREADS"] == "4"
+        own = {"DISTLAUNCH_TASK": "tensorboard:0", "CUDA_VISIBLE_DEVICES": "-1"}
+        assert board.env == {name: worker.env[name] for name in board.env if name not in own} | own
+        of_cluster = {"DISTLAUNCH_STRATEGY", "DISTLAUNCH_LOG_DIR", "DISTLAUNCH_CHECKPOINT_DIR", "TF_GRPC_REUSE_PORT"}
+        assert worker.env.keys() - board.env.keys() == of_cluster
+        assert [*board.secrets] == ["AWS_SECRET_KEY"]
+        assert board.defaults == worker.defaults
+
+    def test_the_values_that_yield_to_the_users_shell_are_those_that_the_spec_does_not_set(self) -> None:
+        task, *_ = planned({"tasks": {"worker": 2}, "env": {"OMP_NUM_THREADS": "7"}}).tasks
+        assert task.defaults == {"TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"}
+
 
 class TestPlaces:
     """The folders that a spec leaves to distlaunch."""

@@ -490,6 +490,20 @@ def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: H
 
 
 @pytest.mark.ssh
+def test_a_relative_pythonpath_is_found_although_tensorflow_is_imported_before_the_folder_is_there(
+    distlaunch: Distlaunch, hosts: Hosts, project: Path
+) -> None:
+    program = "import helper, sys, tensorflow\nprint(helper.NAME, sys._getframe(1).f_code.co_name)\n"
+    write(project, {"train.py": program, "src/helper.py": "NAME = 'found'\n"})
+    (project / "helper.py").unlink()
+    (project / "link").unlink()
+    spec = hosts.write_spec("program: {script: train.py}\nsync: {to: ~/new}\nenv: {PYTHONPATH: src}\n")
+    ran = distlaunch("up", spec, env=hosts.env, cwd=project)
+    assert ran.status == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == ["worker:0 │ found _run_script", "worker:1 │ found _run_script"]
+
+
+@pytest.mark.ssh
 def test_check_sends_the_folder_too_and_finds_the_program(hosts: Hosts, project: Path) -> None:
     spec = hosts.write_spec("program: {script: train.py}\nsync: {to: ~/checked}\n")
     command = distlaunch_command("check", spec)

@@ -120,7 +120,7 @@ IDENTITY = """
     import sys, os
     spec = __spec__ and (__spec__.name, __spec__.origin, __spec__.parent)
     print(__name__, __file__, __doc__, __package__, spec, __cached__, type(__loader__))
-    print(sys.argv)
+    print(sys.argv, sys.orig_argv)
     print(sys.path)
     print(os.getcwd())
     print(sorted(globals()))
@@ -393,6 +393,48 @@ PROGRAMS_TO_COMPARE = {
         sys.excepthook = lambda *_: sys.exit(12)
         1 / 0
     """,
+    "hook that fails": """
+        import sys
+        def hook(*_): raise ValueError("of the hook", sys.exc_info())
+        sys.excepthook = hook
+        1 / 0
+    """,
+    "hook that fails in turn": """
+        import sys
+        def hook(kind, error, trace):
+            try: {}["key"]
+            except KeyError: raise error from ValueError("of the hook")
+        sys.excepthook = hook
+        1 / 0
+    """,
+    "hook that is interrupted": """
+        import sys
+        def hook(*_): raise KeyboardInterrupt
+        sys.excepthook = hook
+        1 / 0
+    """,
+    "hook that is no function": "import sys; sys.excepthook = None; 1 / 0",
+    "hook that is missing": "import sys; del sys.excepthook; 1 / 0",
+    "hook for an interrupt": """
+        import atexit, sys
+        sys.excepthook = lambda kind, error, trace: print("hooked", kind)
+        atexit.register(lambda: print("at exit", sys.exc_info()))
+        raise KeyboardInterrupt
+    """,
+    "the last exception, at exit": """
+        import atexit, sys
+        def show():
+            names = [name for name in ("last_exc", "last_type", "last_value", "last_traceback") if hasattr(sys, name)]
+            print(names, sys.last_type, repr(sys.last_value), sys.last_traceback.tb_lineno, sys.exc_info())
+        atexit.register(show)
+        1 / 0
+    """,
+    "its own command line": """
+        import os, sys
+        print(sys.orig_argv[1:], flush=True)
+        if "again" not in os.environ:
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "again": "1"})
+    """,
     "closed output": """
         import sys
         sys.stdout.close()
@@ -465,10 +507,10 @@ def test_processes_of_a_module_find_their_main_program(tmp_path: Path) -> None:
 
 
 def test_the_interpreter_knows_that_it_was_not_started_by_hand(tmp_path: Path) -> None:
-    write(tmp_path, "import faulthandler, sys; print(sys.orig_argv[1:], faulthandler.is_enabled())")
+    write(tmp_path, "import faulthandler; print(faulthandler.is_enabled())")
     plain, ours = compare(tmp_path, ["program.py", "a"])
-    assert plain.stdout == "['program.py', 'a'] False\n"
-    assert ours.stdout == f"['{ENTRY}', 'run', 'program.py', 'a'] True\n"
+    assert plain.stdout == "False\n"
+    assert ours.stdout == "True\n"
 
 
 def test_only_modules_of_the_standard_library_and_of_distlaunch_are_already_imported(tmp_path: Path) -> None:

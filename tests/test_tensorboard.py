@@ -20,10 +20,12 @@ import psutil
 import pytest
 
 import worker_entry
+from tests.apart import linux
 from tests.background import BackgroundRun, running
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.warm_python import WarmPython
 from tests.witness import wait_until
+from worker_entry.protocol import environment
 from worker_entry.task.profiling import ATTEMPTS, _make_messages
 
 COVERS = (
@@ -79,6 +81,26 @@ def test_it_stays_after_the_training_if_it_is_to_until_ctrl_c(warm_python: WarmP
         run.process.send_signal(signal.SIGINT)
         assert run.end(30) == 0, run.said
     assert run.report["outcome"] == "succeeded"
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", [{}, {"OMP_NUM_THREADS": "3", "TF_CPP_MIN_LOG_LEVEL": "2"}], ids=["none", "some"])
+def test_tasks_beside_it_are_forked_with_the_variables_of_the_shell(
+    distlaunch: Distlaunch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: dict[str, str]
+) -> None:
+    for name in environment.DEFAULTS:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "program.py").write_text(
+        "import os, tensorflow\n"
+        "print('forked', 'forkserver' in open('/proc/self/cmdline').read())\n"
+        f"print('sees', *[os.environ[name] for name in {[*shell]}])\n"
+    )
+    ran = distlaunch("local", "-n", "2", "--tensorboard", "program.py", cwd=tmp_path, env=shell)
+    assert ran.status == 0, ran.stderr
+    for task in ("worker-0", "worker-1"):
+        assert ran.line("forked True", task)
+        assert ran.line(" ".join(("sees", *shell.values())), task)
 
 
 def test_one_that_cannot_start_is_reported_and_the_tasks_continue(distlaunch: Distlaunch, tmp_path: Path) -> None:

@@ -188,9 +188,14 @@ def test_a_difference_is_reported_and_causes_a_new_import(bench: Bench) -> None:
     assert f"imports TensorFlow again: {home}/.keras/keras.json " in said
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    said, [other, *_] = bench.look(env=env, before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard)))
+    said, [other, *_] = bench.look(
+        "-v", env=env, before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    )
     assert "imports TensorFlow again: different set of limits (`ulimit`) than in the last run" in said
     assert other != agent
+    said, [third, *_] = bench.look(env=env)  # with the limits of before
+    assert "imports TensorFlow again" not in said
+    assert third not in (agent, other)
 
 
 @pytest.mark.tensorflow

@@ -133,7 +133,7 @@ _RUN_OPTIONS = (
         "--keep-own-tf-config",
         section="Program",
         is_flag=True,
-        help="Allow the program to replace the cluster's TF_CONFIG.",
+        help="Let TensorFlow use the TF_CONFIG that the program sets.",
     ),
     option(
         "--max-restarts",
@@ -172,7 +172,13 @@ _RUN_OPTIONS = (
         help="Write logs and the report to DIR, a new or empty folder.",
     ),
     option("--report", section="Output", is_flag=True, help="Write report.html to the run's folder when the run ends."),
-    option("--verbose", "-v", section="Output", is_flag=True, help="Show TensorFlow's start-up messages too."),
+    option(
+        "--verbose",
+        "-v",
+        section="Output",
+        is_flag=True,
+        help="Show TensorFlow's start-up messages, and details of starts.",
+    ),
     option("--no-live", section="Output", is_flag=True, help="Print plain lines instead of the live view."),
     option("--tensorboard", section="Output", is_flag=True, help="Run TensorBoard on the chief's node during the run."),
     option(

@@ -17,7 +17,7 @@ from launcher.cli.sections import SectionedCommand
 @run_argument
 @option("--spec", type=click.Path(path_type=Path), metavar="FILE", help="Use another spec for the rest of the run.")
 @option("--detach", "-d", is_flag=True, help="Return once the cluster is up; the run continues in the background.")
-@option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
+@option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages, and details of starts.")
 @option("--no-live", is_flag=True, help="Print plain lines instead of the live view.")
 @runs_attached
 def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool, no_live: bool) -> int:

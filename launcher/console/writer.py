@@ -59,7 +59,7 @@ class Console:
         sink: where the thread writes.
         tasks: all tasks, for the width of the labels.
         colour: whether labels and our own messages are coloured.
-        verbose: whether TensorFlow's start-up chatter is shown.
+        verbose: whether TensorFlow's start-up chatter and details are shown.
         clock: seconds, for the interval of unfinished lines.
         record: also gets each message to the user, with its level.
         needed: whether the console is `broken` when its reader is gone.
@@ -117,6 +117,11 @@ class Console:
         """Writes the message unless it was written before."""
         if text not in self._noted_once:
             self._noted_once.add(text)
+            self.note(text)
+
+    def detail(self, text: str) -> None:
+        """Writes a message that only users who want more words need."""
+        if self._verbose:
             self.note(text)
 
     def warn(self, text: str) -> None:

@@ -59,4 +59,5 @@ def _make_task_start(
         injections=injections_of(task.task, faults),
         joins=joins,
         keep_own_tf_config=task.keep_own_tf_config,
+        defaults=sorted(task.defaults),
     )

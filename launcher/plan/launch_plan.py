@@ -23,6 +23,7 @@ from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.orders import Preload
 from worker_entry.protocol.values import Program, TaskRequest
 
+REUSE_PORT = "TF_GRPC_REUSE_PORT"
 SERVER_MODULE = "worker_entry.task.server"
 """The program of the tasks that run TensorFlow's server."""
 
@@ -31,8 +32,9 @@ SERVER_MODULE = "worker_entry.task.server"
 class TaskPlan:
     """One task as it will be started.
 
-    `env`, without TF_CONFIG, is added to the node's own environment; the values of the names in `secrets` are never
-    shown. `port` is held for the task even if the task never opens it. `directory` is the task's working directory.
+    `env`, without TF_CONFIG, is added to the node's own environment, except for names in `defaults` that are set there;
+    the values of the names in `secrets` are never shown. `port` is held for the task even if the task never opens it.
+    `directory` is the task's working directory.
     """
 
     task: TaskId
@@ -59,6 +61,7 @@ class TaskPlan:
     """Whether a TF_CONFIG that the program sets takes effect."""
     other_addresses: tuple[str, ...] = ()
     """The other candidate addresses, if the checks have not chosen one yet."""
+    defaults: frozenset[str] = frozenset()
 
     @property
     def request(self) -> TaskRequest:
@@ -148,8 +151,7 @@ def make_plan(
     if layout.routes and any(known.gpus for known in (facts or {}).values()) and spec.rules.collective:
         warnings.append("NCCL does not go through the tunnel: train with CommunicationImplementation.RING")
     if spec.tensorboard:
-        chief = next(node for node in spec.nodes if node.host == layout.chief)
-        plans.append(_plan_board(spec, chief, layout, _directory(spec, chief, directory), python))
+        plans.append(_plan_board(spec, layout, next(task for task in plans if task.node == layout.chief)))
     return LaunchPlan(
         name=spec.name,
         strategy=spec.strategy if spec.framework == "tensorflow" else spec.framework,
@@ -182,7 +184,8 @@ def plan_node(
         config = layout.configs[task]
         own = own_env(spec, task, config)
         own |= {environment.CACHE: spec.cache} if spec.cache is not None else {}
-        env = {**own, **layout.torch_envs.get(task, {}), **shares[task], **spec.env, **node.env, **secrets}
+        users = {**spec.env, **node.env, **secrets}
+        env = {**own, **layout.torch_envs.get(task, {}), **shares[task], **users}
         yield TaskPlan(
             task=task,
             node=node.host,
@@ -202,29 +205,37 @@ def plan_node(
             reuse_address=spec.framework == "torch",
             keep_own_tf_config=spec.keep_own_tf_config,
             other_addresses=() if node.host in chosen else tuple(node.candidates[1:]),
+            defaults=frozenset(environment.DEFAULTS) & env.keys() - users.keys(),
         )
 
 
-def _plan_board(spec: ClusterSpec, node: NodeSpec, layout: Layout, directory: str, python: str) -> TaskPlan:
-    """The plan of TensorBoard, which listens only on the loopback address because it authenticates nobody."""
+def _plan_board(spec: ClusterSpec, layout: Layout, beside: TaskPlan) -> TaskPlan:
+    """The plan of TensorBoard, which listens only on the loopback address because it authenticates nobody.
+
+    It gets the variables of a task on the same node, except for those that make up the cluster: so it finds the same
+    storage, and can be forked from the same process.
+    """
+    of_cluster = {*environment.OF_TASKS, REUSE_PORT, *spec.rules.env, *layout.torch_envs.get(beside.task, ())}
+    shared = {name: value for name, value in beside.env.items() if name not in of_cluster}
     port = layout.ports[TENSORBOARD]
     words = ["--logdir", spec.logs or "", "--host", LOOPBACK, "--port", str(port), "--reload_interval", "5"]
     return TaskPlan(
         task=TENSORBOARD,
-        node=node.host,
-        directory=directory,
-        python=node.find_python(python),
+        node=beside.node,
+        directory=beside.directory,
+        python=beside.python,
         address=LOOPBACK,
         port=port,
         explicit_port=False,
         program=Program("module", "tensorboard.main", words),
         tf_config=None,
-        env={environment.TASK: str(TENSORBOARD), "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": NO_GPU},
-        secrets=frozenset(),
+        env={**shared, environment.TASK: str(TENSORBOARD), "CUDA_VISIBLE_DEVICES": NO_GPU},
+        secrets=beside.secrets & shared.keys(),
         patch_keras=False,
         progress=False,
         collective=False,
         reuse_address=True,
+        defaults=beside.defaults,
     )
 
 
@@ -240,7 +251,8 @@ def make_preload(spec: ClusterSpec, tasks: Sequence[TaskPlan], *, keep: bool) ->
         return None
     modules = [] if spec.preload is True else [*spec.preload]
     common = set.intersection(*(set(task.env.items()) for task in tasks))
-    return Preload(tasks[0].program, dict(common), [environment.TF_CONFIG], modules, keep)
+    defaults = sorted(frozenset.intersection(*(task.defaults for task in tasks)))
+    return Preload(tasks[0].program, dict(common), [environment.TF_CONFIG], modules, keep, defaults)
 
 
 def _directory(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:
@@ -286,7 +298,7 @@ def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[st
         env[environment.CHECKPOINT_DIR] = spec.checkpoint_directory
     if config is not None:
         # The agent holds the port with SO_REUSEPORT until TensorFlow has bound it as well.
-        env["TF_GRPC_REUSE_PORT"] = "true"
+        env[REUSE_PORT] = "true"
     return env
 
 

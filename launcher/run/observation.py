@@ -98,7 +98,8 @@ class Observer:
             if isinstance(message, Fetch) and self._context.bundle is not None:
                 links.send(node, *self._context.bundle.read_piece(message))
             if isinstance(message, Noted):
-                self._context.console.note(message.text if node == LOCAL else f"node {node}: {message.text}")
+                text = message.text if node == LOCAL else f"node {node}: {message.text}"
+                (self._context.console.detail if message.detail else self._context.console.note)(text)
             if isinstance(message, Ready):
                 self._context.journal.write(run_events.NodeMet(node, message))
             if isinstance(message, Saved) and message != self.saved:

@@ -61,7 +61,7 @@ folder, who, line = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 (folder / "program.py").write_text("import tensorflow, time\nopen('runs', 'w').close()\ntime.sleep(600)\n")
 kernel.become_subreaper()  # a guardian, except that it kills nothing
 env = {"PYTHONPATH": str(folder), "WHO": who, "LINE": line, "REACHED": str(folder / "reached")}
-preload = json.dumps({"env": env, "modules": []})
+preload = json.dumps({"env": env, "modules": [], "cwd": str(folder)})
 agent = subprocess.Popen(
     [sys.executable, str(Path(__file__).with_name("fork_tasks.py")), preload, str(folder / "forkserver.log")],
     cwd=folder,

@@ -17,7 +17,9 @@ forkserver = ForkserverClient(selector)
 preload = json.loads(sys.argv[1])
 program = Program("script", "program.py")
 forkserver.begin(
-    Preload(program, preload["env"], [], preload["modules"], keep=True), os.getcwd(), os.path.dirname(sys.argv[2])
+    Preload(program, preload["env"], [], preload["modules"], keep=True),
+    preload["cwd"],
+    os.path.dirname(sys.argv[2]),
 )
 
 

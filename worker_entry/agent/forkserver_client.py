@@ -64,6 +64,8 @@ class ForkserverClient:
         """Whether the earlier run's forkserver has yet to answer whether it can be used."""
         self.news = news
         """Why an earlier run's forkserver is not used."""
+        self._news_of_agent = news
+        """The same if it was the earlier run's agent that cannot be used: few users know their control group."""
         self._deadline = 0.0
         self._order: Optional[Preload] = None
         self._cwd = self._directory = ""
@@ -92,7 +94,7 @@ class ForkserverClient:
         log = os.path.join(directory, LOG)
         if not self.wanted or (self._control is not None and self.pids):
             return
-        env = {name: value for name, value in os.environ.items() if name not in order.unset} | order.env
+        env = environment.merge(os.environ, order.env, order.unset, order.defaults)
         with contextlib.suppress(OSError):  # the tasks' start reports it
             add_compile_cache(env)
         from worker_entry.program.environment import find_program_env  # slow: it imports Python's parser
@@ -176,7 +178,7 @@ class ForkserverClient:
             self._fail(_explain(found) or "the program no longer sets the variables with which TensorFlow was imported")
         elif self._modules:
             modules, self._modules = self._modules, []
-            self._ask_for(modules, folder_of(program, cwd))
+            self._ask_for(modules, folder_of(program, cwd), cwd)
 
     def fork(self, order: TaskOrder, env: Mapping[str, str], cwd: str, log: str, order_file: str) -> int:
         """Forks the task; returns the pid of its process, a child of this one.
@@ -218,11 +220,11 @@ class ForkserverClient:
             raise ForkserverError("the forkserver did not fork")
         raise ForkserverError(json.loads(answer)["problem"])
 
-    def take_news(self) -> Iterator[str]:
-        """Why TensorFlow is imported again, once, if that matters to the program."""
+    def take_news(self) -> Iterator[tuple[str, bool]]:
+        """Why TensorFlow is imported again, once, if that matters to the program; and whether it is only a detail."""
         if self.news and self.wanted:
             news, self.news = self.news, ""
-            yield news
+            yield news, news == self._news_of_agent
 
     def is_refused(self, status: TaskStatus) -> bool:
         """Whether a task reports for the first time that it cannot use an early import; then ends the forkserver."""
@@ -282,8 +284,8 @@ class ForkserverClient:
         self._kept = self._reads = None
         self._renews = False
 
-    def _ask_for(self, modules: list[str], folder: Optional[str] = None) -> None:
-        self._ask({"modules": modules, "folder": folder})
+    def _ask_for(self, modules: list[str], folder: Optional[str] = None, cwd: Optional[str] = None) -> None:
+        self._ask({"modules": modules, "folder": folder, "cwd": cwd})
 
     def _ask(self, request: dict[str, Any]) -> None:
         assert self._control is not None

@@ -152,8 +152,8 @@ class Agent:
         self._stream_logs()
         can_deliver = self._connection.is_open or not self._closing
         attempts.finish(logs_first=self._streaming and can_deliver)
-        for text in attempts.forkserver.take_news():
-            self._send(Noted(f"imports TensorFlow again: {text}"))
+        for text, is_detail in attempts.forkserver.take_news():
+            self._send(Noted(f"imports TensorFlow again: {text}", detail=is_detail))
         if self._stay.is_asked and not attempts.is_stopping:
             answer = self._stay.answer(attempts.forkserver, isolated=attempts.is_isolated)
             if answer is not None:

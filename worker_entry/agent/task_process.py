@@ -219,8 +219,7 @@ def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Proble
 
 
 def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if name not in start.unset}
-    env.update(start.env)
+    env = environment.merge(os.environ, start.env, start.unset, start.defaults)
     if start.joins:
         task_type, _, index = start.task.partition(":")
         config = {"cluster": cluster, "task": {"type": task_type, "index": int(index)}}

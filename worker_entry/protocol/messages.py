@@ -152,9 +152,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Noted:
-    """A one-line note for the user."""
+    """A one-line note for the user; a `detail` is shown only if the user asks for more."""
 
     text: Annotated[str, Text(8192, lines=False)]
+    detail: bool = False
 
 
 @dataclass(frozen=True)

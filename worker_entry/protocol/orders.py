@@ -28,7 +28,7 @@ from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 16
+VERSION = 17
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has certainly ended."""
@@ -129,9 +129,9 @@ class Dial:
 class Preload:
     """Import TensorFlow now in a process from which tasks can be forked, and these `modules` before the first fork.
 
-    `env` is merged over the agent's environment without `unset`; the result is the environment that all tasks share.
-    Nothing is imported for a `program` that does not seem to import TensorFlow. `keep`: whether another attempt may
-    follow, or a task may be restarted individually.
+    The result of `env`, `unset` and `defaults`, as in TaskStart, is the environment that all tasks share. Nothing is
+    imported for a `program` that does not seem to import TensorFlow. `keep`: whether another attempt may follow, or a
+    task may be restarted individually.
     """
 
     program: Program
@@ -139,6 +139,7 @@ class Preload:
     unset: list[str]
     modules: list[str]
     keep: bool
+    defaults: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,7 @@ class TaskRequest:
 class TaskStart:
     """A task to start; `env` is merged over the agent's environment without `unset`.
 
+    `defaults`: the variables in `env` that yield to those of the agent's environment.
     `joins`: whether the agent makes TF_CONFIG, from the cluster that all tasks of a Start share: a TF_CONFIG for each
     of a thousand tasks would contain a million addresses.
     `coordination_timeout_s`: how long TensorFlow's workers wait for each other's heartbeats; 0: TensorFlow's default.
@@ -258,6 +259,7 @@ class TaskStart:
     injections: list[Injection] = field(default_factory=list)
     joins: bool = False
     keep_own_tf_config: bool = False
+    defaults: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,14 @@ import logging
 import os
 import sys
 import sysconfig
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Optional
 
 from worker_entry.hooks.import_hooks import run_hooks
 from worker_entry.program.import_variables import LATE
-from worker_entry.protocol.frozen import dataclass
 from worker_entry.task.environ_reads import OURS, _importer, make_recording_environ, top_package
+from worker_entry.task.import_effects import Effects, HiddenLoggers, State, noted_exit_handlers, undo
 
 TENSORFLOW = "tensorflow"
 NUMPY = "numpy"
@@ -54,8 +53,11 @@ class EarlyImport:
         """The packages that each package imports."""
         self._reads: dict[str, set[str]] = {}
         """The variables that each package reads while it is imported."""
-        self._effects: dict[str, _Effects] = {}
-        self._filters = list(warnings.filters)
+        self._effects: dict[str, Effects] = {}
+        self._state = State()
+        self._known_loggers = set(logging.root.manager.loggerDict)
+        self._loggers: Optional[HiddenLoggers] = None
+        self._import_hooks: list[Any] = []
         self._hidden: dict[str, ModuleType] = {}
         self._packages: set[str] = set()
 
@@ -63,10 +65,12 @@ class EarlyImport:
         """Imports the module and records what the import depends on; raises any exception of the import."""
         if top_package(name) in self._effects:
             return
-        filters, environ = list(warnings.filters), dict(os.environ)
-        with self._recording():
+        before = State()
+        with noted_exit_handlers() as noted, self._recording():
             importlib.import_module(name)
-        self._effects[top_package(name)] = _Effects.since(filters, environ)
+        standard = _standard_folders()
+        at_exit = [handler for module, handler in noted if _is_installed(top_package(module), standard)]
+        self._effects[top_package(name)] = Effects.since(before, at_exit)
 
     @property
     def reads(self) -> list[str]:
@@ -79,13 +83,14 @@ class EarlyImport:
         Args:
             start_again: called when the program's own import would differ; it does not return.
         """
-        standard = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+        standard = _standard_folders()
         early = [name for name in sys.modules if name not in self._before and top_package(name) != OURS]
         self._packages = {package for package in map(top_package, early) if _is_installed(package, standard)}
         self._hidden = {name: sys.modules.pop(name) for name in early if top_package(name) in self._packages}
-        warnings.filters[:] = self._filters  # type: ignore[index]  # typeshed has it as a Sequence
-        _renew_filters()
+        undo(self._state, self._effects.values())
         _forget_logger(self._hidden.get(_LOGGING))
+        self._loggers = HiddenLoggers.hide(self._known_loggers)
+        self._import_hooks = _find_import_hooks()
         sys.meta_path.insert(0, _Finder(self, start_again))
 
     # --- while modules are imported ---
@@ -132,6 +137,11 @@ class EarlyImport:
             known = variable in reads or variable.startswith(native)
             if known and variable not in LATE and self._environ.get(variable) != os.environ.get(variable):
                 return f"the program sets {variable} before it imports {name}"
+        for name_of, module in self._hidden.items():
+            if top_package(name_of) in packages and sys.modules.get(name_of, module) is not module:
+                return f"the program puts its own {name_of} into sys.modules before it imports {name}"
+        if _find_import_hooks() != self._import_hooks:
+            return f"the program changes how modules are imported before it imports {name}"
         for package in sorted(packages & self._hidden.keys()):
             there = importlib.machinery.PathFinder.find_spec(package)
             here = self._hidden[package].__spec__
@@ -145,7 +155,10 @@ class EarlyImport:
         shown = {name: module for name, module in self._hidden.items() if top_package(name) in packages}
         for module in shown:
             del self._hidden[module]
-        sys.modules.update(shown)
+        for module in shown:
+            sys.modules.setdefault(module, shown[module])
+        assert self._loggers is not None  # they were hidden with the modules
+        self._loggers.show_all_except({top_package(name) for name in self._hidden})
         for package in [package for package in self._effects if package in shown]:
             self._effects[package].repeat()
             self._environ.update(self._effects[package].environ)
@@ -166,31 +179,6 @@ class EarlyImport:
                 needed.add(package)
                 queue += self._imports.get(package, ())
         return needed
-
-
-@dataclass(frozen=True)
-class _Effects:
-    """An import's changes to the process: warning filters added before and after the old ones, and variables."""
-
-    first: list[Any]
-    last: list[Any]
-    environ: dict[str, str]
-
-    @classmethod
-    def since(cls, filters: list[Any], environ: dict[str, str]) -> _Effects:
-        """The difference between an earlier state and now."""
-        new = [entry not in filters for entry in warnings.filters]
-        split = new.index(False) if False in new else len(new)
-        added = [entry for entry, is_new in zip(warnings.filters, new) if is_new]  # noqa: B905 - Python 3.9 has no `strict`
-        set_now = {name: value for name, value in os.environ.items() if environ.get(name) != value}
-        return cls(added[:split], added[split:], set_now)
-
-    def repeat(self) -> None:
-        filters: Any = warnings.filters
-        filters[:] = [*self.first, *filters, *self.last]
-        _renew_filters()
-        for name, value in self.environ.items():
-            os.environ.setdefault(name, value)
 
 
 class _Finder:
@@ -232,6 +220,16 @@ class _Loader:
         self._finder.load(module.__name__)
 
 
+def _find_import_hooks() -> list[Any]:
+    """Whatever decides how modules are imported, without the hooks that this package has installed."""
+    hooks = [builtins.__import__, *sys.meta_path, *sys.path_hooks]
+    return [hook for hook in hooks if top_package(getattr(hook, "__module__", "")) != OURS]
+
+
+def _standard_folders() -> tuple[str, ...]:
+    return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+
+
 def _is_installed(package: str, standard: tuple[str, ...]) -> bool:
     """Whether the package is installed, not part of Python."""
     spec = getattr(sys.modules.get(package), "__spec__", None)
@@ -251,9 +249,3 @@ def _forget_logger(module: Optional[ModuleType]) -> None:
     if module is not None and getattr(module, "_logger", None) is not None and hasattr(module, "get_logger"):
         module.__dict__["_logger"] = None
         logging.getLogger("tensorflow").handlers.clear()
-
-
-def _renew_filters() -> None:
-    """Makes the interpreter notice the changed filters, by leaving a context that invalidates its cache of them."""
-    with warnings.catch_warnings():
-        pass

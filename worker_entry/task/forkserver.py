@@ -24,7 +24,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Optional
 
 from worker_entry.program.finding import folder_of
@@ -51,7 +51,7 @@ def serve() -> Optional[TaskOrder]:
     agent = os.getppid()
     control = socket.socket(fileno=os.dup(0))
     _point_to(os.devnull, 0)
-    early, problem = EarlyImport(), ""
+    early, problem, path = EarlyImport(), "", _RelativePath()
     kept = KeptImports(time.time())
     while True:
         message = _receive(control)
@@ -72,7 +72,8 @@ def serve() -> Optional[TaskOrder]:
                 os.dup2(1, 2)
                 _answer(control, problem=problem)
             else:
-                problem = problem or _import(early, request["modules"], request["folder"])
+                with path.of(request["cwd"]):
+                    problem = problem or _import(early, request["modules"], request["folder"])
                 _answer(control, problem=problem)
             continue
         [gate] = gates
@@ -82,9 +83,44 @@ def serve() -> Optional[TaskOrder]:
         elif _fork_away(agent):
             control.close()
             _become_task(request, gate, agent)
+            path.move_to(request["cwd"])
             early.hide(functools.partial(_start_again, request))
             return _make_order(request)
         gate.close()
+
+
+class _RelativePath:
+    """The relative entries of PYTHONPATH on sys.path, which Python has made absolute, in the folder where it started.
+
+    The program's own folder may not have been there yet, or this process may serve a later run in another folder.
+    """
+
+    def __init__(self) -> None:
+        here = os.getcwd()
+        entries = os.environ.get("PYTHONPATH", "")
+        relative = [entry for entry in entries.split(os.pathsep) if not os.path.isabs(entry)] if entries else []
+        # In the root folder, Python makes "//src" of "src", but "/" of ".".
+        self._entries = {
+            os.path.abspath(made): entry
+            for entry in relative
+            for made in (os.path.join(here, entry), f"{here}/{entry}")
+        }
+
+    def move_to(self, folder: str) -> None:
+        """Replaces the entries by those that a Python has that is started in this folder."""
+        moved = {old: os.path.abspath(os.path.join(folder, entry)) for old, entry in self._entries.items()}
+        sys.path[:] = [moved.get(entry, entry) for entry in sys.path]
+
+    @contextlib.contextmanager
+    def of(self, folder: Optional[str]) -> Iterator[None]:
+        """Replaces the entries for a while, unless the folder is not known."""
+        before = sys.path[:]
+        if folder is not None:
+            self.move_to(folder)
+        try:
+            yield
+        finally:
+            sys.path[:] = before
 
 
 def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -> str:
@@ -108,7 +144,7 @@ def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -
             stream.flush()  # otherwise each task would print the buffered text again
     if threading.active_count() > 1 or _count_threads() > threads + IMPORT_THREADS:
         return "an import has started threads, which a fork would lose"
-    if any(name.startswith("/dev/nvidia") for name in _open_files()):
+    if any(name.startswith("/dev/nvidia") for name in kernel.open_files(os.getpid()).values()):
         return "an import has initialised CUDA, which does not survive a fork"
     return ""
 
@@ -195,8 +231,26 @@ def _become_task(request: dict[str, Any], gate: socket.socket, agent: int) -> No
     os.environ.clear()
     os.environ.update(request["env"])
     clock.follow_environ()
+    _renew_modules()
+
+
+def _renew_modules() -> None:
+    """Gives modules that were imported before the fork the state that they would have in a new process."""
+    time.tzset()
+    main: Any = threading.main_thread()
+    if hasattr(main, "_set_native_id"):  # from Python 3.13, the fork does this
+        main._set_native_id()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # `random` reseeds itself after a fork
+    if "logging" in sys.modules:
+        began = time.time() if sys.version_info < (3, 13) else time.time_ns()
+        sys.modules["logging"].__dict__["_startTime"] = began
+    if "linecache" in sys.modules:
+        sys.modules["linecache"].clearcache()
+    if "multiprocessing.process" in sys.modules:
+        process = sys.modules["multiprocessing.process"]
+        process.__dict__["ORIGINAL_DIR"] = os.path.abspath(os.getcwd())
+        process.current_process().authkey = os.urandom(32)
 
 
 def _receive(control: socket.socket) -> Optional[tuple[dict[str, Any], list[socket.socket]]]:
@@ -222,11 +276,3 @@ def _point_to(path: str, descriptor: int) -> None:
 
 def _count_threads() -> int:
     return len(os.listdir("/proc/self/task"))
-
-
-def _open_files() -> list[str]:
-    names = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
-            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return names

@@ -80,12 +80,11 @@ def run(order: TaskOrder) -> None:
     sys.modules["__main__"] = main
     if "__mp_main__" in sys.modules:  # multiprocessing, imported early, has stored the old module there
         sys.modules["__mp_main__"] = main
-    sys.argv = [program.target, *program.args]
+    _set_arguments(program)
     # Registered before the program's exit handlers, so that it runs after them.
     interrupted = _InterruptedAtExit()
     try:
         if program.kind == "module":
-            sys.argv[0] = "-m"
             _set_first_path(os.getcwd())
             runpy._run_module_as_main(program.target)  # type: ignore[attr-defined]  # what `python -m` itself calls
         elif os.path.isdir(program.target) or zipfile.is_zipfile(program.target):
@@ -101,18 +100,20 @@ def run(order: TaskOrder) -> None:
         raise
     except BaseException as error:  # noqa: BLE001 - it is printed and recorded, and ends the process
         record(error)
-        error.__traceback__ = _without_our_frames(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
-        if isinstance(error, KeyboardInterrupt):
-            interrupted.by_signal = True
-        # The program's exception was printed the way Python prints it; SystemExit must not add a traceback.
-        raise SystemExit(1) from None
+        uncaught = error
     else:
         finish()
+        return
+    # Here, and not while the exception is handled: it must not become the context of an exception that a hook raises.
+    uncaught.__traceback__ = _without_our_frames(uncaught.__traceback__)
+    interrupted.by_signal = isinstance(uncaught, KeyboardInterrupt)
+    _show_uncaught(uncaught)
+    raise SystemExit(1)  # without a second traceback
 
 
 def _prepare(order: TaskOrder) -> None:
     """Sets up everything that the program gets in addition to plain Python; called before the program begins."""
+    in_cluster = own_tf_config.NAME in os.environ
     faulthandler.enable(all_threads=True)
     if order.stacks_file is not None:
         status_file.dump_on_signal(order.stacks_file)
@@ -144,7 +145,7 @@ def _prepare(order: TaskOrder) -> None:
                 begin_training()
 
             def begin_training() -> None:
-                if own_tf_config.NAME in os.environ and not built and not built_strategy.is_connected():
+                if in_cluster and not built and not built_strategy.is_connected():
                     note_strategy(NO_STRATEGY)
 
             keras_progress.install(meter, begin_keras, begin_training)
@@ -153,7 +154,7 @@ def _prepare(order: TaskOrder) -> None:
             note_patch = status.report_keras
         faults.install(order.injections, status, watchers)
         built_strategy.watch_preemption_handlers(status.report_preemption_handler)
-        if own_tf_config.NAME in os.environ:
+        if in_cluster:
             built_strategy.watch_strategies(lambda strategy: note_strategy(built_strategy.find_name(strategy)))
             built_strategy.watch_jax(note_strategy)
             own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
@@ -204,6 +205,54 @@ def _run_script(path: str, main: types.ModuleType) -> None:
         raise SystemExit(2) from None
     code = compile(source, absolute, "exec", dont_inherit=True)
     exec(code, main.__dict__)  # noqa: S102 - running the user's program is this module's job
+
+
+def _set_arguments(program: Program) -> None:
+    """Sets what the program knows of its own command line; some programs start themselves again with it."""
+    words = [program.target, *program.args]
+    if hasattr(sys, "orig_argv"):  # since Python 3.10
+        python = sys.orig_argv[
+            : len(sys.orig_argv) - len(sys.argv)
+        ]  # without the path of this package and its arguments
+        if python[-1:] == ["-m"]:
+            del python[-1]
+        sys.orig_argv[:] = [*python, *(["-m"] if program.kind == "module" else []), *words]
+    sys.argv = words
+    if program.kind == "module":
+        sys.argv[0] = "-m"
+
+
+def _show_uncaught(error: BaseException) -> None:
+    """Prints an exception as Python prints one that nothing has caught; raises SystemExit if a hook does."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    if not hasattr(sys, "excepthook"):
+        _print("sys.excepthook is missing\n")
+        _display(error)
+        return
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as failure:  # noqa: BLE001 - it is printed
+        failed = failure
+    else:
+        return
+    failed.__traceback__ = _without_our_frames(failed.__traceback__)
+    _print("Error in sys.excepthook:\n")
+    _display(failed)
+    _print("\nOriginal exception was:\n")
+    _display(error)
+
+
+def _display(error: BaseException) -> None:
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(Exception):  # stderr may be closed, or None
+        sys.stderr.write(text)
 
 
 def _watch_threads(record: Callable[[BaseException, str], None]) -> None:
