@@ -184,7 +184,7 @@ def test_only_the_last_screenful_of_earlier_output_is_shown(tmp_path: Path) -> N
 def test_the_exit_status_is_that_of_the_run(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     assert attach(run.root).returncode == 0
-    (run.root / "report.json").write_text('{"exit_status": 1}')
+    (run.root / "report.json").write_text('{"exit_status": 1, "outcome": "failed", "ended": 1.0}')
     assert attach(run.root).returncode == 1
     run.note(ended=True, exit_status=70)
     assert attach(run.root).returncode == 70

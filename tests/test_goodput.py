@@ -26,10 +26,10 @@ from launcher.report.run_events import (
     RunEvent,
     RunStarted,
     State,
-    StateName,
     parse_record,
 )
 from launcher.report.samples import ProgressSample
+from launcher.report.state_names import StateName
 from launcher.report.training_line import LIMIT, Place, TrainingLine
 from launcher.run.goodput_watch import count_recorded
 from launcher.tasks import TENSORBOARD, TaskId

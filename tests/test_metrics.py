@@ -23,7 +23,7 @@ from launcher.errors import UsageError
 from launcher.printable import printable
 from launcher.report.goodput import Goodput
 from launcher.report.metrics import make_families, make_registry
-from launcher.report.run_events import StateName
+from launcher.report.state_names import StateName
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.run import metrics_server
 from launcher.run.metrics_file import MetricsFile

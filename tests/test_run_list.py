@@ -120,7 +120,7 @@ class TestRealRuns:
             ("succeeded", "", 0, False),
         ]
         assert (found[lost]["state"], found[interrupted]["state"]) == ("lost", "interrupted")
-        assert [run["name"] for run in listed()] == [running]
+        assert [run["name"] for run in listed()] == [running, lost]
         table = ask("ls").stdout.splitlines()
         assert table[0].split() == ["RUN", "STATE", "AGE", "TASKS", "PROGRESS", "RESTARTS"]
         assert table[1].split()[:2] == [running, "running"]
@@ -142,7 +142,7 @@ class TestRealRuns:
         none = ask("ls")
         assert none.stderr == f"There are no runs in {runs}\n"
         write_run(runs / "a", outcome="succeeded")
-        write_run(runs / "b", controller=GONE)
+        write_run(runs / "b", outcome="failed")
 
         asked = ask("ls")
 

@@ -28,7 +28,7 @@ from tests.conftest import Distlaunch, distlaunch_command
 from tests.polling import eventually
 from tests.terminals import terminal
 from tests.test_gang import W0, W1, make_policy
-from tests.witness import wait_until
+from tests.witness import await_none_left, make_mark, wait_until
 from worker_entry.protocol.values import Progress, TaskExit
 from worker_entry.system import kernel
 
@@ -137,18 +137,69 @@ def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch) -> None:
     assert "Error: worker:0 on local exited with status 3" in shown.stdout
 
 
-def test_a_run_whose_controller_was_killed_is_lost(tmp_path: Path, distlaunch: Distlaunch) -> None:
-    folder = tmp_path / "run"
-    command = distlaunch_command("local", "-n", "1", "--run-dir", str(folder), "--", "sleep", "60")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_until((folder / "run.json").exists, "it has begun")
+LOST = """
+import os, time
+from worker_entry import progress
+for step in range(5):
+    progress.report()
+if os.environ["DISTLAUNCH_TASK"] == "worker:1":
+    time.sleep(600)
+"""
+
+
+def test_a_lost_run_shows_how_its_tasks_were(tmp_path: Path, distlaunch: Distlaunch) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    (tmp_path / "program.py").write_text(LOST)
+    mark = make_mark()
+    command = distlaunch_command("local", "-n", "2", "program.py")
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, **state, **mark}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        runs = tmp_path / "state" / "distlaunch" / "runs"
+
+        def is_known() -> bool:
+            events = b"".join(path.read_bytes() for path in runs.glob("*/events.jsonl"))
+            return b'"task-exited"' in events and b'"task":"worker:1","phase":"is training"' in events
+
+        wait_until(is_known, "worker:0 has ended, and worker:1 has reported")
         process.kill()
-    done = distlaunch("status", str(folder), run_dir=False)
-    assert done.status == 3
-    assert (
-        "is lost: its controller has ended without a report [run-directory]\n  resume it: `distlaunch resume"
-        in done.stderr
-    )
+    await_none_left(mark)
+    [folder] = runs.iterdir()
+    done = distlaunch("status", "--json", env=state, run_dir=False)
+    status: dict[str, Any] = json.loads(done.stdout)
+    assert (status["state"], status["attempt"]) == ("lost", 1)
+    assert [(task["task"], task["node"]) for task in status["tasks"]] == [("worker:0", "local"), ("worker:1", "local")]
+    assert [task["state"] for task in status["tasks"]] == ["exit status 0", "is training"]
+    assert status["tasks"][0]["step"] == 5
+    assert all(task["pid"] and task["address"] for task in status["tasks"])
+    assert f"The controller of this run is gone; resume the run: `distlaunch resume {folder}`; " in done.stderr
+    assert f"or stop what is left of it: `distlaunch clean {folder}`\n" in done.stderr
+    for arguments in ((), ("-a",)):
+        listed = distlaunch("ls", *arguments, env=state, run_dir=False)
+        assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [[folder.name, "lost"]]
+
+
+@pytest.mark.parametrize("lost", ["report", "report and run.json"])
+def test_every_command_tells_the_same_end_of_a_run_on_a_full_disk(
+    tmp_path: Path, distlaunch: Distlaunch, lost: str
+) -> None:
+    """Only some of the files that have the end could be written: the journal has it."""
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    ran = distlaunch("local", "-n", "2", "--", "sh", "-c", "exit 3", env=state, run_dir=False)
+    assert ran.status == 1
+    [folder] = (tmp_path / "state" / "distlaunch" / "runs").iterdir()
+    facts = json.loads((folder / "run.json").read_text())
+    (folder / "report.json").unlink()
+    if lost != "report":
+        facts |= {"ended": False, "outcome": "", "reference": "", "exit_status": None}
+        (folder / "run.json").write_text(json.dumps(facts))
+    status = json.loads(distlaunch("status", "--json", env=state, run_dir=False).stdout)
+    assert status["state"] == "failed"
+    assert [task["state"] for task in status["tasks"]] == ["exit status 3"] * 2
+    [listed] = json.loads(distlaunch("ls", "-a", "--json", env=state, run_dir=False).stdout)
+    assert (listed["state"], listed["exit_status"]) == ("failed", 1)
+    assert distlaunch("wait", env=state, run_dir=False).status == 1
+    assert json.loads(distlaunch("ls", "--json", env=state, run_dir=False).stdout) == []
 
 
 def test_the_processes_below_several_are_found_at_one_look() -> None:

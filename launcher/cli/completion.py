@@ -151,7 +151,7 @@ def _complete_names(incomplete: str, wanted: Container[bool]) -> list[Any]:
     from click.shell_completion import CompletionItem
 
     from launcher.errors import DistlaunchError
-    from launcher.run.selection import find_runs
+    from launcher.run.selection import find_runs, summarize_if_there
     from launcher.run.summary import find_controller
     from launcher.wording import render_age
 
@@ -164,8 +164,9 @@ def _complete_names(incomplete: str, wanted: Container[bool]) -> list[Any]:
     for files, record in runs:
         running = find_controller(files, record) is not None
         if running in wanted and files.root.name.isprintable():
-            state = "running" if running else record.end.outcome or ("ended" if record.ended else "lost")
-            help_text = f"{state if state.isalpha() else 'ended'}, {render_age(now - record.started)}"
+            summary = None if running else summarize_if_there(files)
+            state = "running" if summary is None else summary.state
+            help_text = f"{state}, {render_age(now - record.started)}"
             found.append(CompletionItem(files.root.name, help=help_text))
     first = [item for item in found if item.value.startswith(incomplete)]
     return first or (found if len(found) == 1 else [])

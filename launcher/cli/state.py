@@ -30,9 +30,9 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
     RUN is a run's name, a part of it, or its folder; default: the only running run, else the latest one.
 
     OWN TIME is the time of a step without waiting for other tasks; CPU is in cores (100 % is one). For a run that has
-    ended, shows how its tasks ended.
+    ended, shows how its tasks ended; for a lost one, how they were when its controller ended.
     """
-    from launcher.commands.status import read_said, read_status, render_status
+    from launcher.commands.status import describe_lost, read_said, read_status, render_status
     from launcher.run.selection import select_run
 
     files = select_run(run, reads=True)
@@ -40,6 +40,8 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
         found = read_status(files)
         lines = [found.model_dump_json(indent=2)] if as_json else render_status(found, read_said(files, MESSAGES))
         click.echo("\n".join(lines))
+        if found.state == "lost":
+            click.echo(describe_lost(files), err=True)
     elif can_repaint() and not as_json:
         repaint(_make_picture(files))
     else:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.printable import printable
 from launcher.run.naming import runs_directory
-from launcher.run.selection import find_runs, list_running, list_runs
+from launcher.run.selection import find_runs, list_runs, list_unended
 from launcher.run.summary import RunSummary
 from launcher.wording import count_of, render_age
 
@@ -15,8 +15,8 @@ COLUMNS = ("RUN", "STATE", "AGE", "TASKS", "PROGRESS", "RESTARTS")
 
 
 def look(*, ended: bool) -> list[RunSummary]:
-    """The runs that are running, the latest first; with `ended`, all."""
-    return list_runs() if ended else list_running()
+    """The runs that are running, queued or lost, the latest first; with `ended`, all."""
+    return list_runs() if ended else list_unended()
 
 
 def render_runs(runs: Sequence[RunSummary], now: float) -> list[str]:

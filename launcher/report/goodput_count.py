@@ -13,8 +13,9 @@ from typing import Literal
 
 from launcher.gang.events import TaskExited, TaskListening, TaskReported, TaskStarted
 from launcher.report.goodput import KINDS, Goodput, make_goodput
-from launcher.report.run_events import AttemptEnded, Ended, Record, RunStarted, State, StateName
+from launcher.report.run_events import AttemptEnded, Ended, Record, RunStarted, State
 from launcher.report.samples import ProgressSample
+from launcher.report.state_names import StateName
 from launcher.report.training_line import Place, TrainingLine
 from launcher.tasks import TaskId
 from worker_entry.protocol.values import Progress

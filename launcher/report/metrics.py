@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from launcher.report.run_events import StateName
+from launcher.report.state_names import StateName
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 
 _TASK = ["run", "task", "node"]

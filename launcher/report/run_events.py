@@ -20,23 +20,11 @@ from pydantic import TypeAdapter
 from launcher.gang import events as gang
 from launcher.gang.restarts import Ending
 from launcher.report.models import AttemptReport
+from launcher.report.state_names import StateName
 from launcher.tasks import TaskId
 from launcher.verdict.models import OutcomeName
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Ready
-
-StateName = Literal[
-    "pending",
-    "connecting",
-    "forming",
-    "running",
-    "restarting",
-    "waiting",
-    "stopping",
-    "succeeded",
-    "failed",
-    "interrupted",
-]
 
 
 @dataclass(frozen=True)

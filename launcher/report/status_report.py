@@ -9,10 +9,11 @@ from launcher.gang.stragglers import Standing
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
 from launcher.report.goodput import Goodput
-from launcher.report.run_events import StateName
 from launcher.report.samples import NodeUse, TaskUse
+from launcher.report.state_names import RunState, StateName
 from launcher.result import Result
 from launcher.tasks import TaskId
+from worker_entry.protocol.frozen import dataclass
 
 PHASES: dict[Phase, StateName] = {
     Phase.FORMING: "forming",
@@ -21,6 +22,16 @@ PHASES: dict[Phase, StateName] = {
     Phase.FINISHED: "stopping",
 }
 """The run's state in these phases of an attempt; in earlier phases, the run is connecting."""
+
+
+@dataclass(frozen=True)
+class PlacedTask:
+    """Where a task runs: the node, the address of the node, and the GPUs that the task may use."""
+
+    task: TaskId
+    node: str
+    address: str
+    gpus: tuple[str, ...] = ()
 
 
 class TaskState(Result):
@@ -108,12 +119,12 @@ class NodeState(Result):
 
 
 class RunStatus(Result):
-    """A running run now."""
+    """A run now, or at its end."""
 
     run_id: str
     name: str
     directory: str
-    state: StateName
+    state: RunState
     attempt: int
     restarts: int
     """Restarts of the whole cluster, and of single tasks."""
@@ -153,7 +164,7 @@ def make_task_states(
     state: AttemptState, plan: LaunchPlan, uses: Mapping[TaskId, TaskUse], standings: Mapping[TaskId, Standing]
 ) -> list[TaskState]:
     """All tasks of an attempt, in the plan's order."""
-    return [_make_task_state(state, task, uses.get(task.task), standings.get(task.task)) for task in plan.tasks]
+    return [describe_task(state, _place(task), uses.get(task.task), standings.get(task.task)) for task in plan.tasks]
 
 
 def make_node_states(uses: Mapping[str, NodeUse]) -> list[NodeState]:
@@ -173,7 +184,10 @@ def make_node_states(uses: Mapping[str, NodeUse]) -> list[NodeState]:
     ]
 
 
-def _make_task_state(state: AttemptState, plan: TaskPlan, use: TaskUse | None, standing: Standing | None) -> TaskState:
+def describe_task(
+    state: AttemptState, plan: PlacedTask, use: TaskUse | None = None, standing: Standing | None = None
+) -> TaskState:
+    """One task of an attempt."""
     task = plan.task
     status, started = state.status.get(task), state.started.get(task)
     progress = status.progress if status is not None else None
@@ -205,11 +219,16 @@ def _make_task_state(state: AttemptState, plan: TaskPlan, use: TaskUse | None, s
         threads=use.threads if use is not None else None,
         read_s=use.read_s if use is not None else None,
         written_s=use.written_s if use is not None else None,
-        gpus=[name for name in plan.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name not in ("", "-1")],
+        gpus=[*plan.gpus],
     )
 
 
-def _render_state(state: AttemptState, plan: TaskPlan) -> str:
+def _place(plan: TaskPlan) -> PlacedTask:
+    gpus = [name for name in plan.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name not in ("", "-1")]
+    return PlacedTask(plan.task, plan.node, plan.address, tuple(gpus))
+
+
+def _render_state(state: AttemptState, plan: PlacedTask) -> str:
     task, node = plan.task, plan.node
     if task in state.exits:
         return str(state.exits[task].exit)

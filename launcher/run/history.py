@@ -14,8 +14,9 @@ from launcher.gang.policy import AttemptPolicy
 from launcher.gang.restarts import Ending
 from launcher.gang.state import AttemptState, Phase
 from launcher.report.models import AttemptReport
-from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, RunStarted, State, StateName, parse_records
+from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, RunStarted, State, parse_records
 from launcher.report.run_report import Earlier
+from launcher.report.state_names import StateName
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.messages import Ready

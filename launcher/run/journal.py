@@ -12,7 +12,8 @@ from launcher.console.writer import Level
 from launcher.gang.events import Event, TaskReported, TaskWrote, Tick
 from launcher.gang.state import AttemptState
 from launcher.report.models import RunReport
-from launcher.report.run_events import Ended, Record, RunEvent, Said, State, StateName, render_record
+from launcher.report.run_events import Ended, Record, RunEvent, Said, State, render_record
+from launcher.report.state_names import StateName
 from launcher.report.status_report import PHASES
 from launcher.tasks import TaskId
 from launcher.transports.allowances import Bucket

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from launcher.plan.paths import RunPaths
+from launcher.report.state_names import LiveState
 from launcher.run.journal_reading import read_last_entries
 from launcher.run.record import RunRecord
 from worker_entry.protocol.frozen import dataclass, replace
 
-LiveState = Literal["connecting", "forming", "running", "restarting", "waiting", "stopping"]
 Progress = tuple[int | None, int | None]
 """Epoch and step."""
 

@@ -19,6 +19,7 @@ from launcher.report.samples import NodeUseSample, ProgressSample, Sample, TaskU
 from launcher.report.status_report import RunStatus
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import open_regular
+from launcher.run.last_state import read_end_report
 from launcher.run.log_reading import find_attempts, find_logs
 from launcher.run.log_tails import last_lines
 from launcher.run.record import read_limited, read_record
@@ -26,7 +27,6 @@ from launcher.run.summary import RunSummary, summarize
 from launcher.tasks import TaskId, parse_task_id
 
 TEXT_LIMIT = 8 << 20
-REPORT_LIMIT = 64 << 20
 JOURNAL_HEAD, JOURNAL_TAIL = 8 << 20, 40 << 20
 """Bytes read at the start and at the end of a very long journal."""
 SAMPLES_LIMIT = 256 << 20
@@ -64,8 +64,8 @@ def read_material(
     record = read_record(files)
     summary = summarize(files) if report is None else None
     running = summary is not None and summary.running
-    if summary is not None and not running and summary.state != "lost":
-        report = _read_report(files)
+    if summary is not None and not running:
+        report = read_end_report(files, summary)
     records, skipped = _read_journal(files)
     if report is not None:
         attempts: Sequence[AttemptReport] = report.attempts
@@ -105,13 +105,6 @@ def _find_state(report: RunReport | None, status: RunStatus | None, summary: Run
     if status is not None:
         return status.state
     return summary.state if summary is not None else ""
-
-
-def _read_report(files: RunPaths) -> RunReport | None:
-    try:
-        return RunReport.model_validate_json(read_limited(files.report, REPORT_LIMIT)[0])
-    except (OSError, ValueError):
-        return None
 
 
 def _read_name(files: RunPaths, run_id: str) -> str:

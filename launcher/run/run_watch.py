@@ -12,6 +12,7 @@ from launcher.errors import RunDirectoryError, UsageError
 from launcher.run.directory import RunDir
 from launcher.run.queue import ASK_SLURM_S, find_queued
 from launcher.run.record import read_record
+from launcher.run.summary import summarize
 
 ASK_S = 1.0
 """How often to look at the controller's process."""
@@ -72,6 +73,6 @@ class RunWatch:
         """The run's exit status; None if it is not known."""
         if isinstance(status := self.facts.get("exit_status"), int):
             return status
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads(self._files.report.read_bytes())["exit_status"])
+        with contextlib.suppress(RunDirectoryError):
+            return summarize(self._files).exit_status
         return None

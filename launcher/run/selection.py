@@ -91,21 +91,27 @@ def run_folders() -> Iterator[RunDir]:
 
 def list_runs() -> list[RunSummary]:
     """All runs, the latest first."""
-    return [found for files, _ in find_runs() if (found := _summarize(files)) is not None]
+    return [found for files, _ in find_runs() if (found := summarize_if_there(files)) is not None]
+
+
+def list_unended() -> list[RunSummary]:
+    """The runs that are running, queued or lost, the latest first; faster than `list_runs`."""
+    unended = (files for files, record in find_runs() if not record.ended or record.waits)
+    summaries = [found for files in unended if (found := summarize_if_there(files)) is not None]
+    return [found for found in summaries if found.running or found.state == "lost"]
 
 
 def list_running() -> list[RunSummary]:
-    """The running runs, the latest first; faster than `list_runs`."""
-    unended = (files for files, record in find_runs() if not record.ended or record.waits)
-    return [found for files in unended if (found := _summarize(files)) is not None and found.running]
+    """The runs that are running or queued, the latest first."""
+    return [found for found in list_unended() if found.running]
 
 
 def is_running(files: RunDir) -> bool:
-    found = _summarize(files)
+    found = summarize_if_there(files)
     return found is not None and found.running
 
 
-def _summarize(files: RunDir) -> RunSummary | None:
+def summarize_if_there(files: RunDir) -> RunSummary | None:
     """The run's summary; None if the run has been removed in the meantime."""
     try:
         return summarize(files)
@@ -129,7 +135,7 @@ def _select_without_name(*, running: bool) -> RunDir:
 
 
 def _ambiguous(message: str, candidates: Sequence[RunDir]) -> UsageError:
-    summaries = [found for files in candidates[:SHOWN] if (found := _summarize(files)) is not None]
+    summaries = [found for files in candidates[:SHOWN] if (found := summarize_if_there(files)) is not None]
     now = time.time()
     evidence = [f"{each.name}  {each.shown_state}, {render_age(now - each.started)}" for each in summaries]
     more = len(candidates) - SHOWN

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from launcher.errors import EXIT_INFRASTRUCTURE
+from launcher.report.state_names import Outcome, RunState
 from launcher.run.controller import ElsewhereError, is_alive
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import read_last_entries
-from launcher.run.live_facts import LiveState, live_facts
+from launcher.run.live_facts import live_facts
 from launcher.run.log_reading import find_attempts
 from launcher.run.queue import Queued, find_queued
 from launcher.run.record import (
@@ -21,11 +22,6 @@ from launcher.run.record import (
     read_report,
 )
 from worker_entry.protocol.frozen import asdict, dataclass
-
-Outcome = Literal["succeeded", "failed", "interrupted"]
-RunState = Literal[LiveState, Outcome, "pending", "lost", "ended"]
-"""`pending`: the Slurm job is queued or requeued. `lost`: the controller is gone and has not recorded an end. `ended`:
-an end is recorded, but no outcome."""
 
 LAST_BYTES = 2 << 10
 """Bytes read at the end of events.jsonl for a run that is over: the last events are enough."""
