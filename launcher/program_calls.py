@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from launcher import helpers
 from launcher.errors import DistlaunchError
 
 EVIDENCE_LINES = 5
@@ -40,23 +41,25 @@ def call_program(
     """
     name = name or words[0]
     try:
-        done = subprocess.run(
+        process = helpers.start(
             words,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=environ,
-            capture_output=True,
             text=True,
             errors="replace",
-            timeout=limit_s,
-            check=False,
-            start_new_session=True,  # the terminal's Ctrl-C is ours to handle
         )
     except OSError as error:
         raise failure(f"cannot run {words[0]}: {error.strerror}", hint=missing) from None
-    except subprocess.TimeoutExpired:
-        raise failure(f"{name} did not answer within {limit_s:g} s") from None
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip() and not _NOISE.match(line)]
-        raise failure(f"{name} ended with status {done.returncode}", evidence=lines[-EVIDENCE_LINES:])
-    return done.stdout
+    with process:
+        try:
+            output, errors = process.communicate(stdin, limit_s)
+        except subprocess.TimeoutExpired:
+            raise failure(f"{name} did not answer within {limit_s:g} s") from None
+        finally:
+            process.kill()
+    if process.returncode != 0:
+        lines = [line for line in errors.splitlines() if line.strip() and not _NOISE.match(line)]
+        raise failure(f"{name} ended with status {process.returncode}", evidence=lines[-EVIDENCE_LINES:])
+    return str(output)

@@ -50,6 +50,7 @@ BASICS = {
     "described",
     "errors",
     "failures",
+    "helpers",
     "own_command",
     "printable",
     "program_calls",

@@ -28,7 +28,7 @@ from launcher.spec.mistakes import explain_fields
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import NotifySpec
 from launcher.verdict.models import Verdict
-from tests.conftest import Distlaunch
+from tests.conftest import Distlaunch, distlaunch_command
 from tests.polling import eventually
 from tests.web_servers import Request, WebServer, serving
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
@@ -479,6 +479,30 @@ class TestRuns:
         told = tmp_path / "told.json"
         wait_until(lambda: told.exists() and told.read_text().endswith("}"), "the command has run")
         assert json.loads(told.read_text())["happening"] == "failed"
+
+    def test_a_command_that_runs_at_the_end_of_a_run_is_left_alone(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
+        """It is a process below the controller, like what a task may have left."""
+        told = tmp_path / "told"
+        script = f"sleep 2; echo $DISTLAUNCH_HAPPENING > {told}"
+        notify = f"{{command: {json.dumps(['sh', '-c', script])}, on: [restarted]}}"
+        command = "['sh', '-c', '[ $DISTLAUNCH_ATTEMPT = 2 ]']"
+        more = "restart: {max_restarts: 1}\n"
+        ran = distlaunch("up", "--no-check", write_spec(tmp_path, notify, command, more=more))
+        assert ran.status == 0, ran.stderr
+        assert told.read_text() == "restarted\n"
+        assert "notif" not in ran.stderr
+        assert "0 processes left on this machine" in ran.stderr
+
+    def test_a_command_that_fails_is_known_although_the_shell_ignores_sigchld(self, tmp_path: Path) -> None:
+        spec = write_spec(tmp_path, "{command: ['false'], on: [failed]}", "['false']")
+        command = distlaunch_command("up", "--no-check", "--run-dir", "run", spec)
+        ran = subprocess.run(
+            ["env", "--ignore-signal=CHLD", *command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 1
+        assert "the command of `notify` has failed: it ended with status 1" in ran.stderr
 
     def test_a_command_that_hangs_delays_the_end_by_seconds_and_is_gone(
         self, distlaunch: Distlaunch, tmp_path: Path

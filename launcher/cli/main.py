@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -36,6 +37,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def main() -> NoReturn:
     """The `distlaunch` command."""
     _open_closed_streams()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent ignores it, the exit status of our children is lost
     gc.set_threshold(10_000)  # imports make objects that stay; collecting among them takes a twentieth of a start
     try:
         sys.exit(run_command(sys.argv[1:]))

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+from launcher import helpers
 from launcher.errors import DistlaunchError
 from launcher.kubernetes.pod import Manifest
 from launcher.program_calls import call_program
@@ -88,10 +89,9 @@ class Kubectl:
     def watch(self, kind: str, selector: str) -> subprocess.Popen[bytes]:
         """A process that prints objects and their changes until the connection ends: JSON with `type` and `object`."""
         options = [f"--selector={selector}", "--watch", "--output-watch-events", "--output=json"]
-        return subprocess.Popen(
+        return helpers.start(
             [*self.words, "get", kind, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
         )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
+from launcher import helpers
 from launcher.errors import DistlaunchError, InterruptionError, UsageError
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.slurm.allocation import expect_nodes, find_allocation, make_nodes
@@ -155,12 +156,11 @@ def _run(command: Sequence[str], shown: str, is_wanted: Callable[[], bool], limi
     """Returns the command's output, None if no longer wanted, after the command's process group has ended."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:  # a pipe would have to be drained
         try:
-            process = subprocess.Popen(
+            process = helpers.start(
                 [os.path.expanduser(command[0]), *command[1:]],  # noqa: PTH111 - keeps a name without a slash
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                start_new_session=True,  # Ctrl-C is for us; a signal to the group ends the command's children too
             )
         except OSError as error:
             raise NodeCommandError(

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from launcher import helpers
 from launcher.printable import printable
 from launcher.report.notification import Happening, Happenings, make_payload, make_variables
 from launcher.report.run_events import Record
@@ -170,20 +171,21 @@ class Notifier:
             stdin.write(body)
             stdin.seek(0)
             try:
-                process = subprocess.Popen(
+                process = helpers.start(
                     [os.path.expanduser(command[0]), *command[1:]],  # noqa: PTH111 - keeps a name without a slash
                     cwd=self._recipients.cwd,
                     env={**inherited, **variables},
                     stdin=stdin,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
-                    start_new_session=True,  # Ctrl-C is for us; a signal to the group ends the command's children too
                 )
             except OSError as error:
                 raise DeliveryError(f"it cannot be run: {error.strerror}") from None
             self._commands.add(process)
             try:
-                status = process.wait(LIMIT_S)
+                status = helpers.wait(process, LIMIT_S)
+            except helpers.LostStatusError:
+                raise DeliveryError("it has ended with an unknown status") from None
             except subprocess.TimeoutExpired:
                 raise DeliveryError(f"it did not end within {LIMIT_S:g} s") from None
             finally:

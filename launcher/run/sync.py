@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher import helpers
 from launcher.errors import UsageError
 from launcher.spec.parts import SyncSpec
 from worker_entry.protocol.frozen import dataclass
@@ -95,9 +96,10 @@ def _list_files(root: Path) -> Iterator[str]:
     """All files below the folder; in a git repository, without ignored ones."""
     if shutil.which("git") is not None:
         command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
-        if listed.returncode == 0:
-            for name in filter(None, os.fsdecode(listed.stdout).split("\0")):
+        with helpers.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as git:
+            listed, _ = git.communicate()
+        if git.returncode == 0:
+            for name in filter(None, os.fsdecode(listed).split("\0")):
                 inner = root / name
                 if inner.is_dir() and not inner.is_symlink():  # a nested repository
                     yield from (f"{name.rstrip('/')}/{path}" for path in _list_files(inner))

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from launcher import helpers
 from launcher.bounded_server import BoundedServer
 from launcher.transports.base import LinkBroken, LinkError
 from launcher.transports.payload import make_payload
@@ -106,14 +107,13 @@ class Gathering:
         }
         payload = make_payload("node", "calling")
         try:
-            self._process = subprocess.Popen(
+            self._process = helpers.start(
                 [*self._words, *payload.words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self._environ,
                 bufsize=0,
-                start_new_session=True,
             )
         except OSError as error:
             listener.close()

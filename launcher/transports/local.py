@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import worker_entry
+from launcher import helpers
 from launcher.errors import as_ours
 from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNews, LogSink, Resumption
 from launcher.transports.framed_link import FramedLink
@@ -86,7 +87,8 @@ class LocalTransport:
             process.kill()
             process.communicate()
             _guardians.discard(process.pid)
-            processes.kill_descendants(others | _guardians)
+            with helpers.spared() as own:
+                processes.kill_descendants(others | _guardians | own)
             raise as_ours(error) from None
 
 
@@ -132,10 +134,11 @@ class LocalLink(FramedLink):
         _guardians.discard(self._process.pid)
         if self.kept is not None:
             _guardians.update(self.kept.pids)
-        # Check the reports of the agent and its guardian: of our descendants, only other agents may be alive.
-        spare = self._others | _guardians
-        processes.kill_descendants(spare)
-        return len(kernel.descendants(os.getpid(), spare=spare))
+        # Check the reports of the agent and its guardian: of our descendants, only other agents and helpers may live.
+        with helpers.spared() as own:
+            spare = self._others | _guardians | own
+            processes.kill_descendants(spare)
+            return len(kernel.descendants(os.getpid(), spare=spare))
 
     def _end_stuck(self) -> None:
         """Kills an agent that hangs or is stopped; its guardian then kills everything below it."""

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from launcher import helpers
 from launcher.spec.redaction import hide_text
 from launcher.transports.base import GoneError, LinkBroken, LinkError
 from launcher.transports.payload import Payload
@@ -54,14 +55,13 @@ class ProgramWay:
         if self.note:
             opening.note(self.note)
         try:
-            process = subprocess.Popen(
+            process = helpers.start(
                 words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self.environ,
                 bufsize=0,
-                start_new_session=True,  # the terminal's Ctrl-C is ours to handle; the program cannot prompt
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)

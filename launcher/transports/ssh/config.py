@@ -18,6 +18,7 @@ from pathlib import Path
 
 import paramiko
 
+from launcher import helpers
 from launcher.transports.base import LinkError
 from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.system import kernel
@@ -142,7 +143,9 @@ def _ask_openssh(host: str, options: Iterable[str]) -> str:
     options = [*options, f"{HASHED}=%C"]
     command = ["ssh", "-G", *(word for option in options for word in ("-o", option)), "--", host]
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process: subprocess.Popen[bytes] = helpers.start(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
     except OSError as error:
         raise LinkError(f"`ssh -G` cannot be started: {error.strerror}") from None
     with process:

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from typing import IO, Any
 
+from launcher import helpers
 from launcher.transports.base import LinkError
 from launcher.transports.ssh.config import SshTarget
 from worker_entry.protocol.frozen import dataclass
@@ -114,12 +115,11 @@ def _start_proxy(command: str) -> RawConnection:
     # Read when the proxy fails; unlike a pipe, a file never blocks a proxy that writes a lot.
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the connection
     try:
-        proxy = subprocess.Popen(
+        proxy = helpers.start(
             ["/bin/sh", "-c", f"exec {command}"],
             stdin=its.fileno(),
             stdout=its.fileno(),
             stderr=errors,
-            start_new_session=True,  # the terminal's Ctrl-C is ours to handle
         )
     finally:
         its.close()
