@@ -16,15 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.gang import events as gang
-from launcher.report.run_events import Record, Said, State, make_schema, parse_record, render_record
+from launcher.gang.state import AttemptState
+from launcher.report.run_events import KINDS, Record, Said, State, kind_of, make_schema, parse_record, render_record
 from launcher.run.journal import Journal
 from launcher.tasks import TaskId
 from tests.conftest import Distlaunch, distlaunch_command
+from tests.test_gang import make_policy
 from tests.witness import wait_until
+from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Activity, CrashRecord, KerasPatch, Problem, Progress, TaskExit
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
-EVENTS: list[gang.Event] = [
+EVENTS: list[gang.Fact] = [
     gang.NodePrepared("gpu-a", {W0: 2222, W1: 2223}),
     gang.NodeRefused("gpu-a", (Problem("no-program", "no train.py", "copy it", task="worker:1"),)),
     gang.NodeLost("gpu-a", "gone"),
@@ -42,11 +45,27 @@ EVENTS: list[gang.Event] = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_is_read_back_as_it_was_written(event: gang.Event) -> None:
+def test_an_event_is_read_back_as_it_was_written(event: gang.Fact) -> None:
     record = Record(12.25, 3, event, "gpu-a", 41)
     line = render_record(record)
     assert parse_record(line) == record
     jsonschema.validate(json.loads(line), make_schema())
+
+
+@pytest.mark.parametrize("event", [gang.Tick(), gang.TaskWrote(W0), gang.StacksAsked(), gang.ProfileAsked(3.0)])
+def test_an_event_that_is_never_written_is_not_described(tmp_path: Path, event: gang.Event) -> None:
+    journal = Journal(tmp_path / "events.jsonl", lambda: 2.0)
+    before = AttemptState(make_policy({"local": [W0]}))
+    journal.note_event(before, replace(before, signal=15), event, "", 0)
+    journal.close()
+    kind = kind_of(event)
+    assert kind not in [record["event"] for record in map(json.loads, journal_lines(tmp_path))]
+    assert kind not in [schema["properties"]["event"]["const"] for schema in make_schema()["anyOf"]]
+    assert len(KINDS) == len(make_schema()["anyOf"])
+
+
+def journal_lines(folder: Path) -> list[bytes]:
+    return (folder / "events.jsonl").read_bytes().splitlines()
 
 
 @given(st.text(), st.floats(0, 2e9), st.integers(0, 99))

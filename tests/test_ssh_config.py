@@ -194,6 +194,33 @@ def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
 
 
 @pytest.mark.ssh
+@pytest.mark.parametrize("host", ["gpu-a", "alice@gpu-a"])
+@pytest.mark.parametrize("more", [b"", b"  HostKeyAlias lab\n  User bob\n"], ids=["plain", "alias"])
+def test_tokens_mean_what_they_mean_to_openssh(configure: Configure, tmp_path: Path, host: str, more: bytes) -> None:
+    """The proxy writes the expanded command; `-v` shows the expanded names of the files with keys."""
+    said = tmp_path / "said"
+    configure(
+        b"  HostName 10.0.0.9\n  Port 2299\n  IdentityAgent none\n"
+        + more
+        + b"  IdentityFile /keys/%%%n%u%h%p%r%C%l%L%i\n"
+        b'  ProxyCommand sh -c \'echo "$@" >' + bytes(said) + b"' - %% %n %h %p %r %k\n"
+    )
+    done = subprocess.run(
+        ["ssh", "-v", "-T", host], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    key = re.search(r"identity file (\S+) type", done.stderr)
+    assert key is not None, done.stderr
+    expected = said.read_text()
+    said.unlink()
+    target = load_target(host)
+    assert [str(path) for path in target.identity_files] == [key[1]]
+    assert target.proxy_command is not None
+    subprocess.run(["sh", "-c", target.proxy_command], check=True)
+    assert said.read_text() == expected
+    assert expected.split()[:2] == ["%", "gpu-a"]
+
+
+@pytest.mark.ssh
 @pytest.mark.parametrize(
     ("config", "told"),
     [

@@ -158,6 +158,17 @@ def test_stacks_of_children_are_shown_with_their_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_stacks_that_cannot_be_written_are_shown_at_once(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    with running(tmp_path, "-n", "1", "program.py"):
+        wait_for_logs(tmp_path, b"here", 1)
+        (tmp_path / "run" / "stacks.txt").mkdir()  # a full disk has no room for the file either
+        for _ in range(2):
+            assert ask(tmp_path).startswith(f"worker:0 is at {tmp_path}/program.py:3 <module>\n")
+    assert "cannot write" in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.slow
 def test_no_stack_is_written_to_a_file_of_the_program(tmp_path: Path) -> None:
     """A daemon closes the descriptors that it has not opened; their numbers then belong to its own files."""
     (tmp_path / "program.py").write_text(

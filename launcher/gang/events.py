@@ -245,7 +245,7 @@ class Tick:
     """Nothing happened; time has passed."""
 
 
-Event = (
+Fact = (
     NodeReady
     | NodeSynced
     | NodePrepared
@@ -261,17 +261,15 @@ Event = (
     | LeaderWaits
     | TaskHalted
     | TaskReported
-    | TaskWrote
     | ProgramEnded
     | TaskExited
     | Interrupted
     | NodeSignalled
     | EndAnnounced
-    | StacksAsked
-    | ProfileAsked
     | StacksReceived
-    | Tick
 )
+"""What the journal keeps if it changes the state."""
+Event = Fact | TaskWrote | StacksAsked | ProfileAsked | Tick
 
 
 # --- actions ---

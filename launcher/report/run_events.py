@@ -153,7 +153,7 @@ RunEvent = (
     | CompileCache
     | AttemptEnded
     | Ended
-    | gang.Event
+    | gang.Fact
 )
 
 

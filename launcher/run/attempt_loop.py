@@ -52,11 +52,12 @@ class AttemptLoop:
     def __init__(self, context: RunContext, setup: AttemptSetup, number: int, faults: Sequence[Fault] = ()) -> None:
         self._context = context
         self._number = number
-        self._stacks = StackRequests(context)
+        self.stacks = StackRequests(context)
+        """The requests for stacks."""
         self.profiles = ProfileRequests(context)
         """The requests for profiles."""
-        self._actions = Actions(context, setup, number, faults, self._stacks)
-        self._observer = Observer(context, number, setup.preflight, self._stacks, self.profiles)
+        self._actions = Actions(context, setup, number, faults, self.stacks)
+        self._observer = Observer(context, number, setup.preflight, self.stacks, self.profiles)
         self._logs = LogWatch(context.files, number)
         self._reminder = Reminder(context.timing.monotonic())
         self._stragglers = StragglerWatch()
@@ -137,7 +138,7 @@ class AttemptLoop:
             self._touch_due = monotonic() + TOUCH_S
             self._context.journal.touch()
         yield from self._observer.next_events(until_due)
-        yield from self._stacks.take()
+        yield from self.stacks.take()
         yield from self._logs.poll(self.state, monotonic())
 
     def _handle(self, event: Event) -> None:
@@ -157,7 +158,7 @@ class AttemptLoop:
         if self.state.signalled and not earlier.signalled:
             self._ask_engine()
         if isinstance(event, StacksAsked):
-            self._stacks.ask(self.state, show=True)
+            self.stacks.ask(self.state, show=True)
         if isinstance(event, ProfileAsked):
             self.profiles.ask(self.plan, event.duration_s)
 

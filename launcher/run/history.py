@@ -21,7 +21,7 @@ from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.messages import Ready
 
-_GANG = get_args(gang.Event)
+_FACTS = get_args(gang.Fact)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class History:
         return [
             entry.event
             for entry in self.records
-            if isinstance(entry.event, _GANG) and not isinstance(entry.event, gang.StacksReceived)
+            if isinstance(entry.event, _FACTS) and not isinstance(entry.event, gang.StacksReceived)
         ]
 
     @property
@@ -111,7 +111,7 @@ def read_history(path: Path) -> History:
             state, ended = entry.event.state, None
         elif isinstance(entry.event, Ended):
             ended = entry.event
-        elif isinstance(entry.event, _GANG):
+        elif isinstance(entry.event, _FACTS):
             records.append(entry)
         if isinstance(entry.event, gang.NodeReady):
             frames[entry.node] = 0  # a new agent counts from the beginning

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.console.writer import Level
-from launcher.gang.events import Event, TaskReported, TaskWrote, Tick
+from launcher.gang.events import Event, Fact, TaskReported
 from launcher.gang.state import AttemptState
 from launcher.report.models import RunReport
 from launcher.report.run_events import Ended, Record, RunEvent, Said, State, render_record
@@ -99,8 +99,8 @@ class Journal:
         }
 
     def note_event(self, before: AttemptState, after: AttemptState, event: Event, node: str, frame: int) -> None:
-        """Appends an event that changed the gang's state, unless the event reports only steps or output."""
-        if after is not before and not isinstance(event, (Tick, TaskWrote)) and self._is_news(event):
+        """Appends a fact that changed the gang's state, unless it reports only steps."""
+        if after is not before and isinstance(event, Fact) and self._is_news(event):
             self.write(event, node, frame, self._room.get(node))
         self.note_state(PHASES.get(after.phase, "connecting"))
 
@@ -122,7 +122,7 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _is_news(self, event: Event) -> bool:
+    def _is_news(self, event: Fact) -> bool:
         if not isinstance(event, TaskReported):
             return True
         progress = event.progress

@@ -20,6 +20,10 @@ class StackRequests:
         self._context = context
         self._collector: StackCollector | None = None
         self._shows = False
+        self.text = ""
+        """The last answers, as text."""
+        self.count = 0
+        """How often all tasks have been shown."""
 
     def ask(self, state: AttemptState, *, show: bool = False) -> None:
         """Asks all running tasks, unless a request is pending; with `show`, prints the answers."""
@@ -46,10 +50,11 @@ class StackRequests:
         if self._collector is None or texts is None:
             return
         activity, self._collector = self._collector.activity, None
-        text = render_stacks(texts)
-        if problem := self._context.files.write_stacks(f"{text}\n"):
+        self.text = render_stacks(texts)
+        self.count += 1
+        if problem := self._context.files.write_stacks(f"{self.text}\n"):
             self._context.console.warn(problem)
         if self._shows:
-            self._context.console.note(text or "no task is running")
+            self._context.console.note(self.text or "no task is running")
         self._shows = False
         yield StacksReceived(texts, activity)
