@@ -139,6 +139,25 @@ class TestOwnConfig:
         said = f"uses the program's TF_CONFIG ({place})" if options else f"changes TF_CONFIG at {place};"
         assert ran.stderr.count(said) == 1
 
+    def test_a_resolver_that_asks_slurm_is_reported(self, warm: Distlaunch, tmp_path: Path) -> None:
+        """In a Slurm job, each task may take itself for the only one, and train alone."""
+        source = """
+            import tensorflow as tf
+            resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=1, auto_set_gpu=False)
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+            print(strategy.num_replicas_in_sync)
+        """
+        job = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1", "STEP_NUM_TASKS": "1", "STEP_NODELIST": "localhost"}
+        env = {f"SLURM_{name}": value for name, value in {**job, "STEP_TASKS_PER_NODE": "1"}.items()}
+        program = write(tmp_path, source)
+        ran = warm("local", "-n", "2", program, env=env)
+        assert ran.status == 0, ran.stderr
+        assert ran.line("1", "worker-0")
+        assert ran.line("1", "worker-1")
+        number = next(n for n, line in enumerate(Path(program).read_text().splitlines(), 1) if "Slurm" in line)
+        said = f" builds SlurmClusterResolver at {program}:{number}, which does not find this cluster: "
+        assert ran.stderr.count(said) == 1
+
     def test_an_equal_tf_config_is_no_news(self, warm: Distlaunch, tmp_path: Path) -> None:
         source = """
             import tensorflow as tf

@@ -107,6 +107,8 @@ def test_exit_status_42_means_preempted_only_with_a_handler_that_saves() -> None
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
+        ("Collectives are not yet implemented for CPU devices when compiling with XLA.", "jit_compile=True"),
+        ("RuntimeError: SLURM_PROCID not found in environment. Not running inside a SLURM step?", "TF_CONFIG"),
         ("Loaded runtime CuDNN library: 8.9.4 but source was compiled with: 9.3.0.", "tensorflow[and-cuda]"),
         ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
         ("no kernel image is available for execution on the device", "was not built for this GPU"),

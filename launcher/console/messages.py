@@ -47,7 +47,8 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         assert cause is not None
         ended = cause.exited
         if ended.task not in after.exits and ended.crash is not None:
-            return f"{ended.task} has failed with {ended.crash.exception}, and its process does not end; stopping all"
+            stays = "" if isinstance(event, TaskExited) else ", and its process does not end"
+            return f"{ended.task} has failed with {ended.crash.exception}{stays}; stopping all"
         others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
         return f"{ended.task} ended with {ended.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
     if isinstance(event, TaskExited) and after.restarted is not before.restarted:
@@ -66,6 +67,11 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         return f"{event.task}: injecting {', '.join(faults)}, as --chaos asked for"
     if isinstance(event, NodeLost) and after is not before and after.reason is None and not after.needs(event.node):
         return f"Node {event.node} was lost: {event.reason}; the training does not need it"
+    if isinstance(event, TaskReported) and event.own_resolver and not _own_resolvers(before):
+        return (
+            f"{event.task} builds {event.own_resolver}, which does not find this cluster: "
+            "build the strategy without it, and it finds the cluster in TF_CONFIG"
+        )
     if isinstance(event, TaskReported) and event.own_tf_config and not _own_configs(before):
         return _render_own_config(event)
     if after.divergence and not before.divergence:
@@ -138,6 +144,10 @@ def render_separate(state: AttemptState) -> str:
 def _find_new_faults(before: AttemptState, status: TaskReported) -> list[str]:
     known = before.status[status.task].injected if status.task in before.status else ()
     return [fault for fault in status.injected if fault not in known]
+
+
+def _own_resolvers(state: AttemptState) -> bool:
+    return any(status.own_resolver for status in state.status.values())
 
 
 def _own_configs(state: AttemptState) -> bool:

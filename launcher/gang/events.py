@@ -116,7 +116,8 @@ class TaskReported:
     """What the task's program is doing, as a phrase that follows the task's name, and since when.
 
     `injected`: the faults of `--chaos` that the task has had. `strategy`: the class of the tf.distribute strategy that
-    the program has built. `own_tf_config`: the line that sets a TF_CONFIG of its own. `keras`: what was patched, once
+    the program has built. `own_tf_config`: the line that sets a TF_CONFIG of its own.
+    `own_resolver`: a cluster resolver that does not find this cluster, and its line. `keras`: what was patched, once
     the program trains with Keras. `model`: a new digest of its model. `saves_when_preempted`: whether the program has
     built a PreemptionCheckpointHandler.
     """
@@ -129,6 +130,7 @@ class TaskReported:
     strategy: str = ""
     own_tf_config: str = ""
     own_tf_config_kept: bool = False
+    own_resolver: str = ""
     keras: KerasPatch | None = None
     model: ModelDigest | None = None
     saves_when_preempted: bool = False

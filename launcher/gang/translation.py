@@ -90,6 +90,7 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
                 strategy=status.strategy,
                 own_tf_config=status.own_tf_config,
                 own_tf_config_kept=status.own_tf_config_kept,
+                own_resolver=status.own_resolver,
                 keras=status.keras,
                 model=status.model,
                 saves_when_preempted=status.saves_when_preempted,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
+from launcher.verdict.removed_names import known_names
 from worker_entry.protocol.collateral import OUT_OF_STEP
 from worker_entry.protocol.frozen import dataclass
 
@@ -55,6 +56,17 @@ _KNOWN = tuple(
             _SAME_CALLS,
         ),
         (r"No space left on device", "disk-full", "free disk space on that node"),
+        *known_names(),
+        (
+            r"Collectives are not yet implemented for CPU devices when compiling with XLA",
+            "task-failed",
+            "TensorFlow cannot compile the exchange between workers for CPUs: leave out jit_compile=True, or use GPUs",
+        ),
+        (
+            r"SLURM_\w+ not found in environment",
+            "task-failed",
+            "build the strategy without SlurmClusterResolver: it then finds this cluster in TF_CONFIG",
+        ),
         (
             r"No module named '(tensorflow|keras)'",
             "task-failed",

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Optional
 
+from worker_entry.hooks.calling_line import calling_line
 from worker_entry.hooks.import_hooks import after_import
 
 NAME = "TF_CONFIG"
 _RESOLVER = "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver"
 _READER = "_load_tf_config"
-_STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 
 
 def install(report: Callable[[str, bool], None], *, keep: bool) -> None:
@@ -79,27 +79,13 @@ def _watch_lines(ours: str) -> list[str]:
         def __setitem__(self, name: Any, value: Any) -> None:
             super().__setitem__(name, value)
             if name == NAME and value != ours:
-                lines.append(_line())
+                lines.append(calling_line())
 
         def __delitem__(self, name: Any) -> None:
             super().__delitem__(name)
             if name == NAME:
-                lines.append(_line())
+                lines.append(calling_line())
 
     Watched.__name__, Watched.__qualname__ = environ.__name__, environ.__qualname__
     os.environ.__class__ = Watched
     return lines
-
-
-def _line() -> str:
-    """The line of the program, or of a package, that changes the environment: `mock.patch.dict`, say, is not it."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and _is_standard(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _is_standard(file: str) -> bool:
-    """Whether a file belongs to Python itself."""
-    rest = file[len(_STANDARD) :] if file.startswith(_STANDARD) else ""
-    return file.startswith("<frozen ") or (bool(rest) and not rest.startswith(("site-packages", "dist-packages")))

@@ -138,7 +138,8 @@ class TaskStatus:
 
     `injected`: the injected faults of `--chaos`. `not_forked`: why a forked task was restarted as plain Python.
     `strategy`: the class of the program's tf.distribute strategy. `own_tf_config`: the program's line that sets
-    TF_CONFIG; `own_tf_config_kept`: whether that value takes effect. `keras`: the patched Keras, if training uses it.
+    TF_CONFIG; `own_tf_config_kept`: whether that value takes effect. `own_resolver`: a cluster resolver
+    that does not find this cluster, and where it is built. `keras`: the patched Keras, if training uses it.
     `model`: the last digest; None if there is none, or if the agent has sent it before. `saves_when_preempted`: whether
     the program has built a PreemptionCheckpointHandler.
     """
@@ -151,6 +152,7 @@ class TaskStatus:
     strategy: Name = ""
     own_tf_config: Line = ""
     own_tf_config_kept: bool = False
+    own_resolver: Line = ""
     keras: Optional[KerasPatch] = None
     model: Optional[ModelDigest] = None
     saves_when_preempted: bool = False

@@ -32,6 +32,7 @@ from worker_entry.hooks import (
     devices,
     import_garbage,
     input_time,
+    own_resolver,
     own_tf_config,
     python_data,
 )
@@ -158,6 +159,8 @@ def _prepare(order: TaskOrder) -> None:
             built_strategy.watch_strategies(lambda strategy: note_strategy(built_strategy.find_name(strategy)))
             built_strategy.watch_jax(note_strategy)
             own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
+            if not order.keep_own_tf_config:
+                own_resolver.install(status.report_own_resolver)
     patch_libraries(order, note_patch, note_model)
     import_garbage.install()
     os.environ.update(child_order.make_child_env(order, os.environ))

@@ -58,6 +58,9 @@ class StatusFile:
     def report_own_tf_config(self, line: str, kept: bool) -> None:
         self._write(own_tf_config=line, own_tf_config_kept=kept)
 
+    def report_own_resolver(self, resolver: str) -> None:
+        self._write(own_resolver=resolver)
+
     def report_keras(self, patch: KerasPatch) -> None:
         self._write(keras=patch)
 
