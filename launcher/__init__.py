@@ -12,9 +12,10 @@ interface for Python programs, and `cli` is the command line.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # importing `typing` takes several milliseconds, in which Ctrl-C would show a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from launcher.errors import DistlaunchError
     from launcher.python.calls import run, run_local
     from launcher.python.cluster import Cluster

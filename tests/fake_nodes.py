@@ -57,6 +57,7 @@ from worker_entry.protocol.messages import (
     Exited,
     Fetch,
     Inspected,
+    InterruptTaken,
     Listening,
     Log,
     Message,
@@ -108,6 +109,7 @@ LIFE_S = 100.0
 SILENCE_S = 10.0
 """Silence after which a link counts as broken."""
 
+INT = TaskExit(signal=signal.SIGINT)
 TERM = TaskExit(signal=signal.SIGTERM)
 KILL = TaskExit(signal=signal.SIGKILL)
 
@@ -148,7 +150,7 @@ class Answers:
                     yield Started(task, 8, now, self.starts[task])
                     yield Listening(task, now)
             case Stop():
-                yield from self.stop(TERM, now)
+                yield from self.stop(INT if order.interrupts else TERM, now)
 
     def stop(self, how: TaskExit, now: float) -> Iterator[Message]:
         """Ends all tasks in this way; no process is left."""
@@ -289,6 +291,12 @@ def user(*signums: int) -> Deed:
         return True
 
     return do
+
+
+def take_interrupt(agent: FakeAgent) -> bool:
+    """The programs of the node raise KeyboardInterrupt, and save for longer than the grace."""
+    agent.answer(*(InterruptTaken(task) for task in agent._answers.running))
+    return ignore_term(agent)
 
 
 def ignore_term(agent: FakeAgent) -> bool:
@@ -443,7 +451,7 @@ class FakeAgent:
                     self.world.fetched.append(data)
                     self.answer(Synced("/synced", 1, len(data)))
                 case Stop():
-                    self.stop(TERM)
+                    self.stop(INT if order.interrupts else TERM)
                 case Dial(targets, marks=marks):
                     refused = self.world.refused.get(self.node, ())
                     self.answer(Dialled([_dial(target, refused) for target in targets], marks))

@@ -20,6 +20,7 @@ from tests.fake_nodes import (
     LIFE_S,
     TERM,
     At,
+    Deed,
     Exit,
     FakeAgent,
     FakeRun,
@@ -33,6 +34,7 @@ from tests.fake_nodes import (
     refuse,
     say,
     say_nothing,
+    take_interrupt,
     user,
 )
 from tests.polling import eventually
@@ -157,34 +159,47 @@ def test_a_signal_stops_all_nodes_in_every_phase(project: Path, phase: Phase, si
     assert state.exits.keys() == state.started.keys()
     assert run.nodes.kinds_of("gpu-a")[-1] == "Goodbye"
     if phase is not Phase.CONNECTING:  # before an agent answers, Goodbye is enough
-        insist = "; Ctrl-C again kills them" * (signum == signal.SIGINT)
-        assert run.said.splitlines()[-1] == f"{signum.name}: stopping all tasks, 10 s grace{insist}"
+        by_hand = signum == signal.SIGINT
+        said = "Interrupting all tasks, 10 s grace; Ctrl-C again kills them"
+        assert run.said.splitlines()[-1] == (said if by_hand else f"{signum.name}: stopping all tasks, 10 s grace")
         for node in ("gpu-a", "gpu-b"):
-            assert [order for order in run.nodes.orders_of(node) if isinstance(order, Stop)] == [Stop(10.0)]
+            stops = [order for order in run.nodes.orders_of(node) if isinstance(order, Stop)]
+            assert stops == [Stop(10.0, interrupts=by_hand)]
             assert node in state.empty
 
 
+@pytest.mark.parametrize("more", [(), (signal.SIGTERM,)])  # `timeout` and a closed window send their signal twice
 @pytest.mark.parametrize(
-    ("more", "stops", "seconds"),
+    ("first", "do", "stops", "seconds"),
     [
-        ((), [10.0], 10.0),
-        ((signal.SIGTERM,), [10.0], 10.0),  # `timeout` and a closed window send their signal twice
-        ((signal.SIGINT,), [10.0, 0.0], 0.0),
+        (signal.SIGTERM, ignore_term, [10.0], 10.0),
+        (signal.SIGINT, take_interrupt, [10.0], 10.0),
+        (signal.SIGINT, ignore_term, [10.0, 1.0], 4.0),  # its main thread may be in C++
     ],
 )
-def test_tasks_that_ignore_term_are_killed_after_the_grace_or_at_the_second_ctrl_c(
-    tmp_path: Path, more: tuple[int, ...], stops: list[float], seconds: float
+def test_tasks_that_do_not_end_are_killed(
+    tmp_path: Path, first: int, more: tuple[int, ...], do: Deed, stops: list[float], seconds: float
 ) -> None:
-    script = [At(Phase.RUNNING, user(signal.SIGINT)), At(Phase.STOPPING, ignore_term)]
+    check_kill(tmp_path, first, more, do, stops, seconds)
+
+
+@pytest.mark.parametrize("do", [ignore_term, take_interrupt])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_tasks_that_do_not_end_are_killed_at_the_second_ctrl_c(tmp_path: Path, first: int, do: Deed) -> None:
+    check_kill(tmp_path, first, (signal.SIGINT,), do, [10.0, 0.0], 0.0)
+
+
+def check_kill(tmp_path: Path, first: int, more: tuple[int, ...], do: Deed, stops: list[float], seconds: float) -> None:
+    script = [At(Phase.RUNNING, user(first)), At(Phase.STOPPING, do)]
     run = FakeRun(tmp_path / "run", script)
     for signum in more:
         run.timing.after(10.5, partial(signal.raise_signal, signum))
     state = run.attempt()
     for node, graces in (("gpu-a", [10.0]), ("gpu-b", stops)):  # an empty node is not asked again
         assert [order.grace_s for order in run.nodes.orders_of(node) if isinstance(order, Stop)] == graces
-    assert [state.exits[task].exit for task in (WORKER_0, WORKER_1)] == [TERM, KILL]
+    assert [state.exits[task].exit for task in (WORKER_0, WORKER_1)] == [TaskExit(signal=first), KILL]
     assert run.timing.monotonic() - 1010 == pytest.approx(seconds + 0.5 * bool(not seconds), abs=0.6)
-    assert ("SIGINT: killing all tasks" in run.said) == (signal.SIGINT in more)
+    assert ("Killing all tasks" in run.said) == (signal.SIGINT in more)
 
 
 def test_an_interrupted_attempt_does_not_wait_for_the_lease_of_a_node_that_hangs(tmp_path: Path) -> None:
@@ -373,7 +388,7 @@ def test_only_checks_can_be_interrupted(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.CHECKING, user(signal.SIGINT))], checks=True, only_checks=True)
     state, _ = run.check()
     assert (state.reason, state.signal) == (Reason.INTERRUPTED, signal.SIGINT)
-    assert run.said == "SIGINT: stopping the checks"
+    assert run.said == "Stopping the checks"
 
 
 def test_the_plan_has_the_address_that_all_nodes_reach(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_a_signal_stops_everything_and_the_report_is_written(running: Running) -
     report = json.loads((running.directory / "report.json").read_text())
     assert (report["outcome"], report["exit_status"]) == ("interrupted", 130)
     assert report["attempts"][0]["processes_left"] == 0
-    assert "SIGINT: stopping all tasks, 1 s grace" in running.stderr
+    assert "Interrupting all tasks, 1 s grace" in running.stderr
 
 
 @pytest.mark.smoke
@@ -269,7 +269,7 @@ def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interr
     running.process.send_signal(signal.SIGINT)
     wait_until(lambda: "Ctrl-C again kills them" in running.stderr, "distlaunch handles the first signal")
     running.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "killing all tasks" in running.stderr, "distlaunch handles the second signal")
+    wait_until(lambda: "Killing all tasks" in running.stderr, "distlaunch handles the second signal")
     running.agent.resume()
     assert running.finish() == 130
     assert_none_left(running.mark)

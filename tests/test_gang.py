@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.gang.decide import FAILURE_GRACE_S, STACKS_S, STOP_MARGIN_S, decide, new_attempt
+from launcher.gang.decide import FAILURE_GRACE_S, INTERRUPT_S, STACKS_S, STOP_MARGIN_S, decide, new_attempt
 from launcher.gang.events import (
     Action,
     AskStacks,
@@ -25,10 +25,12 @@ from launcher.gang.events import (
     NodeRefused,
     NodeSignalled,
     PrepareNodes,
+    ProgramEnded,
     StacksReceived,
     StartTasks,
     StopNodes,
     TaskExited,
+    TaskInterrupted,
     TaskListening,
     TaskReported,
     TaskStarted,
@@ -522,6 +524,10 @@ class TestRefusalAndLoss:
         assert (state.phase, list(state.lost), actions[3:]) == (Phase.FINISHED, ["b"], [Finish()])
 
 
+INTERRUPT = StopNodes(GRACE_S, interrupts=True)
+KEYBOARD = CrashRecord(1.0, "KeyboardInterrupt", "")
+
+
 class TestInterruption:
     def test_once_stops_with_the_users_grace(self) -> None:
         policy = make_policy(TWO_NODES)
@@ -529,7 +535,7 @@ class TestInterruption:
         for event in (CTRL_C, TERM, Interrupted(signal.SIGHUP), Interrupted(signal.SIGPIPE)):
             state, actions = play(policy, *running(policy), event)
 
-            assert actions[2:] == [StopNodes(GRACE_S)]
+            assert actions[2:] == [StopNodes(GRACE_S, interrupts=event is CTRL_C)]
             assert (state.reason, state.signal) == (Reason.INTERRUPTED, event.signal)
 
     def test_twice_kills(self) -> None:
@@ -537,7 +543,7 @@ class TestInterruption:
 
         state, actions = play(policy, *running(policy), CTRL_C, CTRL_C)
 
-        assert actions[2:] == [StopNodes(GRACE_S), StopNodes(0.0)]
+        assert actions[2:] == [INTERRUPT, StopNodes(0.0)]
         assert (state.phase, state.signal) == (Phase.STOPPING, signal.SIGINT)
 
     def test_in_every_phase_stops_every_node_that_has_answered(self) -> None:
@@ -547,8 +553,44 @@ class TestInterruption:
         for length in range(len(history) + 1):
             state, actions = play(policy, *history[:length], CTRL_C, NodeEmpty("a"), NodeEmpty("b"))
 
-            assert actions[-2:] == ([StopNodes(GRACE_S), Finish()] if length else [Finish()])
+            assert actions[-2:] == ([INTERRUPT, Finish()] if length else [Finish()])
             assert state.reason is Reason.INTERRUPTED
+
+    def test_by_hand_is_ctrl_c_or_a_request(self) -> None:
+        policy = make_policy(TWO_NODES)
+        for event in (CTRL_C, Interrupted(signal.SIGTERM, asked=True)):
+            assert play(policy, *running(policy), event)[1][2:] == [INTERRUPT]
+
+    @pytest.mark.parametrize(
+        ("then", "insists"),
+        [
+            ((), True),
+            ((TaskInterrupted(W0),), False),  # it may need the others to save
+            ((TaskInterrupted(W0), TaskInterrupted(W1)), False),
+            ((TaskInterrupted(W0), ProgramEnded(W0, 1.0, KEYBOARD)), True),
+            ((TaskInterrupted(W0), exited(W0, 1)), True),
+            ((exited(W0, 1), exited(W1, 1)), False),
+            ((TaskInterrupted(W0), ProgramEnded(W0, 1.0, KEYBOARD), exited(W1, 1)), False),
+        ],
+    )
+    def test_insists_after_three_seconds_unless_a_program_may_be_saving(
+        self, then: tuple[Event, ...], insists: bool
+    ) -> None:
+        policy = make_policy(TWO_NODES)
+
+        state, actions = play(policy, *running(policy), CTRL_C, *then, INTERRUPT_S - 0.1, Tick())
+        assert actions[2:] == [INTERRUPT]
+        _, actions = play(policy, *running(policy), CTRL_C, *then, INTERRUPT_S, Tick(), Tick())
+
+        assert actions[2:] == [INTERRUPT, *([StopNodes(FAILURE_GRACE_S)] if insists else [])]
+        assert state.reason is Reason.INTERRUPTED
+
+    def test_insists_as_soon_as_a_program_has_saved(self) -> None:
+        policy = make_policy(TWO_NODES)
+        history = [*running(policy), CTRL_C, TaskInterrupted(W0), INTERRUPT_S + 2, Tick()]
+
+        assert play(policy, *history)[1][2:] == [INTERRUPT]
+        assert play(policy, *history, exited(W0, 0))[1][2:] == [INTERRUPT, StopNodes(FAILURE_GRACE_S)]
 
     def test_by_ctrl_c_while_stopping_kills_and_keeps_the_failure_as_the_reason(self) -> None:
         policy = make_policy(TWO_NODES)

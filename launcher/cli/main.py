@@ -5,6 +5,7 @@ Nothing but click is imported until a command runs, so that `--help` answers at 
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import signal
@@ -31,6 +32,11 @@ from launcher.cli import (
 )
 from launcher.cli.sections import SectionedGroup
 
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+LOST_S = 0.02
+"""When an exception is raised again that was lost."""
+_interrupted: list[int] = []
+"""The signals of Ctrl-C so far."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -39,10 +45,36 @@ def main() -> NoReturn:
     _open_closed_streams()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent ignores it, the exit status of our children is lost
     gc.set_threshold(10_000)  # imports make objects that stay; collecting among them takes a twentieth of a start
+    at_once = signal.getsignal(signal.SIGINT)
     try:
-        sys.exit(run_command(sys.argv[1:]))
+        if callable(at_once):
+            signal.signal(signal.SIGINT, _interrupt)  # from here on, commands have things to end
+            sys.unraisablehook = _raise_again
+        status = run_command(sys.argv[1:])
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            signal.signal(signal.SIGINT, at_once)
+    except KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
+    try:
+        sys.exit(status)
     finally:
         gc.freeze()  # or the interpreter collects once more at its end, which takes a tenth of a short command
+
+
+def _interrupt(signum: int, _frame: object) -> None:
+    """Python's own handler of Ctrl-C, except that it is known later that there was one."""
+    _interrupted.append(signum)
+    raise KeyboardInterrupt
+
+
+def _raise_again(lost: sys.UnraisableHookArgs) -> None:
+    """Called when an exception is lost, such as the KeyboardInterrupt of a Ctrl-C in a callback of an import."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        from threading import Timer
+
+        Timer(LOST_S, _thread.interrupt_main).start()  # here, the exception would be lost again
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _open_closed_streams() -> None:
@@ -69,12 +101,14 @@ def run_command(arguments: list[str]) -> int:
         error.show()
         return 2
     except click.Abort:
-        return 130
+        return EXIT_INTERRUPTED
     except SystemExit:
         if sys.stdout is not stdout:  # click replaces stdout when its reader is gone: `distlaunch plan … | head`
             return 141
         raise
     except Exception as error:  # noqa: BLE001 - every exception becomes an exit status
+        if _interrupted:  # a library has turned KeyboardInterrupt into an error of its own
+            return EXIT_INTERRUPTED
         _go_there(error, arguments)
         if flags.get("debug"):
             import traceback

@@ -41,7 +41,7 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
     if isinstance(event, Interrupted) and after.phase is Phase.STOPPING:
         return _render_interruption(before, after, event)
     if isinstance(event, EndAnnounced) and event.reference and after is not before:
-        return f"{event.message[:1].upper()}{event.message[1:]}{_render_grace(event)}"
+        return f"{_sentence(event.message)}{_render_grace(event)}"
     if before.reason is None and after.reason is Reason.TASK_FAILED:
         cause = find_cause(after, {})
         assert cause is not None
@@ -124,13 +124,18 @@ def render_restart(restart: Restart, attempt: int, limit: int) -> str:
 
 
 def _render_interruption(before: AttemptState, after: AttemptState, event: Interrupted) -> str | None:
-    name = signal.Signals(event.signal).name
+    name = "" if event.is_by_hand else f"{signal.Signals(event.signal).name}: "
     if after.policy.only_checks:
-        return f"{name}: stopping the checks" if before.phase is not Phase.STOPPING else None
+        return _sentence(f"{name}stopping the checks") if before.phase is not Phase.STOPPING else None
     if before.phase is Phase.STOPPING:
-        return f"{name}: killing all tasks" if event.signal == signal.SIGINT else None
-    insist = "; Ctrl-C again kills them" if event.signal == signal.SIGINT else ""
-    return f"{name}: stopping all tasks, {after.policy.stop_grace_s:g} s grace{insist}"
+        return "Killing all tasks" if event.signal == signal.SIGINT else None
+    insist = "; Ctrl-C again kills them" if event.is_by_hand else ""
+    what = "interrupting" if event.is_by_hand else "stopping"
+    return _sentence(f"{name}{what} all tasks, {after.policy.stop_grace_s:g} s grace{insist}")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def render_separate(state: AttemptState) -> str:

@@ -46,6 +46,9 @@ from worker_entry.protocol.frozen import replace
 RAISED_S = 4.5
 """How long the process of a program that has raised may stay: its exit handlers may wait for ever, as JAX's do for the
 other tasks."""
+INTERRUPT_S = 3.0
+"""From SIGINT to SIGTERM for a program that does nothing about it: its main thread is in C++, where Python cannot raise
+KeyboardInterrupt."""
 FAILURE_GRACE_S = 1.0
 """From SIGTERM to SIGKILL after a failure: the others cannot continue, and TensorFlow ignores SIGTERM."""
 SAVING_S = 300.0
@@ -84,9 +87,10 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
         state = replace(state, last_progress=now, busy={}, excused=None, is_looked_at_again=False)
     if state.is_done and (isinstance(event, Interrupted) or state.is_taken_away):
         is_leaving = state.policy.trainers - state.exits.keys()  # its program has ended, and its interpreter has not
-        return _stop(state, Reason.SUCCEEDED, state.policy.stop_grace_s if is_leaving else FAILURE_GRACE_S, now)
+        grace_s = state.policy.stop_grace_s if is_leaving or state.interrupts else FAILURE_GRACE_S
+        return _stop(state, Reason.SUCCEEDED, grace_s, now, interrupts=state.interrupts)
     if state.signal is not None:
-        return _stop(state, Reason.INTERRUPTED, state.policy.stop_grace_s, now)
+        return _stop(state, Reason.INTERRUPTED, state.policy.stop_grace_s, now, interrupts=state.interrupts)
     if state.announced is not None and state.is_taken_away:
         return _stop(state, Reason.ANNOUNCED, state.announced.grace_s, now)
     if not state.policy.only_checks:
@@ -255,6 +259,9 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
         state, silent = replace(state, lost={**state.lost, **reasons}), frozenset()
     if not silent:
         return replace(state, phase=Phase.FINISHED, deadline=None), (Finish(),)
+    if state.interrupt_due is not None and now >= state.interrupt_due and not state.saving:
+        insists = bool(state.stopped - state.exits.keys() - state.interrupted)
+        return replace(state, interrupt_due=None), (StopNodes(FAILURE_GRACE_S),) if insists else ()
     return state, ()
 
 
@@ -266,20 +273,32 @@ def _stop(
     *,
     for_handlers: bool = False,
     longer: Mapping[TaskId, float] = NOBODY,
+    interrupts: bool = False,
 ) -> Decision:
-    """Begins to stop all tasks; `for_handlers`: the grace is only for tasks that handle SIGTERM, and those `longer`."""
+    """Begins to stop all tasks.
+
+    Args:
+        state: the state so far.
+        reason: why.
+        grace_s: how long the tasks may stay.
+        now: the controller's monotonic clock.
+        for_handlers: the grace is only for tasks that handle SIGTERM, and those `longer`.
+        longer: the graces of tasks that get a longer one.
+        interrupts: whether the tasks get SIGINT first.
+    """
     if state.signalled and state.announced is None and reason is not Reason.SUCCEEDED:
-        grace_s, for_handlers, longer = SIGNALLED_GRACE_S, False, NOBODY
+        grace_s, for_handlers, longer, interrupts = SIGNALLED_GRACE_S, False, NOBODY, False
     state = replace(
         state,
         phase=Phase.STOPPING,
         reason=reason,
         stopped=frozenset(state.started.keys() - state.exits.keys()),
         deadline=now + max(grace_s, *longer.values(), 0.0) + STOP_MARGIN_S,
+        interrupt_due=now + INTERRUPT_S if interrupts else None,
     )
     if state.ready <= state.lost.keys() | state.empty.keys():
         return replace(state, phase=Phase.FINISHED, deadline=None), (Finish(),)
-    return state, (StopNodes(grace_s, for_handlers, longer),)
+    return state, (StopNodes(grace_s, for_handlers, interrupts, longer),)
 
 
 def _is_due(state: AttemptState, now: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal as signals
 from collections.abc import Mapping
 
 from launcher.tasks import TaskId
@@ -191,9 +192,25 @@ class TaskExited:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The user (or the system) interrupts the run; `signal` is the number of the signal."""
+    """The user (or the system) interrupts the run; `signal` is the number of the signal.
+
+    `asked`: the user has asked this controller for it, with `distlaunch down` or a key.
+    """
 
     signal: int
+    asked: bool = False
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the user has done it: programs then get SIGINT, as if they ran in the user's terminal."""
+        return self.asked or self.signal == signals.SIGINT
+
+
+@dataclass(frozen=True)
+class TaskInterrupted:
+    """The task's program does something about the SIGINT that it got from us, as far as that can be known."""
+
+    task: TaskId
 
 
 @dataclass(frozen=True)
@@ -266,6 +283,7 @@ Fact = (
     | ProgramEnded
     | TaskExited
     | Interrupted
+    | TaskInterrupted
     | NodeSignalled
     | EndAnnounced
     | StacksReceived
@@ -317,6 +335,7 @@ class StopNodes:
 
     grace_s: float
     for_handlers: bool = False
+    interrupts: bool = False
     longer: Mapping[TaskId, float] = field(default_factory=dict)
 
 

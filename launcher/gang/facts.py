@@ -26,6 +26,7 @@ from launcher.gang.events import (
     StacksReceived,
     TaskExited,
     TaskHalted,
+    TaskInterrupted,
     TaskListening,
     TaskReported,
     TaskStarted,
@@ -77,7 +78,11 @@ def is_news(state: AttemptState, event: Event) -> bool:
             return task in state.started and task not in state.exits and state.phase is not Phase.STOPPING
         case ProgramEnded(task):
             is_running = task in state.started and task not in state.exits and task not in state.programs
-            return is_running and state.phase is not Phase.STOPPING and event.start > _find_ended(state, task)
+            is_asked = state.phase is not Phase.STOPPING or state.interrupts
+            return is_running and is_asked and event.start > _find_ended(state, task)
+        case TaskInterrupted(task):
+            is_running = task in state.started and task not in state.exits
+            return is_running and state.interrupts and task not in state.interrupted
         case TaskExited(task):
             return task in state.started and task not in state.exits and event.start > _find_ended(state, task)
         case LeaderWaits():
@@ -129,8 +134,12 @@ def record(state: AttemptState, event: Event) -> AttemptState:
         case NodeEmpty(node):
             return replace(state, empty={**state.empty, node: event})
         case Interrupted(signum):
-            counts = state.phase is not Phase.STOPPING and not state.is_done
-            return replace(state, signal=signum) if counts else state
+            if state.phase is Phase.STOPPING:
+                return state
+            state = replace(state, interrupts=event.is_by_hand)
+            return state if state.is_done else replace(state, signal=signum)
+        case TaskInterrupted(task):
+            return replace(state, interrupted=state.interrupted | {task})
         case NodeSignalled(node):
             return replace(state, signalled={**state.signalled, node: event})
         case EndAnnounced():

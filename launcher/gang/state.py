@@ -133,10 +133,21 @@ class AttemptState:
     """Why the nodes will be taken from us."""
     signal: int | None = None
     """The signal that interrupted the attempt, if one did."""
+    interrupts: bool = False
+    """Whether programs get SIGINT first, because the user has ended the attempt by hand."""
+    interrupted: frozenset[TaskId] = frozenset()
+    """The tasks whose programs are known to do something about it."""
+    interrupt_due: float | None = None
+    """When all others get SIGTERM, unless a task may be saving, on the controller's monotonic clock."""
     stopped: frozenset[TaskId] = frozenset()
     """The tasks that were running, or just starting, when we began to stop them."""
     deadline: float | None = None
     """When a Tick is due at the latest, on the controller's monotonic clock."""
+
+    @property
+    def saving(self) -> frozenset[TaskId]:
+        """The tasks whose programs handle our SIGINT, and may need the others for it."""
+        return (self.stopped & self.interrupted) - self.exits.keys() - self.programs.keys() - self.policy.auxiliary
 
     @property
     def is_done(self) -> bool:

@@ -14,6 +14,7 @@ from launcher.gang.events import (
     ProgramEnded,
     TaskExited,
     TaskHalted,
+    TaskInterrupted,
     TaskListening,
     TaskReported,
     TaskStarted,
@@ -27,6 +28,7 @@ from worker_entry.protocol.messages import (
     Exited,
     Halted,
     Inspected,
+    InterruptTaken,
     Listening,
     Message,
     Prepared,
@@ -97,6 +99,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             )
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
+        case InterruptTaken(task):
+            return TaskInterrupted(parse_task_id(task))
         case Returned(task, time, crash, start):
             return ProgramEnded(parse_task_id(task), time - clock_offset_s, _shift(crash, clock_offset_s), start)
         case Exited(task, how, time, crash, finished, evidence, start):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,8 @@ class Cluster:
     r"""A run of a spec that lasts at most as long as a `with` block.
 
     The block begins when all tasks have been started, or when the run ends before that. The end of the block, also by
-    an exception or Ctrl-C, stops the run and returns when all processes have ended. `distlaunch ls`, `attach` and the
+    an exception or Ctrl-C, stops the run and returns when all processes have ended; after Ctrl-C, or an interrupt of a
+    notebook's kernel, programs get KeyboardInterrupt too, and this process goes on. `distlaunch ls`, `attach` and the
     other commands work with the run. The class prints nothing and installs no signal handler.
 
     Args:
@@ -85,15 +87,15 @@ class Cluster:
                 self._wait_for_start()
             if self._process.over.is_set():
                 self._process.result()
-        except BaseException:
-            self.stop()
+        except BaseException as error:
+            self._end(error)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop()
+        self._end(error)
 
     @property
     def directory(self) -> Path:
@@ -174,9 +176,16 @@ class Cluster:
 
         Tasks have `timeouts.stop_grace_s` to end by themselves; `now`, or Ctrl-C during this time, kills the tasks.
         """
+        self._stop(signal.SIGTERM, now=now)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Stops the run at the end of the block; after Ctrl-C, the programs get KeyboardInterrupt as well."""
+        self._stop(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+
+    def _stop(self, signum: int, *, now: bool = False) -> None:
         process = self._started
         try:
-            process.ask_to_stop()
+            process.ask_to_stop(signum)
             if now:
                 self._hurry()
             process.over.wait()

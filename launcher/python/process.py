@@ -65,9 +65,9 @@ class ControllerProcess:
             self._stderr.close()
             raise as_ours(error) from None
 
-    def ask_to_stop(self) -> None:
-        """Stops the run, even before the run has a folder."""
-        self._process.terminate()
+    def ask_to_stop(self, signum: int = signal.SIGTERM) -> None:
+        """Stops the run as this signal does, even before the run has a folder."""
+        self._process.send_signal(signum)
 
     def result(self) -> RunReport:
         """The report of the run; call it after `over` is set.

@@ -92,12 +92,12 @@ class Actions:
                 self._links.send(planned.node, self._make_start([planned]))
             case AskStacks():
                 self._stacks.ask(state)
-            case StopNodes(grace_s, for_handlers, longer):
+            case StopNodes(grace_s, for_handlers, interrupts, longer):
                 if state.signal is not None or state.is_taken_away:
                     self._links.hurry()
                 for node in state.occupied:
                     of_node = {str(task): longer[task] for task in longer.keys() & state.policy.nodes[node]}
-                    self._links.send(node, Stop(grace_s, for_handlers, of_node))
+                    self._links.send(node, Stop(grace_s, for_handlers, interrupts, of_node))
 
     def take_over(self, state: AttemptState, history: History) -> None:
         """Reattaches to the tasks of an attempt that an earlier controller started."""

@@ -156,15 +156,15 @@ class Supervisor:
         if signum == STACKS_SIGNAL:
             self._links.put(StacksAsked())
         elif signum in ENGINE_SIGNALS and not is_request and self._context.engine is not None:
-            self._context.engine.ask(functools.partial(self._interrupt, signum))
+            self._context.engine.ask(functools.partial(self._interrupt, Interrupted(signum)))
         else:
-            self._interrupt(signum, None)
+            self._interrupt(Interrupted(signum, is_request), None)
 
-    def _interrupt(self, signum: int, end: EndAnnounced | None) -> None:
+    def _interrupt(self, interrupted: Interrupted, end: EndAnnounced | None) -> None:
         """Handles a signal; `end`: the announced end if the engine has sent the signal."""
         if end is None or end.reference == "interrupted":
-            self._asked = signum
-        self._links.put(end or Interrupted(signum))
+            self._asked = interrupted.signal
+        self._links.put(end or interrupted)
 
     def check(self) -> tuple[AttemptState, Preflight]:
         """Checks the nodes without starting tasks; returns the nodes' answers."""

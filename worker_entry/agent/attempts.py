@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import selectors
 from collections.abc import Callable, Mapping
 from typing import Optional
@@ -185,9 +186,12 @@ class Attempts:
 
     def obey(self, order: orders.Stop) -> None:
         """Begins to stop the tasks for the controller, which waits for Empty."""
-        running = filter(self._tasks.is_running, order.longer)
-        longer = {self._tasks.by_name[name].pid: order.longer[name] for name in running}
-        self.stop(order.grace_s, for_handlers=order.for_handlers, ordered=True, longer=longer)
+        running = [task for name, task in self._tasks.by_name.items() if self._tasks.is_running(name)]
+        longer = {task.pid: order.longer[task.name] for task in running if task.name in order.longer}
+        if self._tree.interrupts and order.grace_s > 0:
+            longer |= {task.pid: math.inf for task in running if task.has_handler}
+        interrupted = {task.pid: not task.is_watched for task in running} if order.interrupts else None
+        self.stop(order.grace_s, for_handlers=order.for_handlers, ordered=True, longer=longer, interrupted=interrupted)
 
     def stop(
         self,
@@ -196,10 +200,11 @@ class Attempts:
         for_handlers: bool = False,
         ordered: bool = False,
         longer: Mapping[int, float] = processes.NOBODY,
+        interrupted: Optional[Mapping[int, bool]] = None,
     ) -> None:
         """Begins to stop the tasks, as in orders.Stop, except that `longer` has their pids.
 
-        `ordered`: the controller asked for it and waits for Empty.
+        `ordered`: the controller asked for it and waits for Empty. `interrupted`: as in Tree.stop.
         """
         self._profile.end()
         if self._finished is not None:
@@ -210,7 +215,8 @@ class Attempts:
         self._ports.forming.clear()
         self.checks.cancel()
         at_once = self._tasks.find_unaware(self._tree) if for_handlers else ()
-        self._tree.stop(grace_s, asks=not self._signalled, at_once=at_once, longer=longer)
+        asks = not self._signalled
+        self._tree.stop(grace_s, asks=asks, at_once=at_once, longer=longer, interrupted=interrupted if asks else None)
 
     def note_signal(self) -> bool:
         """Notes that all processes on this node have received SIGTERM; returns False: the signal is handled."""

@@ -20,7 +20,7 @@ from worker_entry.protocol import environment
 from worker_entry.protocol.child_order import make_child_env
 from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private_directory
 from worker_entry.protocol.frozen import asdict, replace
-from worker_entry.protocol.messages import Exited, Halted, Returned, Started, Status
+from worker_entry.protocol.messages import Exited, Halted, InterruptTaken, Returned, Started, Status
 from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
 from worker_entry.system import clock, processes
 from worker_entry.system.oom import OomWatch
@@ -56,6 +56,8 @@ class StartedTask:
         """How its program ended, as reported to the controller."""
         self.ended: Optional[Exited] = None
         """How it ended, as reported to the controller."""
+        self.takes_interrupt = False
+        """Whether that is reported to the controller."""
         self.not_forked = not_forked
         """Why it was not forked from the forkserver, if it could have been."""
         self.log = log
@@ -120,6 +122,12 @@ class StartedTask:
         """Whether the task's program, if it `is_watched`, may do something about SIGTERM."""
         return os.path.exists(self._files.handler(self.name))
 
+    def new_interrupt(self) -> Iterator[InterruptTaken]:
+        """Says once that the program does something about SIGINT, as far as that can be known."""
+        if not self.takes_interrupt and (not self.is_watched or os.path.exists(self._files.interrupted(self.name))):
+            self.takes_interrupt = True
+            yield InterruptTaken(self.name)
+
     def new_status(self) -> Iterator[Status]:
         """How far the program has come; nothing if that has not changed."""
         status = self._status.read_changed()
@@ -180,6 +188,7 @@ def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
         status_file=files.status(start.task),
         stacks_file=files.stacks(start.task),
         handler_file=files.handler(start.task),
+        interrupted_file=files.interrupted(start.task),
         child_file=files.child(start.task),
         child_crash_file=files.child_crash(start.task),
         patch_keras=start.patch_keras,

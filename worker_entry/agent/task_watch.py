@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Union
 
 from worker_entry.agent.task_process import StartedTask
-from worker_entry.protocol.messages import Halted, Listening, Returned, Status
+from worker_entry.protocol.messages import Halted, InterruptTaken, Listening, Returned, Status
 from worker_entry.system import clock
 from worker_entry.system.ports import HeldPorts
 from worker_entry.system.processes import Tree
@@ -23,7 +23,7 @@ class TaskWatch:
 
     def poll(
         self, tasks: Mapping[str, StartedTask], ports: HeldPorts, tree: Tree, now: float
-    ) -> Iterator[Union[Listening, Halted, Status, Returned]]:
+    ) -> Iterator[Union[Listening, Halted, Status, Returned, InterruptTaken]]:
         """Yields the changes since the last call; `now` is in monotonic seconds."""
         halts, tree.halts = tree.halts, []
         by_pid = {task.pid: task for task in tasks.values() if task.running}
@@ -37,5 +37,7 @@ class TaskWatch:
             self._due = now + STATUS_S
             for task in tasks.values():
                 yield from task.new_status()
+                if task.running and tree.interrupts:
+                    yield from task.new_interrupt()
                 if task.running:
                     yield from task.new_return()

@@ -80,14 +80,18 @@ class AttemptFiles:
         """Created before the program sets a handler for SIGTERM."""
         return self._path(task, "handler")
 
+    def interrupted(self, task: str) -> str:
+        """Created when SIGINT raises KeyboardInterrupt in the program, or before the program sets a handler for it."""
+        return self._path(task, "interrupted")
+
     def order(self, task: str) -> str:
         """The task runner's order: a file, so that no user data is on a command line."""
         return self._path(task, "order.json")
 
     def forget(self, task: str) -> None:
         """Removes the files of the task's earlier process, but not the log, to which the next process appends."""
-        files = (self.crash, self.finished, self.status, self.child, self.child_crash, self.stacks, self.handler)
-        for path in (file(task) for file in files):
+        own = (self.crash, self.finished, self.status, self.stacks, self.handler, self.interrupted)
+        for path in (file(task) for file in (*own, self.child, self.child_crash)):
             with contextlib.suppress(OSError):
                 os.unlink(path)
 

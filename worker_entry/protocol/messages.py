@@ -232,6 +232,13 @@ class Log:
 
 
 @dataclass(frozen=True)
+class InterruptTaken:
+    """The task's program does something about our SIGINT: it raises KeyboardInterrupt, or has a handler of its own."""
+
+    task: OwnTask
+
+
+@dataclass(frozen=True)
 class Returned:
     """The task's program has ended, although its process may still be there: with this exception, or successfully.
 
@@ -310,6 +317,7 @@ ToController = Union[
     Stacks,
     Profiled,
     Log,
+    InterruptTaken,
     Returned,
     Exited,
     CacheUsed,

@@ -175,11 +175,14 @@ class Stop:
     """Send TERM now, and KILL after `grace_s`, until no process of the attempt is left.
 
     A later Stop may shorten the grace period. `for_handlers`: only processes that handle SIGTERM get it; all others get
-    KILL at once. `longer`: the graces of tasks that get a longer one, in seconds.
+    KILL at once. `interrupts`: send INT to the tasks' own processes in place of TERM, which a later Stop sends; then,
+    programs that handle SIGTERM keep the first grace, unless the later Stop has none. `longer`: the graces of tasks
+    that get a longer one, in seconds.
     """
 
     grace_s: float
     for_handlers: bool = False
+    interrupts: bool = False
     longer: Annotated[dict[TaskName, float], Items(10_000)] = field(default_factory=dict)
 
 

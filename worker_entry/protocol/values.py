@@ -271,7 +271,8 @@ class TaskOrder:
     `crash_file`, `child_crash_file`: where to write the crash record if the program, or a child process, fails.
     `status_file`, `child_file`: the progress of the program and of a child process. `finished_file`: written when the
     program ends without a failure; a later failure is not the program's. `stacks_file`: where to write the stacks on
-    SIGURG. `handler_file`: created before the program handles SIGTERM. `not_forked`: as in TaskStatus.
+    SIGURG. `handler_file`: created before the program handles SIGTERM. `interrupted_file`: created when
+    SIGINT reaches the program, or before the program handles it. `not_forked`: as in TaskStatus.
     """
 
     program: Program
@@ -280,6 +281,7 @@ class TaskOrder:
     status_file: Optional[str] = None
     stacks_file: Optional[str] = None
     handler_file: Optional[str] = None
+    interrupted_file: Optional[str] = None
     child_file: Optional[str] = None
     child_crash_file: Optional[str] = None
     patch_keras: bool = True

@@ -1,7 +1,8 @@
 """Starts tasks, and stops them together with every process that the tasks have started.
 
 A task leads its own session. A stop sends TERM to every process below the agent, waits for the grace period, and then
-repeats KILL until the tree is empty; it does not end when only the tasks' own processes are dead.
+repeats KILL until the tree is empty; it does not end when only the tasks' own processes are dead. A stop that
+interrupts sends INT to the tasks first, and TERM to what is left after them.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Tree:
         self._reaped: set[int] = set()
         self._untouchable: set[int] = set()
         self._deadline: Optional[float] = None
+        self._interrupted: Collection[int] = ()
+        """The leaders that got INT, until TERM is sent."""
         self._longer: dict[int, float] = {}
         """The deadlines of leaders that get a longer grace, with all that they have started."""
 
@@ -112,6 +115,11 @@ class Tree:
     def stopping(self) -> bool:
         return self._deadline is not None
 
+    @property
+    def interrupts(self) -> bool:
+        """Whether the processes of an ongoing stop have got INT, and not TERM yet."""
+        return bool(self._interrupted)
+
     def stop(
         self,
         grace_s: float,
@@ -119,32 +127,52 @@ class Tree:
         asks: bool = True,
         at_once: Collection[int] = (),
         longer: Mapping[int, float] = NOBODY,
+        interrupted: Optional[Mapping[int, bool]] = None,
     ) -> None:
         """Sends TERM now; after `grace_s`, `sweep` sends KILL. A second call can only shorten the grace period.
 
         Without `asks`, sends no TERM, because all processes have already received it. Processes in `at_once` get KILL
-        now. `longer`: the graces of leaders that get a longer one.
+        now. `longer`: the graces of leaders that get a longer one. `interrupted`: the leaders that get INT in place of
+        TERM, each with all of its process group or alone; a second call, or the end of these leaders, sends TERM.
         """
         now = time.monotonic()
         deadline = now + grace_s
         if self._deadline is not None:
-            self._deadline = min(deadline, self._deadline)
+            before, self._deadline = self._deadline, min(deadline, self._deadline)
             self._longer = {pid: min(until, deadline) for pid, until in self._longer.items()}
+            if self._interrupted and not interrupted:
+                self._longer |= {pid: min(now + longer_s, before) for pid, longer_s in longer.items()}
+                self._terminate()
             return
         self._deadline = deadline
         self._longer = {pid: now + longer_s for pid, longer_s in longer.items()}
+        if interrupted:
+            self._interrupted = frozenset(interrupted)
+            for process in self.living():
+                if process.pid in interrupted or interrupted.get(process.group, False):
+                    self._ask(process, signal.SIGINT)
+        else:
+            self._terminate(asks=asks, at_once=at_once)
+
+    def _terminate(self, *, asks: bool = True, at_once: Collection[int] = ()) -> None:
+        self._interrupted = ()
         for process in self.living():
             if process.pid not in self._leaders:
                 self._note_left_behind(process)
             if process.pid in at_once:
                 self._kill([process])
-            elif asks and self._signal(process, signal.SIGTERM):
-                # A suspended process receives TERM only when it continues.
-                self._signal(process, signal.SIGCONT)
+            elif asks:
+                self._ask(process, signal.SIGTERM)
+
+    def _ask(self, process: kernel.Process, signum: int) -> None:
+        if self._signal(process, signum):
+            self._signal(process, signal.SIGCONT)  # a suspended process receives the signal only when it continues
 
     def sweep(self) -> int:
         """Performs one round of an ongoing stop; returns how many processes are left, zombies included."""
         assert self._deadline is not None
+        if self._interrupted and self._reaped.issuperset(self._interrupted):
+            self._terminate()
         left, now = self._left(), time.monotonic()
         if left and now >= self._deadline:
             spared = {pid for pid, until in self._longer.items() if now < until}

@@ -44,7 +44,7 @@ from worker_entry.system import clock
 from worker_entry.task import crash_record, faults, keras_progress, status_file
 from worker_entry.task.meter import Meter
 from worker_entry.task.meter import install as install_meter
-from worker_entry.task.term_handlers import restore_in_children, watch_term_handlers
+from worker_entry.task.signal_handlers import restore_in_children, watch_interrupts, watch_term_handlers
 
 
 def run(order: TaskOrder) -> None:
@@ -121,6 +121,8 @@ def _prepare(order: TaskOrder) -> None:
     restore_in_children()
     if order.handler_file is not None:
         watch_term_handlers(order.handler_file)
+    if order.interrupted_file is not None:
+        watch_interrupts(order.interrupted_file)
     patches: list[KerasPatch] = []
     note_patch = patches.append
     note_model: Callable[[ModelDigest], None] = _ignore

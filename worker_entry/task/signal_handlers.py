@@ -1,4 +1,4 @@
-"""Notes that this program may handle SIGTERM, and takes TensorFlow's own handler from its children.
+"""Notes what this program does about SIGTERM and SIGINT, and takes TensorFlow's own handler from its children.
 
 TensorFlow handles SIGTERM itself once a cluster has formed, in C++ and without effect on the program, so the kernel's
 list of caught signals does not show whether the program has a handler. A forked child inherits that handler, but not
@@ -13,7 +13,8 @@ import importlib
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn, Optional
 
 _IGNORED = (signal.SIG_DFL, signal.SIG_IGN)
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -45,14 +46,49 @@ def watch_term_handlers(path: str) -> None:
         _note_before(os, name, path)
 
 
+class _NotingInterrupt:
+    """Python's own handler of SIGINT, except that it creates a file before it raises KeyboardInterrupt.
+
+    No frame of ours is in the traceback: the property has returned when Python calls what it has found.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._process = os.getpid()
+        self._original = signal.default_int_handler
+
+    @property
+    def __call__(self) -> Callable[[int, Optional[FrameType]], NoReturn]:
+        if os.getpid() == self._process:  # not in a child that the program has forked
+            _create(self._path)
+        return self._original
+
+
+def watch_interrupts(path: str) -> None:
+    """Creates the file when SIGINT raises KeyboardInterrupt, or before the program sets a handler of its own."""
+    original = signal.default_int_handler
+    if signal.getsignal(signal.SIGINT) is not original:  # it is ignored, as below `nohup` or in a shell's background
+        return
+    low_level: Any = importlib.import_module("_signal")
+    handler: Any = _NotingInterrupt(os.path.abspath(path))
+    signal.signal(signal.SIGINT, handler)
+    signal.default_int_handler = low_level.default_int_handler = handler  # some programs compare with it
+    known = (*_IGNORED, handler, original)
+    _note_before(low_level, "signal", handler._path, lambda signum, new: signum == signal.SIGINT and new not in known)
+
+
+def _create(path: str) -> None:
+    with contextlib.suppress(OSError):  # such as a full disk: the program must continue
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
 def _note_before(module: Any, name: str, path: str, is_noted: Callable[..., bool] = lambda *_, **__: True) -> None:
     call = getattr(module, name)
 
     @functools.wraps(call)
     def noting(*arguments: Any, **keywords: Any) -> Any:
         if is_noted(*arguments, **keywords):
-            with contextlib.suppress(OSError):  # such as a full disk: the program's own call must continue
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            _create(path)
         return call(*arguments, **keywords)
 
     setattr(module, name, noting)
