@@ -1025,6 +1025,44 @@ def test_a_second_stop_shortens_the_grace(either: Client) -> None:
     either.expect(Empty)
 
 
+def test_an_interrupt_ends_the_task_and_then_what_it_has_started(either: Client) -> None:
+    either.greet()
+    either.start_family("child", "grandchild", "stopped")
+    either.send(Stop(60.0, interrupts=True))
+    assert either.expect(Exited).exit == TaskExit(signal=signal.SIGINT)
+    either.expect(Empty)
+
+
+SAVES_AT_TERM = """
+import signal, sys, time
+
+def save(*_):
+    print("saving", flush=True)
+    time.sleep(1)
+    sys.exit(7)
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@linux
+@pytest.mark.parametrize(("grace_s", "how"), [(0.1, TaskExit(code=7)), (0.0, TaskExit(signal=signal.SIGKILL))])
+def test_a_stop_after_an_interrupt_leaves_a_program_time_that_handles_term(
+    client: Client, tmp_path: Path, grace_s: float, how: TaskExit
+) -> None:
+    (tmp_path / "program.py").write_text(SAVES_AT_TERM)
+    client.greet()
+    client.start(script("worker:0", str(tmp_path / "program.py")))
+    log = client.directory / "attempt-1" / "worker-0.log"
+    wait_until(lambda: log.exists() and "ready" in log.read_text(), "the program is ready")
+    client.send(Stop(60.0, interrupts=True), Stop(grace_s))
+    assert client.expect(Exited).exit == how
+    client.expect(Empty)
+
+
 def start_waiting(client: Client, *ways: str) -> None:
     program = str(PROGRAMS / "notices_term.py")
     client.start(*(script(f"worker:{number}", program, way) for number, way in enumerate(ways)))

@@ -9,7 +9,7 @@ from launcher.spec.parts import TimeoutsSpec
 
 
 def test_meanings_are_read_as_they_are_written() -> None:
-    assert read_meanings(TimeoutsSpec)["stop_grace_s"].startswith("From SIGTERM to SIGKILL")
+    assert read_meanings(TimeoutsSpec)["stop_grace_s"].startswith("How long tasks may take to end")
     assert "from" in read_meanings(ListedNodesSpec)
 
 

@@ -24,7 +24,7 @@ _DURATIONS = {
         "Fail if the other tasks do not end within S seconds of the first; 0: no limit.",
         "300",
     ),
-    "--stop-grace": ("stop_grace_s", "Wait S seconds from SIGTERM to SIGKILL when you stop the run.", "10"),
+    "--stop-grace": ("stop_grace_s", "Give tasks S seconds to end when you stop the run.", "10"),
     "--lease": ("lease_s", "Stop a node's tasks after S seconds without contact with the controller.", "60"),
 }
 """The field of a spec's `timeouts:` that each option sets, its help, and the default."""

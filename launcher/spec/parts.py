@@ -224,7 +224,7 @@ class TimeoutsSpec(Model):
     start_s: Annotated[Seconds, UNLESS_0] = 600.0
     """From the start until every task has opened its port and joined the cluster; 0: no limit."""
     stop_grace_s: Annotated[Seconds, AtMost(86_400, "that is a day, in which any program can save its state")] = 10.0
-    """From SIGTERM to SIGKILL when the user stops the run."""
+    """How long tasks may take to end when the user stops the run."""
     drain_s: Annotated[Seconds, UNLESS_0] = 300.0
     """How long the other training tasks may continue after the first has succeeded; 0: no limit."""
     stall_s: Annotated[Seconds, UNLESS_0] | None = None

@@ -67,17 +67,18 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
 def was_stopped(state: AttemptState, event: TaskExited) -> bool:
     """Whether the task was running when we began to stop the tasks, and ended as a stopped task does.
 
-    The task may have raised before: an interpreter that is shutting down still counts as running.
+    The task may have raised before: an interpreter that is shutting down still counts as running. After our SIGINT,
+    programs end as they like.
     """
     if event.task not in state.stopped:
         return False
-    return event.exit.code in (0, _TERM_STATUS) or event.exit.signal in _STOP_SIGNALS
+    return state.interrupts or event.exit.code in (0, _TERM_STATUS) or event.exit.signal in _STOP_SIGNALS
 
 
 def failed_by_itself(state: AttemptState, event: TaskExited) -> bool:
     """Whether the task failed on its own: it raised, or did not end as a stopped task does."""
     crash = event.crash
-    if crash is None or crash.thread is not None:
+    if crash is None or crash.thread is not None or state.interrupts:
         return not was_stopped(state, event)
     obeyed = find_own_end(event).code == _TERM_STATUS and crash.exit_status is not None  # by its own SIGTERM handler
     return not (obeyed and was_stopped(state, event))
