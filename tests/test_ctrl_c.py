@@ -64,9 +64,9 @@ def run_plainly(folder: Path, way: str) -> tuple[str, str]:
     return (folder / "plain").read_text(), how
 
 
-def run_as_task(folder: Path, way: str) -> tuple[str, str]:
-    """The same under distlaunch."""
-    with running(folder, "-n", "1", str(PROGRAM), way) as run:
+def run_as_task(folder: Path, *words: str) -> tuple[str, str]:
+    """The same under distlaunch, as a script or a command."""
+    with running(folder, "-n", "1", *words) as run:
         log = wait_until_ready(run)
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130
@@ -91,7 +91,7 @@ def read_rows() -> dict[str, str]:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_program_does_what_it_does_under_plain_python(tmp_path: Path, way: str) -> None:
     plain, how_plainly = run_plainly(tmp_path, way)
-    ours, how = run_as_task(tmp_path, way)
+    ours, how = run_as_task(tmp_path, str(PROGRAM), way)
     if how_plainly == STAYS:
         assert ours.startswith(plain)
     else:
@@ -99,6 +99,13 @@ def test_a_program_does_what_it_does_under_plain_python(tmp_path: Path, way: str
     row = f"| {way} | {tell(plain, how_plainly)} | {tell(ours, how)} |"
     print(row)
     assert read_rows()[way] == row
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["finally", "a handler of SIGINT", "asyncio.run"])
+def test_a_python_that_a_command_starts_does_so_too(tmp_path: Path, way: str) -> None:
+    assert run_as_task(tmp_path, "--", sys.executable, str(PROGRAM), way) == run_plainly(tmp_path, way)
 
 
 def test_the_readme_has_each_program_once() -> None:

@@ -96,6 +96,8 @@ def watch_end(order: str) -> None:
         except Exception:  # noqa: BLE001, S110 - the program's own error must still be shown
             pass
         show(kind, error, trace)
+        if issubclass(kind, KeyboardInterrupt) and "worker_entry.task.child_python" in sys.modules:
+            sys.modules["worker_entry.task.child_python"].remember_interrupt(error)
 
     sys.excepthook = record_and_show
 

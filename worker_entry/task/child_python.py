@@ -62,6 +62,16 @@ def record(text: str, error: BaseException) -> None:
         runner.write_crash(order.crash_file, error)
 
 
+def remember_interrupt(error: BaseException) -> None:
+    """Lets the interpreter end by SIGINT after a KeyboardInterrupt. It forgets that when text is executed.
+
+    Call this last in a hook for uncaught exceptions, which may import modules.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")  # noqa: S102 - only such an exception tells it
+
+
 def _is_task() -> bool:
     """Whether this is the task's own process, not one of its children."""
     starter = os.environ.get(environment.CHILDREN, "").partition(" ")[0]
@@ -82,6 +92,7 @@ def _watch_end(file: str) -> None:
         if os.getpid() == process:  # not in a child that the program has forked
             runner.write_crash(file, error)
         show(kind, error, trace)
+        remember_interrupt(error)
 
     sys.excepthook = record_and_show
 
