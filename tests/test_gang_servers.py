@@ -224,7 +224,7 @@ class TestWhatRunsBesideTheTasks:
         later, _ = decide(state, Tick(), 10 * DRAIN_S)
         assert later.reason is None
         ended, actions = decide(later, Interrupted(signal.SIGINT), 10 * DRAIN_S)
-        assert (ended.reason, ended.signal, actions) == (Reason.SUCCEEDED, None, (FAILURE_STOP,))
+        assert (ended.reason, ended.signal, actions) == (Reason.SUCCEEDED, None, (StopNodes(GRACE_S, interrupts=True),))
 
     def test_its_end_is_not_reported_however_it_ends(self) -> None:
         policy, events = self.up(keeps=False)

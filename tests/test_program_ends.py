@@ -109,7 +109,7 @@ class TestThatEndedWell:
 
     def test_makes_an_interruption_a_success_and_gives_its_process_the_users_grace(self) -> None:
         state, actions = of(exited(W0), ProgramEnded(W1, 1000.0), Interrupted(signal.SIGINT))
-        assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, StopNodes(GRACE_S))
+        assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, StopNodes(GRACE_S, interrupts=True))
 
     def test_is_not_needed_any_more(self) -> None:
         state, _ = of(ProgramEnded(W1, 1000.0), NodeLost("b", "gone"))
