@@ -43,16 +43,22 @@ def watch_strategies(then: Callable[[Any], None]) -> None:
         if not type(strategy).__name__.startswith(DEFAULT):
             then(strategy)
 
-    _watch_objects(STRATEGIES, "StrategyBase", note)
+    watch_objects(STRATEGIES, "StrategyBase", note)
 
 
 def watch_preemption_handlers(then: Callable[[], None]) -> None:
     """Calls `then` when the program builds a PreemptionCheckpointHandler; `then` must not raise."""
-    _watch_objects(PREEMPTION, "PreemptionCheckpointHandler", lambda _: then())
+    watch_objects(PREEMPTION, "PreemptionCheckpointHandler", lambda _: then())
 
 
-def _watch_objects(module_name: str, class_name: str, then: Callable[[Any], None]) -> None:
-    """Calls `then` with each new object of a module's class."""
+def watch_objects(
+    module_name: str,
+    class_name: str,
+    then: Callable[[Any], None] = lambda _: None,
+    *,
+    before: Callable[[], None] = lambda: None,
+) -> None:
+    """Calls `before` before each new object of a module's class is initialized, and `then` with the object after it."""
 
     def watch(module: ModuleType) -> None:
         base = getattr(module, class_name, None)
@@ -62,6 +68,7 @@ def _watch_objects(module_name: str, class_name: str, then: Callable[[Any], None
 
         @functools.wraps(original)
         def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+            before()
             original(self, *args, **kwargs)
             then(self)
 
