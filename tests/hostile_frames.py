@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from worker_entry.protocol.field_limits import Items, Matches, OfAttempt, OfSender, Within
 from worker_entry.protocol.framing import hints
 from worker_entry.protocol.messages import Log
-from worker_entry.protocol.orders import Piece
+from worker_entry.protocol.orders import Input, Piece
 
 TEXTS = (
     "",
@@ -73,7 +73,7 @@ class RandomFrames:
         kind = self._random.choice(self._types)
         header = {"type": kind.__name__, **self._fields(kind)}
         body = b""
-        if kind in (Log, Piece):
+        if kind in (Input, Log, Piece):
             body = self._random.randbytes(self._random.choice((0, 1, 20, 300)))
             header["length"] = len(body)
         change(header)

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -43,6 +43,23 @@ def planned(node: dict[str, Any], *, gpus: str = "", cores: int = 8, **spec: Any
 def column(plan: LaunchPlan, variable: str) -> dict[str, str | None]:
     """The variable in each task."""
     return {str(task.task): task.env.get(variable) for task in plan.tasks}
+
+
+@pytest.mark.parametrize(
+    ("stdin", "tasks", "strategy", "expected"),
+    [
+        ("chief", {"worker": 2, "evaluator": 1}, "multi_worker_mirrored", {"worker:0"}),
+        ("all", {"worker": 2, "evaluator": 1}, "multi_worker_mirrored", {"worker:0", "worker:1", "evaluator:0"}),
+        ("none", {"worker": 2}, "multi_worker_mirrored", set()),
+        ("chief", {"chief": 1, "worker": 1}, "multi_worker_mirrored", {"chief:0"}),
+        ("all", {"chief": 1, "worker": 2, "ps": 1}, "parameter_server", {"chief:0"}),  # the others are servers
+    ],
+)
+def test_the_readers_of_stdin_run_the_program(
+    stdin: Literal["chief", "all", "none"], tasks: dict[str, int], strategy: str, expected: set[str]
+) -> None:
+    plan = planned({"tasks": tasks}, strategy=strategy, tensorboard=True)
+    assert {str(task) for task in plan.find_readers(stdin)} == expected
 
 
 class TestGpus:

@@ -28,7 +28,7 @@ from worker_entry.protocol.field_limits import (
 from worker_entry.protocol.frame_limits import FRAME_LIMIT, FRAME_LIMITS
 from worker_entry.protocol.framing import HEADER_LIMIT, Decoder, ProtocolError, encode, hints, marked, parse
 from worker_entry.protocol.messages import Exited, Log, Message, Noted, ToController
-from worker_entry.protocol.orders import Beat, Goodbye, Piece, Start, ToAgent
+from worker_entry.protocol.orders import Beat, Goodbye, Input, Piece, Start, ToAgent
 from worker_entry.protocol.samples import TaskSample
 
 Frame = tuple[Message, bytes]
@@ -92,7 +92,7 @@ def fits(limit: Limit, value: Any) -> bool:
 
 
 def with_body(message: Message, body: bytes) -> Frame:
-    if isinstance(message, (Log, Piece)):
+    if isinstance(message, (Input, Log, Piece)):
         return dataclasses.replace(message, length=len(body)), body
     return message, b""
 

@@ -283,6 +283,7 @@ def _run(
     from launcher.run.launch import run
     from launcher.run.preview import plan_ahead
     from launcher.run.resume import find_requeued, resume
+    from launcher.run.task_input import take_stdin
 
     faults = [parse_fault(text, spec) for text in chaos]
     if dry_run:
@@ -292,5 +293,13 @@ def _run(
     if requeued is not None:
         again = functools.partial(resume, requeued, spec, environ=os.environ, verbose=verbose)
         return run_command(again, detach=detach, live=not no_live)
-    start = functools.partial(run, spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults)
+    start = functools.partial(
+        run,
+        spec,
+        run_dir=run_dir,
+        verbose=verbose,
+        checks=checks,
+        faults=faults,
+        stdin=take_stdin() if spec.stdin != "none" else None,
+    )
     return run_command(start, detach=detach, live=not no_live)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from launcher.gang.faults import Fault, injections_of
 from launcher.plan.launch_plan import TaskPlan
+from launcher.tasks import TaskId
 from worker_entry.protocol import environment
+from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.orders import Start
 from worker_entry.protocol.values import TaskStart
 
@@ -20,6 +22,7 @@ def make_start(
     faults: Sequence[Fault],
     routes: Mapping[str, str] | None = None,
     callers: Sequence[str] = (),
+    readers: Collection[TaskId] = (),
 ) -> Start:
     """Makes the order to start these tasks of one node.
 
@@ -31,11 +34,14 @@ def make_start(
         faults: the faults to inject into the attempt.
         routes: with a tunnel, the host that each address in TF_CONFIG stands for.
         callers: further addresses from which the nodes connect.
+        readers: the tasks that read what distlaunch reads from stdin.
     """
     cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
     env = {environment.RUN_ID: run_id, environment.ATTEMPT: str(attempt)}
     others = {address: host for address, host in (routes or {}).items() if address != tasks[0].address}
-    starts = [_make_task_start(task, cluster, env, lease_s, faults) for task in tasks]
+    starts = [
+        replace(_make_task_start(task, cluster, env, lease_s, faults), stdin=task.task in readers) for task in tasks
+    ]
     return Start(attempt, starts, cluster, others, [*callers])
 
 

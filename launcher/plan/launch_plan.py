@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from launcher.plan.layout import Layout, lay_out
 from launcher.plan.resources import NO_GPU, NodeFacts, share_resources
@@ -105,6 +106,16 @@ class LaunchPlan:
         for task in self.tasks:
             found.setdefault(task.node, []).append(task)
         return found
+
+    def find_readers(self, stdin: Literal["chief", "all", "none"]) -> frozenset[TaskId]:
+        """The tasks that read from stdin, by the field of the spec."""
+        if stdin == "none":
+            return frozenset()
+        if stdin == "all":
+            run = (task.task for task in self.tasks)
+            return frozenset(task for task in run if task.type not in self.rules.serves and not task.is_auxiliary)
+        deciding = (task.task for task in self.tasks if task.task.type in self.rules.decides)
+        return frozenset(sorted(deciding, key=lambda task: (task.type != "chief", task.index))[:1])
 
 
 def make_plan(

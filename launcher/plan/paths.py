@@ -48,6 +48,16 @@ class RunPaths:
         return self.root / "events.jsonl"
 
     @property
+    def stdin(self) -> Path:
+        """What tasks read from stdin; there is none if they read nothing."""
+        return self.root / "stdin"
+
+    @property
+    def partial_stdin(self) -> Path:
+        """The same, as long as its end has not been read."""
+        return self.root / "stdin.partial"
+
+    @property
     def stacks(self) -> Path:
         return self.root / "stacks.txt"
 

@@ -217,4 +217,5 @@ class Actions:
             faults=self._faults,
             routes=self.plan.routes,
             callers=self._callers,
+            readers=self.plan.find_readers(self._context.spec.stdin) if self._context.input is not None else (),
         )

@@ -15,6 +15,7 @@ from launcher.run.history import History
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.sync import Bundle
+from launcher.run.task_input import TaskInput
 from launcher.run.timing import Timing
 from launcher.spec.models import ClusterSpec
 from worker_entry.protocol.frozen import dataclass, field
@@ -36,6 +37,8 @@ class RunContext:
     goodput: GoodputWatch
     generation: int = 0
     """The number of earlier controllers of the run."""
+    input: TaskInput | None = None
+    """What tasks read from stdin, if they read something."""
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
     engine: Engine | None = None

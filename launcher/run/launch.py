@@ -36,6 +36,7 @@ from launcher.run.pod_nodes import opened_pods
 from launcher.run.slurm_check import find_program_problems
 from launcher.run.slurm_engine import SlurmEngine, find_engine
 from launcher.run.supervisor import Supervisor
+from launcher.run.task_input import open_input
 from launcher.run.ways import Recovery, Relisting
 from launcher.slurm.allocation import find_job
 from launcher.spec.models import ClusterSpec
@@ -59,6 +60,7 @@ def run(
     live: bool = False,
     faults: Sequence[Fault] = (),
     detachment: Detachment | None = None,
+    stdin: int | None = None,
 ) -> RunReport:
     """Runs the cluster to its end.
 
@@ -70,6 +72,7 @@ def run(
         live: whether the console shows the live view if it is a terminal.
         faults: the faults to inject.
         detachment: leaves the terminal, if the run can.
+        stdin: the descriptor from which tasks read, and which is closed here; None: they read nothing.
 
     Raises:
         DistlaunchError: the cluster could not be started; nothing is left running.
@@ -86,6 +89,7 @@ def run(
         live=live,
         faults=faults,
         detachment=detachment,
+        stdin=stdin,
     )
 
 
@@ -118,6 +122,7 @@ def conduct(
     detachment: Detachment | None = None,
     history: History = NO_HISTORY,
     prepare: Prepare = prepare_nothing,
+    stdin: int | None = None,
 ) -> RunReport:
     """Runs the cluster to its end as its controller; see `run`.
 
@@ -131,6 +136,7 @@ def conduct(
         detachment: as for `run`.
         history: the history of the run under earlier controllers.
         prepare: called before the start; returns the running attempt to take over, if any.
+        stdin: as for `run`.
     """
     targets = find_targets(spec)
     leaves_at_up = detachment is not None and detachment.at_up
@@ -171,6 +177,7 @@ def conduct(
                 goodput=goodput,
                 interrupts=interrupts,
             )
+            context = replace(context, input=open_input(files, stdin, context.links.put, console.warn))
             if detachment is not None and leaves_at_up:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
             slurm = find_engine(spec, targets.values)

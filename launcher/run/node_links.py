@@ -10,6 +10,7 @@ from launcher.errors import ProcessLimitError, as_ours
 from launcher.gang.events import Event
 from launcher.plan.resources import NodeFacts
 from launcher.run.directory import RunDir
+from launcher.run.task_input import InputArrived
 from launcher.run.timing import SystemTiming, Timing
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import (
@@ -39,7 +40,7 @@ HURRIED_SILENCE_S = 5.0
 POLL_S = 0.25
 """How often to look for silent agents while the run stops."""
 
-Incoming = tuple[str, Message | LinkNews] | Event
+Incoming = tuple[str, Message | LinkNews] | Event | InputArrived
 """A node's message, or an event of our own."""
 
 

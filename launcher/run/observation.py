@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from launcher.errors import TakenOverError
 from launcher.gang.events import Event, Interrupted, NodeAttached, NodeLost, Tick
@@ -17,12 +17,13 @@ from launcher.run.context import RunContext
 from launcher.run.profile_requests import ProfileRequests
 from launcher.run.sample_files import SampleFiles
 from launcher.run.stack_requests import StackRequests
+from launcher.run.task_input import InputArrived, Reply
 from launcher.run.uses import Uses
 from launcher.spec.nodes import LOCAL
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.kept import CacheUsed
-from worker_entry.protocol.messages import Fetch, Message, Noted, Ready, Sampled, Saved, Stacks
+from worker_entry.protocol.messages import AskInput, Fetch, Message, Noted, Ready, Sampled, Saved, Stacks
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.strangers import Repelled
 
@@ -61,6 +62,10 @@ class Observer:
         if incoming is None:
             yield from self._overdue()
             return
+        if isinstance(incoming, InputArrived):
+            if self._context.input is not None:
+                self._give(self._context.input.arrived())
+            return
         if not isinstance(incoming, tuple):
             yield incoming
             return
@@ -88,6 +93,10 @@ class Observer:
                 self.origin = (node, self._context.links.frame)
                 yield from self._translate(node, message)
 
+    def _give(self, replies: Iterable[Reply]) -> None:
+        for node, part, body in replies:
+            self._context.links.send(node, part, body)
+
     def _translate(self, node: str, message: Message) -> Iterator[Event]:
         links = self._context.links
         offset_s = links.clock_offset_s(node)
@@ -97,6 +106,8 @@ class Observer:
         try:
             if isinstance(message, Fetch) and self._context.bundle is not None:
                 links.send(node, *self._context.bundle.read_piece(message))
+            if isinstance(message, AskInput) and self._context.input is not None:
+                self._give(self._context.input.answer(node, message))
             if isinstance(message, Noted):
                 text = message.text if node == LOCAL else f"node {node}: {message.text}"
                 (self._context.console.detail if message.detail else self._context.console.note)(text)

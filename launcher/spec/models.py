@@ -80,6 +80,9 @@ class ClusterSpec(Model):
     """A folder that all nodes share; checked before the start, and passed to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
     cache: Annotated[str, StringConstraints(pattern=r"^(~/|/)[^\x00\s'\"]*$")] | None = None
     """A folder on each node, which nodes may share, that keeps the code compiled by XLA or PyTorch for later runs."""
+    stdin: Literal["chief", "all", "none"] = "chief"
+    """Who reads what distlaunch gets on its stdin from a pipe or a file: the chief, which is the first worker if there
+    is none; all tasks that run the program; or nobody. Everyone else reads /dev/null."""
     env: Environment = {}
     """Environment variables of every task."""
     env_from: list[VariableName] = []
@@ -119,7 +122,7 @@ class ClusterSpec(Model):
     notify: NotifySpec | None = None
     """Who is notified when the run fails, stalls, restarts or succeeds."""
     keep_own_tf_config: bool = False
-    """Lets the program set or remove TF_CONFIG. Otherwise the program keeps the cluster's TF_CONFIG."""
+    """Lets TensorFlow use a TF_CONFIG that the program sets or removes. Otherwise, it uses the one of this cluster."""
     preload: Preload = True
     """Imports TensorFlow once per node, and forks the Python tasks from that process; a list adds modules to import."""
     keep_warm_s: Annotated[float, Field(ge=0), AtMost(86_400, "nodes should not be held for longer")] = 0.0

@@ -56,6 +56,11 @@ _KNOWN = tuple(
             _SAME_CALLS,
         ),
         (r"No space left on device", "disk-full", "free disk space on that node"),
+        (
+            r"^EOFError: EOF when reading a line",
+            "task-failed",
+            "only the chief reads stdin, from a pipe or a file: use `< FILE`, and `stdin: all` for all tasks",
+        ),
         *known_names(),
         (
             r"Collectives are not yet implemented for CPU devices when compiling with XLA",

@@ -22,6 +22,7 @@ from worker_entry.agent.port_guards import PortGuards
 from worker_entry.agent.profile_child import ProfileChild
 from worker_entry.agent.sampling import Sampler
 from worker_entry.agent.stacks import StackDump
+from worker_entry.agent.task_input import TaskInput
 from worker_entry.agent.task_process import TaskStartError
 from worker_entry.agent.task_table import RunningTasks
 from worker_entry.agent.task_watch import TaskWatch
@@ -45,6 +46,7 @@ class Attempts:
         self, selector: selectors.BaseSelector, send: Callable[[Message], None], forkserver: ForkserverClient
     ) -> None:
         self._owned = contextlib.ExitStack()
+        self._selector = selector
         self._send = send
         self.checks = NodeChecks(selector, send)
         self.forkserver = forkserver
@@ -177,6 +179,21 @@ class Attempts:
         for start in order.tasks[:1]:  # all run the same program
             self.forkserver.expect(start.program, cwd)
 
+    def take_input(self, part: orders.Input, body: bytes) -> None:
+        """Gives a task what it reads next from stdin."""
+        task = self._tasks.by_name.get(part.task)
+        if task is not None and task.input is not None:
+            task.input.take(part, body)
+
+    def ask_input(self) -> None:
+        """Asks again for what tasks read next, over a new connection: the last answer may not have arrived."""
+        for task in self._tasks.by_name.values():
+            if task.input is not None:
+                task.input.ask()
+
+    def _make_input(self, task: str) -> TaskInput:
+        return TaskInput(task, self._selector, self._send)
+
     def show_stacks(self) -> None:
         self._stacks.begin(self._tasks.by_name, self._tree.living())
 
@@ -297,7 +314,7 @@ class Attempts:
         try:
             files = AttemptFiles(hello.directory, order.attempt)
             with self._cache.starting(order.tasks):
-                self._tasks.start(order, files, hello.cwd, self._tree, self.forkserver)
+                self._tasks.start(order, files, hello.cwd, self._tree, self.forkserver, self._make_input)
         except TaskStartError as error:
             return error.problem
         return None

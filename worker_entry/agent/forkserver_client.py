@@ -180,7 +180,15 @@ class ForkserverClient:
             modules, self._modules = self._modules, []
             self._ask_for(modules, folder_of(program, cwd), cwd)
 
-    def fork(self, order: TaskOrder, env: Mapping[str, str], cwd: str, log: str, order_file: str) -> int:
+    def fork(
+        self,
+        order: TaskOrder,
+        env: Mapping[str, str],
+        cwd: str,
+        log: str,
+        order_file: str,
+        stdin: Optional[int] = None,
+    ) -> int:
         """Forks the task; returns the pid of its process, a child of this one.
 
         Args:
@@ -189,6 +197,7 @@ class ForkserverClient:
             cwd: its working directory.
             log: the file for its output.
             order_file: where the order is written if the task has to start again as plain Python.
+            stdin: the descriptor from which it reads; None: it reads nothing.
 
         Raises:
             ForkserverError: the task cannot be forked; the message says why, and is empty if no fork was expected.
@@ -208,7 +217,7 @@ class ForkserverClient:
                 with theirs:
                     data = json.dumps(request).encode()
                     self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(data))
-                    socket.send_fds(self._control, [data], [theirs.fileno()])
+                    socket.send_fds(self._control, [data], [theirs.fileno(), *([stdin] if stdin is not None else [])])
                 answer = gate.recv(4096)
                 if answer[:1].isdigit():
                     gate.sendall(GO)

@@ -183,8 +183,11 @@ class Agent:
         message = self._reattaching.accept(run_id, gone=self._controller_gone)
         if isinstance(message, orders.Goodbye):
             self._ask_to_end()
-        elif message is not None and self._program_copy is not None:
-            self._program_copy.resume()
+        elif message is not None:
+            if self._program_copy is not None:
+                self._program_copy.resume()
+            if self._attempts.exist:
+                self._attempts.get().ask_input()
 
     def _send(self, message: Message, body: bytes = b"") -> None:
         if not self._controller_gone:
@@ -208,6 +211,8 @@ class Agent:
         elif isinstance(message, orders.Piece):
             if self._program_copy is not None:
                 self._program_copy.take(message, body)
+        elif isinstance(message, orders.Input):
+            self._attempts.get().take_input(message, body)
         elif isinstance(message, orders.Prepare):
             self._attempts.get().prepare(message, self._hello)
         elif isinstance(message, (orders.Inspect, orders.Dial, MeasureNode, MeasureLink)):

@@ -7,12 +7,13 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Optional, Union
 
 from worker_entry.agent.forkserver_client import ForkserverClient, ForkserverError
 from worker_entry.agent.status_reader import StatusFiles
+from worker_entry.agent.task_input import TaskInput
 from worker_entry.agent.task_log import TaskLog
 from worker_entry.program.compile_cache import add_compile_cache
 from worker_entry.program.finding import find_command
@@ -45,7 +46,15 @@ class TaskStartError(Exception):
 class StartedTask:
     """One started task: its process and its log."""
 
-    def __init__(self, start: TaskStart, pid: int, log: TaskLog, files: AttemptFiles, not_forked: str = "") -> None:
+    def __init__(
+        self,
+        start: TaskStart,
+        pid: int,
+        log: TaskLog,
+        files: AttemptFiles,
+        not_forked: str = "",
+        own_input: Optional[TaskInput] = None,
+    ) -> None:
         self.name = start.task
         self.pid = pid
         self.running = True
@@ -61,51 +70,72 @@ class StartedTask:
         self.not_forked = not_forked
         """Why it was not forked from the forkserver, if it could have been."""
         self.log = log
+        self.input = own_input
+        """What it reads from stdin; None: nothing."""
         self._files = files
         self.is_watched = start.program.kind != "command"
         self._status = StatusFiles(files, start.task)
 
     @classmethod
     def start(
-        cls, start: TaskStart, cluster: Cluster, files: AttemptFiles, cwd: str, forkserver: ForkserverClient
+        cls,
+        start: TaskStart,
+        cluster: Cluster,
+        files: AttemptFiles,
+        cwd: str,
+        forkserver: ForkserverClient,
+        make_input: Callable[[str], TaskInput],
     ) -> StartedTask:
         """Starts the task in the folder `cwd`.
 
         Raises:
             TaskStartError: the task could not be started.
         """
+        own_input: Optional[TaskInput] = None
         try:
-            return cls._start(start, _environment(start, cluster), files, cwd, forkserver)
+            own_input = make_input(start.task) if start.stdin else None
+            return cls._start(start, _environment(start, cluster), files, cwd, forkserver, own_input)
         except (OSError, ValueError) as error:
+            if own_input is not None:
+                own_input.close()
             raise TaskStartError(_find_problem(start, error)) from error
 
     @classmethod
     def _start(
-        cls, start: TaskStart, env: dict[str, str], files: AttemptFiles, cwd: str, forkserver: ForkserverClient
+        cls,
+        start: TaskStart,
+        env: dict[str, str],
+        files: AttemptFiles,
+        cwd: str,
+        forkserver: ForkserverClient,
+        own_input: Optional[TaskInput],
     ) -> StartedTask:
         make_private_directory(files.directory)
         # The process writes to the log itself: a slow reader never blocks training, and both streams keep their order.
         log = files.log(start.task)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         not_forked = ""
+        stdin = own_input.reader if own_input is not None else None
         try:
             if start.program.kind == "command":
                 program = start.program
                 argv = [find_command(program.target, env, cwd) or program.target, *program.args]
                 env = make_child_env(_make_order(start, files), env, starter=os.getpid())
-                pid = processes.spawn(argv, env=env, cwd=cwd, output=output)
+                pid = processes.spawn(argv, env=env, cwd=cwd, output=output, stdin=stdin)
             else:
                 order = _make_order(start, files)
                 try:
                     pid = forkserver.fork(
-                        order, env, cwd, os.path.abspath(log), os.path.abspath(files.order(start.task))
+                        order, env, cwd, os.path.abspath(log), os.path.abspath(files.order(start.task)), stdin
                     )
                 except ForkserverError as error:
                     not_forked = str(error)
-                    pid = _start_runner(order, files.order(start.task), env, cwd, output)
+                    pid = _start_runner(order, files.order(start.task), env, cwd, output, stdin)
         finally:
             os.close(output)
-        return cls(start, pid, TaskLog(log, files.log_index(start.task)), files, not_forked)
+        if own_input is not None:
+            own_input.begin()
+        return cls(start, pid, TaskLog(log, files.log_index(start.task)), files, not_forked, own_input)
 
     def follow(self, before: StartedTask) -> None:
         """Takes over the log of the task's earlier process, to which this one appends."""
@@ -178,6 +208,8 @@ class StartedTask:
 
     def close(self) -> None:
         self.log.close()
+        if self.input is not None:
+            self.input.close()
 
 
 def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
@@ -199,10 +231,10 @@ def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
     )
 
 
-def _start_runner(order: TaskOrder, file: str, env: dict[str, str], cwd: str, output: int) -> int:
+def _start_runner(order: TaskOrder, file: str, env: dict[str, str], cwd: str, output: int, stdin: Optional[int]) -> int:
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
         json.dump(asdict(order), stream)
-    return processes.spawn([sys.executable, PACKAGE, "task", file], env=env, cwd=cwd, output=output)
+    return processes.spawn([sys.executable, PACKAGE, "task", file], env=env, cwd=cwd, output=output, stdin=stdin)
 
 
 def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Problem:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from worker_entry.agent.forkserver_client import ForkserverClient
+from worker_entry.agent.task_input import TaskInput
 from worker_entry.agent.task_process import StartedTask
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.messages import Message, Noted
@@ -52,7 +53,15 @@ class RunningTasks:
     def is_running(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].running
 
-    def start(self, order: Start, files: AttemptFiles, cwd: str, tree: Tree, forkserver: ForkserverClient) -> None:
+    def start(
+        self,
+        order: Start,
+        files: AttemptFiles,
+        cwd: str,
+        tree: Tree,
+        forkserver: ForkserverClient,
+        make_input: Callable[[str], TaskInput],
+    ) -> None:
         """Starts the tasks in order; a task that has ended may be started again.
 
         Raises:
@@ -63,7 +72,7 @@ class RunningTasks:
             before = self.by_name.get(start.task)
             if before is not None:  # restarted individually
                 files.forget(start.task)
-            task = StartedTask.start(start, order.cluster, files, cwd, forkserver)
+            task = StartedTask.start(start, order.cluster, files, cwd, forkserver, make_input)
             if before is not None:  # it appends to the same log
                 self.log_queue.remove(before)
                 task.follow(before)
@@ -93,6 +102,8 @@ class RunningTasks:
             if task.running and task.pid == pid:
                 task.running = False
                 self._ports.forming.discard(task.name)
+                if task.input is not None:
+                    task.input.close()
                 task.ended = task.report_end(TaskExit.from_wait_status(status), ended, self._oom)
                 self._send(task.ended)
 

@@ -7,6 +7,7 @@ from typing import Any
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.kept import CacheUsed
 from worker_entry.protocol.messages import (
+    AskInput,
     Cleaned,
     Dialled,
     Exited,
@@ -72,6 +73,7 @@ ALLOWANCES: dict[type[Any], Allowance] = {
     Unguarded: Allowance(4, 1, for_each_task=True),
     Started: Allowance(20, 6, for_each_task=True),
     Listening: Allowance(20, 6, for_each_task=True),
+    AskInput: Allowance(100_000, 6000, for_each_task=True),
     InterruptTaken: Allowance(20, 6, for_each_task=True),
     Returned: Allowance(20, 6, for_each_task=True),
     Exited: Allowance(20, 6, for_each_task=True),

@@ -86,6 +86,14 @@ class Fetch:
 
 
 @dataclass(frozen=True)
+class AskInput:
+    """Asks for what the task reads next from stdin, from this offset on; the answer comes when there is something."""
+
+    task: OwnTask
+    offset: Count
+
+
+@dataclass(frozen=True)
 class Synced:
     """The version is complete, and every file is as offered; tasks will run in `directory`."""
 
@@ -317,6 +325,7 @@ ToController = Union[
     Stacks,
     Profiled,
     Log,
+    AskInput,
     InterruptTaken,
     Returned,
     Exited,

@@ -79,6 +79,16 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Input:
+    """The answer to AskInput: `length` bytes, from `offset`, follow the header; `last`: nothing comes after them."""
+
+    task: TaskName
+    offset: Count
+    length: Annotated[int, Within(0, BODY_LIMIT)]
+    last: bool
+
+
+@dataclass(frozen=True)
 class TunnelKey:
     """A certificate and its private key, in PEM: each side of a connection between nodes proves that it has them."""
 
@@ -260,6 +270,7 @@ ToAgent = Union[
     Attach,
     Offer,
     Piece,
+    Input,
     Preload,
     Prepare,
     Inspect,

@@ -2,7 +2,8 @@
 
 Each side counts, from 1 on, the frames that it sends and the frames that it receives; the frames carry no number. On a
 new connection, each side reports how many frames it has received, and its peer resends the rest. Heartbeats, samples,
-and the frames that resume the connection are not counted, nor are log bytes and pieces of files, which have offsets.
+and the frames that resume the connection are not counted, nor are log bytes, pieces of files and parts of stdin, which
+have offsets.
 
 A controller confirms a frame only after handling it. So if a controller is killed, the agent still has the frames that
 the controller received but did not handle. The next controller gets these frames and continues both counts.
@@ -14,9 +15,9 @@ from collections import deque
 
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Attached, Log, Message, Sampled
-from worker_entry.protocol.orders import Attach, Beat, Piece
+from worker_entry.protocol.orders import Attach, Beat, Input, Piece
 
-_UNCOUNTED = (Attach, Attached, Beat, Log, Piece, Sampled)
+_UNCOUNTED = (Attach, Attached, Beat, Input, Log, Piece, Sampled)
 
 
 def is_counted(message: Message) -> bool:

@@ -248,7 +248,8 @@ class TaskStart:
     of a thousand tasks would contain a million addresses.
     `coordination_timeout_s`: how long TensorFlow's workers wait for each other's heartbeats; 0: TensorFlow's default.
     `progress`: whether the task reports its training progress. `injections`: faults to inject into the task.
-    `keep_own_tf_config`: whether a TF_CONFIG that the program sets takes effect.
+    `keep_own_tf_config`: whether a TF_CONFIG that the program sets takes effect. `stdin`: whether the task reads what
+    the controller has read from its own stdin, instead of nothing.
     """
 
     task: TaskName
@@ -262,6 +263,7 @@ class TaskStart:
     joins: bool = False
     keep_own_tf_config: bool = False
     defaults: list[str] = field(default_factory=list)
+    stdin: bool = False
 
 
 @dataclass(frozen=True)

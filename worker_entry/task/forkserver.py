@@ -57,8 +57,8 @@ def serve() -> Optional[TaskOrder]:
         message = _receive(control)
         if message is None:
             return None
-        request, gates = message
-        if not gates:
+        request, gate, stdin = message
+        if gate is None:
             if "keep" in request:
                 problem = problem or _explain_foreign() or ("" if overwrite(environment.RUN_ID) else NO_NAME)
                 _answer(control, problem=problem, reads=early.reads)
@@ -76,17 +76,18 @@ def serve() -> Optional[TaskOrder]:
                     problem = problem or _import(early, request["modules"], request["folder"])
                 _answer(control, problem=problem)
             continue
-        [gate] = gates
         refusal = problem or _find_problem(request)
         if refusal:
             _answer(gate, problem=refusal)
         elif _fork_away(agent):
             control.close()
-            _become_task(request, gate, agent)
+            _become_task(request, gate, stdin, agent)
             path.move_to(request["cwd"])
             early.hide(functools.partial(_start_again, request))
             return _make_order(request)
         gate.close()
+        if stdin is not None:
+            os.close(stdin)
 
 
 class _RelativePath:
@@ -210,10 +211,13 @@ def _fork_away(agent: int) -> bool:
     return True
 
 
-def _become_task(request: dict[str, Any], gate: socket.socket, agent: int) -> None:
+def _become_task(request: dict[str, Any], gate: socket.socket, stdin: Optional[int], agent: int) -> None:
     os.setsid()
     kernel.die_with_parent(signal.SIGKILL, agent)
     try:
+        if stdin is not None:
+            os.dup2(stdin, 0)
+            os.close(stdin)
         _point_to(request["log"], 1)
         os.dup2(1, 2)
         os.chdir(request["cwd"])
@@ -253,12 +257,13 @@ def _renew_modules() -> None:
         process.current_process().authkey = os.urandom(32)
 
 
-def _receive(control: socket.socket) -> Optional[tuple[dict[str, Any], list[socket.socket]]]:
-    """The next message with its sockets; None at the end."""
-    data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 1)
+def _receive(control: socket.socket) -> Optional[tuple[dict[str, Any], Optional[socket.socket], Optional[int]]]:
+    """The next message with the socket for its answer, and a task's stdin; None at the end."""
+    data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 2)
     if not data:
         return None
-    return json.loads(data), [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    gate, stdin = [*descriptors, None, None][:2]
+    return json.loads(data), None if gate is None else socket.socket(fileno=gate), stdin
 
 
 def _answer(to: socket.socket, **answer: Any) -> None:
