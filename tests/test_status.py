@@ -175,8 +175,8 @@ def test_a_lost_run_shows_how_its_tasks_were(tmp_path: Path, distlaunch: Distlau
     assert f"The controller of this run is gone; resume the run: `distlaunch resume {folder}`; " in done.stderr
     assert f"or stop what is left of it: `distlaunch clean {folder}`\n" in done.stderr
     for arguments in ((), ("-a",)):
-        listed = distlaunch("ls", *arguments, env=state, run_dir=False)
-        assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [[folder.name, "lost"]]
+        listed = distlaunch("ls", *arguments, "--json", env=state, run_dir=False)
+        assert [(run["name"], run["state"]) for run in json.loads(listed.stdout)] == [(folder.name, "lost")]
 
 
 @pytest.mark.parametrize("lost", ["report", "report and run.json"])
