@@ -601,6 +601,7 @@ REFUSED = {
     "env.TASK_INDEX": f"{PODS}env: {{TASK_INDEX: 1}}\n",
     "check_speed": f"{PODS}check_speed: true\n",
     "cache": f"{PODS}cache: /cache\n",
+    "stdin": f"{PODS}stdin: all\n",
     "metrics": f"{PODS}metrics: 9400\n",
     "report": f"{PODS}report: true\n",
     "notify": f"{PODS}notify: {{command: [./tell]}}\n",

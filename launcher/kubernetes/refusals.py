@@ -44,6 +44,8 @@ def find_refusals(spec: ClusterSpec, pods: PodsSpec, kind: Kind) -> Iterator[tup
         yield "tensorboard", "would need a pod that outlives the training; point a TensorBoard at `log_directory`"
     if spec.cache is not None:
         yield "cache", "is made by a node's agent, and exported pods have none; name a folder in `env`"
+    if spec.stdin == "all":
+        yield "stdin", _NO_CONTROLLER
     for field in _CONTROLLED:
         if getattr(spec, field):
             yield field, _NO_CONTROLLER
