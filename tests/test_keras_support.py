@@ -862,8 +862,12 @@ Test = TypeVar("Test", bound=Callable[..., None])
 def start(
     command: Command, run_dir: Path, *arguments: str, flags: Sequence[str], env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program on this machine with the launcher's command."""
-    words = command("local", "--run-dir", str(run_dir), *flags, str(PROGRAM), *arguments)
+    """Runs the program on this machine with the launcher's command.
+
+    Without a limit for stalls: TensorFlow may take minutes to drop the iterator of an epoch on a busy machine.
+    """
+    place = ("--run-dir", str(run_dir), "--stall-timeout", "0")
+    words = command("local", *place, *flags, str(PROGRAM), *arguments)
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=START_AND_TRAIN_S, check=False)
 
 

@@ -344,6 +344,9 @@ def test_another_controller_takes_the_tasks_of_a_job_over(cluster: SlurmCluster,
     program = (SAVES, "100")
     up = distlaunch_command("up", "--run-dir", str(run), "--set", "restart.max_restarts=1", "--slurm", *program)
     with subprocess.Popen(up, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        # A cluster that still forms, as far as the journal tells, is not taken over.
+        events, running = run / "events.jsonl", b'"state":"running"'
+        wait_until(lambda: events.exists() and running in events.read_bytes(), "it runs", 60)
         wait_until(lambda: (run / "checkpoints" / "worker-1").exists(), "both have saved", 60)
         first.kill()
     second = call(cluster, "resume", str(run), mark=env)
