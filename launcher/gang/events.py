@@ -117,10 +117,10 @@ class TaskReported:
     """What the task's program is doing, as a phrase that follows the task's name, and since when.
 
     `injected`: the faults of `--chaos` that the task has had. `strategy`: the class of the tf.distribute strategy that
-    the program has built. `own_tf_config`: the line that sets a TF_CONFIG of its own.
-    `own_resolver`: a cluster resolver that does not find this cluster, and its line. `keras`: what was patched, once
-    the program trains with Keras. `model`: a new digest of its model. `saves_when_preempted`: whether the program has
-    built a PreemptionCheckpointHandler.
+    the program has built. `own_tf_config`: the line that sets a TF_CONFIG of its own. `own_resolver`: a cluster
+    resolver that does not find this cluster, and its line. `keras`: what was patched, once the program trains with
+    Keras. `model`: a new digest of its model. `saves_when_preempted`: whether the program has built a
+    PreemptionCheckpointHandler.
     """
 
     task: TaskId

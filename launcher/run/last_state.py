@@ -38,13 +38,15 @@ def read_end_report(files: RunPaths, summary: RunSummary) -> RunReport | None:
 
 def read_last_status(files: RunPaths, summary: RunSummary) -> RunStatus:
     """The status of a run that is over, or whose controller is gone."""
-    report, attempt = read_end_report(files, summary), 0
-    if report is not None:
-        attempt = report.attempts[-1].attempt if report.attempts else 0
-        tasks = [_describe_ended(task) for task in report.attempts[-1].tasks] if report.attempts else []
-    else:
+    report = read_end_report(files, summary)
+    if report is None:
         history = read_history(files.events)
         attempt, tasks = history.attempt, _read_tasks(files, history)
+    elif report.attempts:
+        last = report.attempts[-1]
+        attempt, tasks = last.attempt, [_describe_ended(task) for task in last.tasks]
+    else:
+        attempt, tasks = 0, []
     return RunStatus(
         run_id=summary.run_id,
         name=report.name if report is not None else summary.run_id,

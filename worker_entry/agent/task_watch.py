@@ -37,7 +37,7 @@ class TaskWatch:
             self._due = now + STATUS_S
             for task in tasks.values():
                 yield from task.new_status()
-                if task.running and tree.interrupts:
-                    yield from task.new_interrupt()
                 if task.running:
+                    if tree.interrupts:
+                        yield from task.new_interrupt()
                     yield from task.new_return()

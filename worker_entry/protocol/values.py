@@ -138,10 +138,10 @@ class TaskStatus:
 
     `injected`: the injected faults of `--chaos`. `not_forked`: why a forked task was restarted as plain Python.
     `strategy`: the class of the program's tf.distribute strategy. `own_tf_config`: the program's line that sets
-    TF_CONFIG; `own_tf_config_kept`: whether that value takes effect. `own_resolver`: a cluster resolver
-    that does not find this cluster, and where it is built. `keras`: the patched Keras, if training uses it.
-    `model`: the last digest; None if there is none, or if the agent has sent it before. `saves_when_preempted`: whether
-    the program has built a PreemptionCheckpointHandler.
+    TF_CONFIG; `own_tf_config_kept`: whether that value takes effect. `own_resolver`: a cluster resolver that does not
+    find this cluster, and where it is built. `keras`: the patched Keras, if training uses it. `model`: the last digest;
+    None if there is none, or if the agent has sent it before. `saves_when_preempted`: whether the program has built a
+    PreemptionCheckpointHandler.
     """
 
     phase: Name
@@ -273,8 +273,8 @@ class TaskOrder:
     `crash_file`, `child_crash_file`: where to write the crash record if the program, or a child process, fails.
     `status_file`, `child_file`: the progress of the program and of a child process. `finished_file`: written when the
     program ends without a failure; a later failure is not the program's. `stacks_file`: where to write the stacks on
-    SIGURG. `handler_file`: created before the program handles SIGTERM. `interrupted_file`: created when
-    SIGINT reaches the program, or before the program handles it. `not_forked`: as in TaskStatus.
+    SIGURG. `handler_file`: created before the program handles SIGTERM. `interrupted_file`: created when SIGINT raises
+    KeyboardInterrupt in the program, or before the program sets a handler for SIGINT. `not_forked`: as in TaskStatus.
     """
 
     program: Program

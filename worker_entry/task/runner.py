@@ -216,9 +216,8 @@ def _set_arguments(program: Program) -> None:
     """Sets what the program knows of its own command line; some programs start themselves again with it."""
     words = [program.target, *program.args]
     if hasattr(sys, "orig_argv"):  # since Python 3.10
-        python = sys.orig_argv[
-            : len(sys.orig_argv) - len(sys.argv)
-        ]  # without the path of this package and its arguments
+        before = len(sys.orig_argv) - len(sys.argv)  # the interpreter and its options, without this package
+        python = sys.orig_argv[:before]
         if python[-1:] == ["-m"]:
             del python[-1]
         sys.orig_argv[:] = [*python, *(["-m"] if program.kind == "module" else []), *words]
