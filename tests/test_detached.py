@@ -67,8 +67,8 @@ def detach(folder: Path, *arguments: str, **settings: Any) -> subprocess.Complet
 
 
 def begin(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Starts a run in the background and returns the process that waits for it, once its tasks are started."""
-    command = distlaunch_command("local", "-d", "--run-dir", str(folder), *arguments)
+    """Starts a run in the background; returns the process that waits until it is up, once its tasks are started."""
+    command = distlaunch_command("local", "--wait", "--run-dir", str(folder), *arguments)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     journal = folder / "events.jsonl"
     wait_until(lambda: journal.exists() and b"task-started" in journal.read_bytes(), "its tasks are started")
@@ -111,6 +111,18 @@ class TestUp:
         assert done.returncode == 2
         assert "nowhere.py" in done.stderr
 
+    def test_returns_for_programs_that_form_no_cluster_and_says_so(self, folder: Path) -> None:
+        done = detach(folder, *NEVER_UP)
+        assert done.returncode == 0
+        assert "The tasks run, but have not imported TensorFlow; the run continues in the background\n" in done.stderr
+        assert ask_status(RunDir(folder))["state"] == "forming"
+
+    def test_waits_for_the_cluster_if_asked_to_and_says_why_it_is_not_up(self, folder: Path) -> None:
+        done = detach(folder, "--wait", "--start-timeout", "3", *NEVER_UP)
+        assert done.returncode == 3
+        assert "the run continues in the background" not in done.stderr
+        assert "[start-timeout]" in done.stderr
+
     def test_is_stopped_by_ctrl_c_before_the_cluster_is_up(self, folder: Path) -> None:
         with begin(folder, *NEVER_UP) as process:
             process.send_signal(signal.SIGINT)
@@ -128,7 +140,7 @@ class TestUp:
     def test_outlives_its_terminal_from_the_start(self, folder: Path) -> None:
         """The terminal is closed while the cluster forms, when the controller still writes to it."""
         terminal, end = pty.openpty()
-        command = distlaunch_command("local", "-d", "--run-dir", str(folder), *NEVER_UP)
+        command = distlaunch_command("local", "--wait", "--run-dir", str(folder), *NEVER_UP)
         session = (
             "import fcntl, os, sys, termios\nos.setsid()\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
             "os.execv(sys.argv[1], sys.argv[1:])\n"

@@ -251,6 +251,7 @@ def _run(
     tensorboard: bool,
     keep_tensorboard: bool,
     detach: bool,
+    wait: bool,
     chaos: tuple[str, ...],
 ) -> int:
     """Runs the spec, overridden by the options of `run_options`."""
@@ -292,7 +293,7 @@ def _run(
     requeued = find_requeued(run_dir, os.environ)
     if requeued is not None:
         again = functools.partial(resume, requeued, spec, environ=os.environ, verbose=verbose)
-        return run_command(again, detach=detach, live=not no_live)
+        return run_command(again, detach=detach, wait=wait, live=not no_live)
     start = functools.partial(
         run,
         spec,
@@ -302,4 +303,4 @@ def _run(
         faults=faults,
         stdin=take_stdin() if spec.stdin != "none" else None,
     )
-    return run_command(start, detach=detach, live=not no_live)
+    return run_command(start, detach=detach, wait=wait, live=not no_live)

@@ -83,6 +83,16 @@ _HOST_OPTIONS = (
     _MODULE,
 )
 
+_DETACH_OPTIONS = (
+    option(
+        "--detach",
+        "-d",
+        is_flag=True,
+        help="Run in the background; return once the cluster is up, or 10 s after its tasks have started.",
+    ),
+    option("--wait", is_flag=True, help="Run in the background, and return once the cluster is up."),
+)
+
 _RUN_OPTIONS = (
     _VARIABLE,
     option(
@@ -187,9 +197,16 @@ _RUN_OPTIONS = (
         is_flag=True,
         help="Run TensorBoard during the run and after it, until Ctrl-C.",
     ),
-    option("--detach", "-d", is_flag=True, help="Return once the cluster is up; the run continues in the background."),
+    *_DETACH_OPTIONS,
     option("--dry-run", is_flag=True, help="Show the plan without starting anything."),
 )
+
+
+def detach_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that let a run continue in the background."""
+    for add in reversed(_DETACH_OPTIONS):
+        command = add(command)
+    return command
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:

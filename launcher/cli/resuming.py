@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.options import option, run_argument
+from launcher.cli.options import detach_options, option, run_argument
 from launcher.cli.running import run_command, runs_attached
 from launcher.cli.sections import SectionedCommand
 
@@ -16,11 +16,11 @@ from launcher.cli.sections import SectionedCommand
 @click.command(cls=SectionedCommand)
 @run_argument
 @option("--spec", type=click.Path(path_type=Path), metavar="FILE", help="Use another spec for the rest of the run.")
-@option("--detach", "-d", is_flag=True, help="Return once the cluster is up; the run continues in the background.")
+@detach_options
 @option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages, and details of starts.")
 @option("--no-live", is_flag=True, help="Print plain lines instead of the live view.")
 @runs_attached
-def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool, no_live: bool) -> int:
+def resume(run: str | None, spec: Path | None, detach: bool, wait: bool, verbose: bool, no_live: bool) -> int:
     """Resume a run that has ended, or whose controller is gone.
 
     RUN is a run's name, a part of it, or its folder; default: the latest run, if no run is running. Takes over tasks
@@ -36,4 +36,4 @@ def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool, no_l
     files = select_run(run)
     changed = ask_first(load_spec(spec, os.environ)) if spec is not None else None
     start = functools.partial(resume, files, changed, environ=os.environ, verbose=verbose)
-    return run_command(start, detach=detach, live=not no_live)
+    return run_command(start, detach=detach, wait=wait, live=not no_live)

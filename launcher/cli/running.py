@@ -27,7 +27,7 @@ def runs_attached(command: Callable[..., int]) -> Callable[..., int]:
     def run(*arguments: Any, **options: Any) -> int:
         from launcher.console.opening import can_be_live
 
-        if options["detach"] or options["no_live"] or options.get("dry_run") or not can_be_live():
+        if options["detach"] or options["wait"] or options["no_live"] or options.get("dry_run") or not can_be_live():
             return command(*arguments, **options)
         from launcher.run.detached import Detachment, can_run_attached, run_attached
 
@@ -43,14 +43,24 @@ def runs_attached(command: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-def run_command(start: Callable[..., RunReport], *, detach: bool, live: bool) -> int:
-    """Runs in the background, or in the foreground with the live view if `live`. Returns the exit status."""
-    if not detach:
+def run_command(start: Callable[..., RunReport], *, detach: bool, wait: bool, live: bool) -> int:
+    """Runs a cluster in the background or in the foreground.
+
+    Args:
+        start: starts the run.
+        detach: whether it continues in the background; `wait` implies it.
+        wait: whether to return only once the cluster is up.
+        live: whether a run in the foreground has the live view.
+
+    Returns:
+        The exit status.
+    """
+    if not detach and not wait:
         detachment = click.get_current_context().meta.get(_DETACHMENT)
         return start(live=live, detachment=detachment).exit_status
     from launcher.run.detached import run_detached
 
-    return _finish(*run_detached(lambda detachment: start(detachment=detachment).exit_status))
+    return _finish(*run_detached(lambda detachment: start(detachment=detachment).exit_status, needs_cluster=wait))
 
 
 def _finish(status: int | None, directory: Path | None) -> int:

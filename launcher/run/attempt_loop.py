@@ -148,8 +148,7 @@ class AttemptLoop:
         self.state, actions = decide(earlier, event, self._context.timing.monotonic())
         self._context.journal.note_event(earlier, self.state, event, *self._observer.origin)
         self._report(earlier, event)
-        if self.state.phase is Phase.RUNNING and earlier.phase is not Phase.RUNNING:
-            self._context.on_up()
+        self._context.depart(self.state)
         if isinstance(event, NodeReady) and self.state is not earlier:
             self._actions.preload(event.node)
         for action in actions:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launcher.console.writer import Console
 from launcher.gang.preflight import Preflight
+from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.report.models import RunReport
 from launcher.run.directory import RunDir
@@ -47,8 +48,8 @@ class RunContext:
     """Whether the nodes are only checked."""
     write_page: Callable[[RunReport], str] = lambda _: ""
     """Writes the page of an ended run and returns the page's path; empty if no page is wanted."""
-    on_up: Callable[[], None] = lambda: None
-    """Called when the cluster is up, in each attempt."""
+    depart: Callable[[AttemptState], None] = lambda _: None
+    """Called with each state; lets a run in the background leave its terminal."""
 
     @property
     def timing(self) -> Timing:

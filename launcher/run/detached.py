@@ -1,8 +1,9 @@
 """A run that can leave its terminal: its controller is a child of the process that the user started.
 
 That process waits until the controller leaves, or the run has ended. A run in the background has a session of its own
-from the start, and leaves once the cluster is up; until then its controller writes to the user's terminal. A run in the
-foreground has the session and the process group of the waiting process, and leaves when the user asks for it.
+from the start, and leaves by itself once it needs nobody to look at it; until then its controller writes to the user's
+terminal. A run in the foreground has the session and the process group of the waiting process, and leaves when the
+user asks for it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from launcher.console.terminal import RESTORE
 from launcher.console.writer import Console
 from launcher.errors import as_ours
+from launcher.gang.departure import find_departure
+from launcher.gang.state import AttemptState, Phase
 
 _LEFT = signal.SIGUSR2
 """The signal that a controller in the foreground sends when it has left."""
@@ -31,17 +34,29 @@ class Detachment:
         pipe: leads to the waiting process.
         parent: in the foreground, a pipe that ends with the waiting process; -1 in the background.
         waiting: the pid of the waiting process.
+        needs_cluster: in the background, whether the run leaves only once its cluster is up.
     """
 
-    def __init__(self, pipe: int, parent: int = -1, waiting: int = -1) -> None:
+    def __init__(self, pipe: int, parent: int = -1, waiting: int = -1, *, needs_cluster: bool = False) -> None:
         self._pipe = pipe
         self.parent = parent
         self._waiting = waiting
+        self._needs_cluster = needs_cluster
 
     @property
-    def at_up(self) -> bool:
-        """Whether the run leaves once the cluster is up, rather than when the user asks for it."""
+    def is_background(self) -> bool:
+        """Whether the run leaves by itself, rather than when the user asks for it."""
         return self.parent < 0
+
+    def note(self, state: AttemptState, now: float, console: Console, directory: Path) -> None:
+        """Leaves if a run in the background may leave in this state; `now`: Unix seconds."""
+        if self._pipe < 0 or not self.is_background:
+            return
+        why = None if self._needs_cluster else find_departure(state, now)
+        if why:
+            console.note(why)
+        if why or state.phase is Phase.RUNNING:
+            self.leave(console, directory)
 
     def leave(self, console: Console, directory: Path) -> None:
         """Lets the waiting process end, and gives up its terminal."""
@@ -49,24 +64,28 @@ class Detachment:
             return
         console.leave()
         devnull = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (1, 2) if self.at_up else (0, 1, 2):
+        for descriptor in (1, 2) if self.is_background else (0, 1, 2):
             os.dup2(devnull, descriptor)
         os.close(devnull)
         with contextlib.suppress(OSError):  # the waiting process may have been killed
             os.write(self._pipe, os.fsencode(directory))
         os.close(self._pipe)
         self._pipe = -1
-        if not self.at_up:
+        if not self.is_background:
             os.setsid()
             if os.getppid() == self._waiting:
                 os.kill(self._waiting, _LEFT)
 
 
-def run_detached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | None]:
+def run_detached(run: Callable[[Detachment], int], *, needs_cluster: bool) -> tuple[int | None, Path | None]:
     """Runs in a child process until the child leaves; in the child, returns the run's exit status at its end.
 
+    Args:
+        run: the run.
+        needs_cluster: whether it leaves only once its cluster is up.
+
     Returns:
-        The exit status of a run that has ended, or the folder of a run that is up.
+        The exit status of a run that has ended, or the folder of a run that has left.
 
     Raises:
         ProcessLimitError: no process can be started.
@@ -85,7 +104,7 @@ def run_detached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | N
         devnull = os.open(os.devnull, os.O_RDONLY)
         os.dup2(devnull, 0)
         os.close(devnull)
-        return run(Detachment(writing)), None
+        return run(Detachment(writing, needs_cluster=needs_cluster)), None
     os.close(writing)
     with _passing_signals(child), os.fdopen(reading, "rb") as pipe:
         directory = pipe.read()
@@ -97,7 +116,7 @@ def run_detached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | N
 
 @contextlib.contextmanager
 def _passing_signals(child: int) -> Iterator[None]:
-    """Passes on Ctrl-C and SIGTERM: until the cluster is up, the run is the user's foreground command."""
+    """Passes on Ctrl-C and SIGTERM: until it leaves, the run is the user's foreground command."""
 
     def pass_on(signum: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -139,7 +139,7 @@ def conduct(
         stdin: as for `run`.
     """
     targets = find_targets(spec)
-    leaves_at_up = detachment is not None and detachment.at_up
+    leaves = detachment is not None and detachment.is_background
     interrupts = Interrupts()
     interrupts.install()  # before other processes can see the run and signal it
     try:
@@ -151,7 +151,7 @@ def conduct(
             contextlib.closing(ControlServer()) as control,
             files.hold(replace(start, socket=control.path)) as journal,
             _reporting_failure(files, start, journal, history, page=spec.report),
-            opened_console(tasks, interrupts, journal, verbose=verbose, needed=not leaves_at_up, live=live) as console,
+            opened_console(tasks, interrupts, journal, verbose=verbose, needed=not leaves, live=live) as console,
             keys_taken(console, interrupts, files.root, detachment),
             companions.warning_at(console),
             opened_pods(spec, start.run_id, start.cwd) as pods,
@@ -178,8 +178,10 @@ def conduct(
                 interrupts=interrupts,
             )
             context = replace(context, input=open_input(files, stdin, context.links.put, console.warn))
-            if detachment is not None and leaves_at_up:
-                context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
+            if detachment is not None and leaves:
+                context = replace(
+                    context, depart=lambda state: detachment.note(state, clock.now(), console, files.root)
+                )
             slurm = find_engine(spec, targets.values)
             context = replace(context, engine=slurm if pods is None else KubernetesEngine(pods, console.warn))
             if start.job:
