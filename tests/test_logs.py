@@ -159,7 +159,9 @@ def test_since_is_a_duration_or_a_time(run: RunFolder) -> None:
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now - 30))
     assert lines(logs(run, "--since", moment)) == ["newest"]
     assert lines(logs(run, "--since", "3h")) == ["old", "old", "new line", "newest"]
-    assert "neither a duration" in logs(run, "--since", "10", status=2)
+    assert "--since: expected a duration such as 10m, or a time such as 2026-11-22T14:30, not 10 [usage]" in logs(
+        run, "--since", "10", status=2
+    )
 
 
 def test_missing_logs_and_unknown_tasks_are_reported(run: RunFolder) -> None:

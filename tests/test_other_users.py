@@ -320,7 +320,7 @@ def test_so_does_what_it_writes_for_a_job_and_for_a_pod(booby_trapped: Path, mon
     script = submit.render(spec, booby_trapped / "run")
     script = script.replace("resume", "status")
     ran = subprocess.run(["sh"], input=script, env=without_path(), capture_output=True, text=True, check=False)
-    assert "No such option '--no-live'" in ran.stderr, ran.stderr
+    assert "`distlaunch status` has no option --no-live" in ran.stderr, ran.stderr
     last = _START.strip().splitlines()[-1].replace('"up", "--no-live"', '"--version"')
     code = f"import os, sys\n{last}"
     ran = subprocess.run([sys.executable, "-c", code], env=without_path(), capture_output=True, text=True, check=False)

@@ -15,6 +15,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.writing import SUGGESTED, render_commented
 from tests.conftest import Distlaunch
 from tests.generated_specs import specs
+from tests.in_process import run_here
 
 SHOW = "import json, os, sys\nprint('SHOWN', json.dumps([sys.argv[1:], os.environ.get('A'), os.environ.get('B')]))\n"
 
@@ -41,13 +42,14 @@ class TestArgumentsAfterASpec:
         ("words", "more"),
         [
             ([], []),
-            (["--epochs", "3"], ["--epochs", "3"]),
-            (["x", "--dry-run", "-v"], ["x", "--dry-run", "-v"]),
-            (["--no-check", "-v", "--lease", "9", "--epochs", "--lease"], ["--epochs", "--lease"]),
+            (["--", "--epochs", "3"], ["--epochs", "3"]),
+            (["x", "-v", "y"], ["x", "y"]),
+            (["--no-check", "-v", "--lease", "9", "--", "--epochs", "--lease"], ["--epochs", "--lease"]),
             (["--", "--verbose", "--", "x"], ["--verbose", "--", "x"]),
-            (["-e", "A=1", "-vx"], ["-vx"]),
-            (["--lease=9", "-", "--", ""], ["-", "--", ""]),
-            (["-e", "H", "-ve", "A=1", "x", "-e"], ["x", "-e"]),
+            (["-e", "A=1", "--", "-vx"], ["-vx"]),
+            (["--lease=9", "-", "--", ""], ["-", ""]),
+            (["-e", "H", "-ve", "A=1", "x", "--", "-e"], ["x", "-e"]),
+            (["x", "--lease", "9", "y", "--no-check"], ["x", "y"]),
         ],
     )
     def test_follow_those_of_its_program(
@@ -60,16 +62,29 @@ class TestArgumentsAfterASpec:
         ran = distlaunch("up", "spec.yaml", "b")
         assert (ran.status, ran.log()) == (0, b"a b\n")
 
-    @pytest.mark.parametrize("option", ["--max-restart", "--run-dirs", "--no-checks"])
-    def test_an_option_with_a_typing_error_is_none_of_them(
-        self, in_process: Distlaunch, folder: Path, option: str
+    @pytest.mark.parametrize(
+        ("words", "meant"),
+        [
+            (["--max-restart", "3"], "--max-restarts"),
+            (["--run-dirs", "3"], "--run-dir"),
+            (["-v", "x", "--no-checks"], "--no-check"),
+            (["--epochs", "3"], ""),
+            (["-n", "2", "--dry-run"], ""),
+            (["-vx"], ""),
+            (["-1"], ""),
+        ],
+    )
+    @pytest.mark.parametrize("command", [["up"], ["submit"], ["export", "kubernetes"]], ids=" ".join)
+    def test_a_word_with_a_dash_before_the_dashes_is_an_option_or_an_error(
+        self, folder: Path, command: list[str], words: list[str], meant: str
     ) -> None:
-        ran = in_process("up", "spec.yaml", option, "3")
-        assert ran.status == 2
-        meant = option.removesuffix("s") if option != "--max-restart" else "--max-restarts"
-        assert f"No such option: {option}. Did you mean {meant}?" in ran.stderr
-        assert not ran.directory.exists()
-        assert programs(in_process, "spec.yaml", "--", option) == [["local", "show.py", "first", option]]
+        given = [word for word in words if command == ["up"] or word != "-v"]
+        ran = run_here(*command, "spec.yaml", *given, cwd=folder)
+        assert ran.returncode == 2
+        assert f"Error: `distlaunch {' '.join(command)}` has no option -" in ran.stderr
+        assert "rite -- before arguments of the program\n" in ran.stderr
+        assert not meant or command != ["up"] or f"did you mean {meant}? " in ran.stderr
+        assert sorted(path.name for path in folder.iterdir()) == ["show.py", "spec.yaml"]
 
 
 class TestHosts:
@@ -112,7 +127,7 @@ class TestHosts:
             (["-m"], "-m is a program, but no machine is named"),
             ([], "no spec is named"),
             (["-H", "gpu-a", "--"], "-- needs the name of a program after it"),
-            (["--bogus", "spec.yaml"], "No such option"),
+            (["--bogus", "spec.yaml"], "`distlaunch up` has no option --bogus"),
         ],
     )
     def test_a_command_line_without_a_machine_or_a_program_starts_nothing(

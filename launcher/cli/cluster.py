@@ -24,9 +24,11 @@ from launcher.cli.programs import (
     SpecOrProgramCommand,
     check_spec_argument,
     complete_first_spec,
+    find_misplaced,
     make_host_spec,
 )
 from launcher.cli.running import run_command, runs_attached
+from launcher.cli.values import OneOf, Whole
 
 if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
@@ -43,7 +45,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
     "--workers",
     "-n",
     section="Cluster",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="N",
     default_text="2; 1 for a strategy of one process",
     help="Start N workers.",
@@ -51,7 +53,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
 @option(
     "--strategy",
     section="Cluster",
-    type=click.Choice(_STRATEGIES),
+    type=OneOf(_STRATEGIES),
     metavar="NAME",
     default="multi_worker_mirrored",
     default_text="multi_worker_mirrored",
@@ -60,7 +62,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
 @option(
     "--framework",
     section="Cluster",
-    type=click.Choice(("tensorflow", "torch")),
+    type=OneOf(("tensorflow", "torch")),
     metavar="NAME",
     default="tensorflow",
     default_text="tensorflow",
@@ -69,7 +71,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
 @option(
     "--ps",
     section="Cluster",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="N",
     default_text="1",
     help="Start N parameter servers; parameter_server only.",
@@ -83,14 +85,14 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
 @option(
     "--devices",
     section="Cluster",
-    type=click.IntRange(min=1, max=64),
+    type=Whole(min=1, max=64),
     metavar="N",
     help="Split each task's CPU into N (1 to 64) devices if there is no GPU.",
 )
 @option(
     "--gpus-per-worker",
     section="Cluster",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="K",
     default_text="an equal share",
     help="Give each worker K GPUs.",
@@ -155,7 +157,7 @@ def local(
         python=python,
         gpus_per_worker=gpus_per_worker,
     )
-    return _run(_adapt(spec, settings, variables), checks=False, **options)
+    return _run(_adapt(spec, settings, variables), checks=False, misplaced=find_misplaced(context, program), **options)
 
 
 @click.command(cls=SpecOrProgramCommand)
@@ -167,7 +169,7 @@ def local(
     "program",
     nargs=-1,
     type=click.UNPROCESSED,
-    metavar="SPEC [ARGS]… | (-H HOSTS | --slurm) [SCRIPT] [ARGS]…",
+    metavar="SPEC [--] [ARGS]… | (-H HOSTS | --slurm) [SCRIPT] [ARGS]…",
     shell_complete=complete_first_spec,
 )
 @click.pass_context
@@ -189,11 +191,12 @@ def up(
     """Run a cluster from a spec or a list of hosts.
 
     Checks all nodes, as `check` does, then runs the cluster until it ends. Connects to other machines over SSH with
-    your ssh configuration. Options override SPEC; ARGS are appended to the arguments of its program.
+    your ssh configuration. Options override SPEC; ARGS, after `--` if they begin with a dash, are appended
+    to the arguments of its program.
 
     \b
     distlaunch up cluster.yaml                                   a spec
-    distlaunch up cluster.yaml --epochs 3                        one more argument for its program
+    distlaunch up cluster.yaml -- --epochs 3                     more arguments for its program
     distlaunch up --set restart.max_restarts=3 cluster.yaml      override a field
     distlaunch up -H gpu-a:2,gpu-b:2 train.py --epochs 3         two workers on each of two machines
     distlaunch up --hostfile hosts.txt -m my.module ARGS         a module, or a command after `--`
@@ -205,13 +208,15 @@ def up(
 
     if context.meta["distlaunch.names_hosts"]:
         spec = make_host_spec(context, hosts, hostfile, program, module=module, slurm=slurm)
+        misplaced = find_misplaced(context, program)
     else:
         path = check_spec_argument(program, module=module)
         # Variables that `-e` names need not be set in this environment.
         spec = load_spec(path, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
         spec = command_line.append_arguments(spec, program[1:])
+        misplaced = []
     spec = _adapt(spec, settings, variables)
-    return _run(find_nodes(spec, rehearsal), checks=not no_check, **options)
+    return _run(find_nodes(spec, rehearsal), checks=not no_check, misplaced=misplaced, **options)
 
 
 def _adapt(spec: ClusterSpec, settings: Sequence[str], variables: Sequence[str]) -> ClusterSpec:
@@ -228,6 +233,7 @@ def _run(
     spec: ClusterSpec,
     *,
     checks: bool,
+    misplaced: Sequence[str],
     run_dir: Path | None,
     dry_run: bool,
     verbose: bool,
@@ -293,7 +299,7 @@ def _run(
     requeued = find_requeued(run_dir, os.environ)
     if requeued is not None:
         again = functools.partial(resume, requeued, spec, environ=os.environ, verbose=verbose)
-        return run_command(again, detach=detach, wait=wait, live=not no_live)
+        return run_command(again, detach=detach, wait=wait, live=not no_live, misplaced=misplaced)
     start = functools.partial(
         run,
         spec,
@@ -303,4 +309,4 @@ def _run(
         faults=faults,
         stdin=take_stdin() if spec.stdin != "none" else None,
     )
-    return run_command(start, detach=detach, wait=wait, live=not no_live)
+    return run_command(start, detach=detach, wait=wait, live=not no_live, misplaced=misplaced)

@@ -14,6 +14,9 @@ from typing import Any
 
 import click
 
+from launcher.cli.sections import SectionedCommand
+from launcher.cli.values import OneOf
+
 VARIABLE = "_DISTLAUNCH_COMPLETE"
 SPEC_SUFFIXES = (".yaml", ".yml")
 
@@ -72,8 +75,8 @@ def join_at_colons(words: list[str]) -> list[str]:
     return joined
 
 
-@click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.command(cls=SectionedCommand)
+@click.argument("shell", type=OneOf(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print a script that completes commands, runs, tasks and specs.
 

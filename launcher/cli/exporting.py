@@ -10,13 +10,15 @@ import click
 
 from launcher.cli.completion import complete_specs
 from launcher.cli.options import option, setting_option, variable_option
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.programs import SpecCommand
+from launcher.cli.sections import Group
+from launcher.cli.values import OneOf
 
 STDOUT = "-"
 _KINDS = ("jobset", "job", "tfjob", "trainjob")
 
 
-@click.group()
+@click.group(cls=Group)
 def export() -> None:
     """Write manifests that run a spec without distlaunch."""
 
@@ -27,16 +29,16 @@ def _parse_volumes(context: click.Context, parameter: click.Parameter, texts: tu
     for text in texts:
         claim, colon, path = text.partition(":")
         if not colon or not path.startswith("/") or not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", claim):
-            raise click.BadParameter(f"{text!r}: expected CLAIM:PATH, like checkpoints:/checkpoints")
+            raise click.BadParameter(f"expected CLAIM:PATH like checkpoints:/checkpoints, not {text}")
         volumes[claim] = path
     return volumes
 
 
-@export.command(cls=SectionedCommand)
+@export.command(cls=SpecCommand)
 @option(
     "--as",
     "kind",
-    type=click.Choice(_KINDS),
+    type=OneOf(_KINDS),
     default="jobset",
     default_text="jobset",
     help="Write a JobSet, an Indexed Job, a TFJob, or a TrainJob with its runtime.",
@@ -56,7 +58,7 @@ def _parse_volumes(context: click.Context, parameter: click.Parameter, texts: tu
 @setting_option
 @variable_option
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]…")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--] [ARGS]…")
 def kubernetes(
     spec: Path,
     arguments: tuple[str, ...],

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.completion import complete_tasks
-from launcher.cli.durations import parse_duration
 from launcher.cli.options import option, run_argument
 from launcher.cli.sections import SectionedCommand
+from launcher.cli.values import Whole, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,22 +44,22 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in new versi
         try:
             return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is neither a duration such as 10m or 1h30m, nor a time such as 2026-11-22T14:30")
+            self.fail(f"expected a duration such as 10m, or a time such as 2026-11-22T14:30, not {value}", param, ctx)
 
 
 @click.command(cls=SectionedCommand)
 @run_argument
 @click.argument("tasks", nargs=-1, metavar="[TASK]...", shell_complete=complete_tasks)
 @option("--follow", "-f", section="What", is_flag=True, help="Show new lines until the run ends.")
-@option("--tail", section="What", type=click.IntRange(min=0), metavar="N", help="Show the last N lines of each task.")
-@option("--head", section="What", type=click.IntRange(min=0), metavar="N", help="Show the first N lines of each task.")
+@option("--tail", section="What", type=Whole(min=0), metavar="N", help="Show the last N lines of each task.")
+@option("--head", section="What", type=Whole(min=0), metavar="N", help="Show the first N lines of each task.")
 @option(
     "--since", section="What", type=Moment(), metavar="TIME", help="Show lines since TIME: 10m or 2026-11-22T14:30."
 )
 @option(
     "--attempt",
     section="What",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="K",
     default_text="the last",
     help="Show attempt K.",
@@ -135,7 +135,7 @@ def _show(
     show_logs(files, choice, output, follow=follow, stdout=stdout)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @run_argument
 @click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
 @click.option("--no-live", is_flag=True, help="Print plain lines instead of the live view.")

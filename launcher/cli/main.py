@@ -31,6 +31,7 @@ from launcher.cli import (
     state,
 )
 from launcher.cli.sections import SectionedGroup
+from launcher.cli.usage_errors import as_usage_error
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 LOST_S = 0.02
@@ -98,8 +99,7 @@ def run_command(arguments: list[str]) -> int:
     try:
         status = cli.main(arguments, prog_name="distlaunch", standalone_mode=False, obj=flags)
     except click.ClickException as error:
-        error.show()
-        return 2
+        return _show_error(as_usage_error(error))
     except click.Abort:
         return EXIT_INTERRUPTED
     except SystemExit:

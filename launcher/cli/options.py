@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from launcher.cli.completion import complete_running_runs, complete_runs
-from launcher.cli.durations import Duration
 from launcher.cli.sections import SectionedOption
+from launcher.cli.values import Duration, Number, Whole
 
 _DURATIONS = {
     "--start-timeout": ("start_s", "Fail if the cluster is not up after S seconds; 0: no limit.", "600"),
@@ -120,7 +120,7 @@ _RUN_OPTIONS = (
         "--sample-every",
         "sample_every_s",
         section="Output",
-        type=click.FloatRange(min=0),
+        type=Number(min=0),
         metavar="S",
         default_text="2",
         help="Sample the resource usage of tasks every S seconds; 0: never.",
@@ -148,7 +148,7 @@ _RUN_OPTIONS = (
     option(
         "--max-restarts",
         section="Restarts",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         metavar="N",
         default_text="0",
         help="Restart the whole cluster after a failure, up to N times.",
@@ -166,7 +166,7 @@ _RUN_OPTIONS = (
             name,
             field,
             section="Time limits",
-            type=click.FloatRange(min=0),
+            type=Number(min=0),
             metavar="S",
             default_text=default,
             help=text,
@@ -233,7 +233,7 @@ json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 rehearsal_option = option(
     "--rehearsal",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="N",
     help="Use N containers of `distlaunch compose` instead of SPEC's machines, without the machines' addresses, GPUs, "
     "Pythons and SSH settings.",

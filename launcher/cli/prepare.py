@@ -11,6 +11,8 @@ import click
 from launcher.cli.completion import complete_specs
 from launcher.cli.options import host_options, option
 from launcher.cli.programs import ProgramCommand, make_host_spec
+from launcher.cli.sections import SectionedCommand
+from launcher.cli.values import OneOf, Whole
 
 STDOUT = "-"
 
@@ -61,12 +63,12 @@ def init(
     click.echo(f"Wrote {output}; `distlaunch check {output}` checks it", err=True)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @option(
     "--nodes",
     "-n",
-    type=click.IntRange(min=1, max=64),
+    type=Whole(min=1, max=64),
     metavar="N",
     default_text="one per node of SPEC",
     help="Write N (1 to 64) containers: SPEC's first nodes, or more like its last.",
@@ -98,8 +100,8 @@ def compose(spec: Path, nodes: int | None) -> None:
     click.echo(render_compose(cluster, str(path.relative_to(here)), nodes or len(cluster.nodes)), nl=False)
 
 
-@click.command()
-@click.argument("what", type=click.Choice(["spec", "report", "check", "events"]), default="spec")
+@click.command(cls=SectionedCommand)
+@click.argument("what", type=OneOf(["spec", "report", "check", "events"]), default="spec")
 def schema(what: str) -> None:
     """Print a JSON Schema, for editors and programs.
 

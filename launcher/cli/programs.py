@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +10,12 @@ import click
 
 from launcher.cli.completion import complete_specs
 from launcher.cli.sections import SectionedCommand
+from launcher.cli.usage_errors import is_flag
 
 if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
 
 _MARK = "\0command"
-_ALIKE = 0.85
-"""An unknown option that is at least this similar to one of ours (difflib's ratio) is a typing error."""
 
 
 class ProgramCommand(SectionedCommand):
@@ -36,68 +34,59 @@ class ProgramCommand(SectionedCommand):
         return rest
 
 
-class SpecOrProgramCommand(ProgramCommand):
-    """A command that takes a spec and arguments for its program or, after `-H` or `--hostfile`, a program.
+class SpecCommand(SectionedCommand):
+    """A command that takes a spec and arguments for its program; a word with a dash before `--` is an option."""
 
-    Options of the command may also follow the spec, up to the first other word.
+    appends_arguments = True
+
+
+class SpecOrProgramCommand(ProgramCommand):
+    """A command that takes a spec and arguments for its program or, after `-H`, `--hostfile` or `--slurm`, a program.
+
+    Options of the command may also follow the spec, but not the program.
     """
 
+    appends_arguments = True
+
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        first, given = self._skip_options(args, 0)
-        names_hosts = bool(given & {"hosts", "hostfile", "slurm"})
-        if not names_hosts:
-            if args[first : first + 1] == ["--"]:
-                args = [*args[:first], *args[first + 1 :]]
-            more, _ = self._skip_options(args, first + 1)
-            rest = args[more:]
-            if not context.resilient_parsing:  # completion sets it: the words are incomplete
-                self._check_option(rest[:1], context)
-            args = [*args[:first], *args[first + 1 : more], *args[first : first + 1], *rest[rest[:1] == ["--"] :]]
-        left = super().parse_args(context, args)
-        if (
-            not context.resilient_parsing
-            and not names_hosts
-            and (context.params["hosts"] or context.params["hostfile"] or context.params["slurm"])
-        ):
-            message = "-H, --hostfile and --slurm go before the program, and replace a spec."
-            raise click.UsageError(message, context)
+        names_hosts = bool(self._leading(args) & {"hosts", "hostfile", "slurm"})
         context.meta["distlaunch.names_hosts"] = names_hosts
+        if names_hosts:
+            return super().parse_args(context, args)
+        left = SectionedCommand.parse_args(self, context, args)
+        context.meta["distlaunch.is_command"] = False
+        if context.params["hosts"] or context.params["hostfile"] or context.params["slurm"]:
+            from launcher.errors import UsageError
+
+            raise UsageError("-H, --hostfile and --slurm go before the program", hint="with a spec, remove them")
         return left
 
-    def _skip_options(self, args: Sequence[str], start: int) -> tuple[int, set[str | None]]:
-        """The index, from `start` on, of the first word that is neither an option of this command nor an option's
-        value, and the parameters that the options before it set."""
-        context = click.Context(self, help_option_names=["-h", "--help"])
-        known = {name: each for each in self.get_params(context) for name in each.opts}
-        position = start
+    def _leading(self, args: Sequence[str]) -> set[str | None]:
+        """The parameters that the options before the first other word set."""
+        known = {name: each for each in self.params for name in each.opts}
+        position = 0
         given: set[str | None] = set()
         while position < len(args) and args[position].startswith("-"):
             word = args[position]
             name = word.partition("=")[0] if word.startswith("--") else word[:2]
             while not word.startswith("--") and is_flag(known.get(name)) and len(word) > 2:  # `-vd` is `-v -d`
+                given.add(known[name].name)
                 word = f"-{word[2:]}"
                 name = word[:2]
             if name not in known:
                 break
             given.add(known[name].name)
             position += 1 if is_flag(known[name]) or word != name else 2
-        return min(position, len(args)), given
+        return given
 
-    def _check_option(self, words: Sequence[str], context: click.Context) -> None:
-        """Refuses an option that was probably meant for this command.
 
-        Raises:
-            UsageError: its name is similar to that of one of our options.
-        """
-        known = [name for each in self.params for name in each.opts if name.startswith("--")]
-        for word in words:
-            name = word.partition("=")[0]
-            if len(name) > 2 and difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE):
-                close = difflib.get_close_matches(name, known, n=1)[0]
-                raise click.UsageError(
-                    f"No such option: {name}. Did you mean {close}? Write `--` before an argument of the program.",
-                    context,
-                )
+def find_misplaced(context: click.Context, words: Sequence[str]) -> list[str]:
+    """The options of this command among the words of a script or module, in its order; none after `--`."""
+    if context.meta["distlaunch.is_command"]:
+        return []
+    known = {name for each in context.command.get_params(context) for name in each.opts if name.startswith("-")}
+    words = words[: words.index("--")] if "--" in words else words
+    return list(dict.fromkeys(name for name in (word.partition("=")[0] for word in words[1:]) if name in known))
 
 
 def complete_first_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -108,11 +97,6 @@ def complete_first_spec(context: click.Context, parameter: click.Parameter, inco
     if params.get("program") or params.get("hosts") or params.get("hostfile") or params.get("slurm"):
         return [CompletionItem(incomplete, type="file")]
     return complete_specs(context, parameter, incomplete)
-
-
-def is_flag(parameter: click.Parameter | None) -> bool:
-    """Whether the parameter is an option without a value."""
-    return isinstance(parameter, click.Option) and parameter.is_flag
 
 
 def make_host_spec(

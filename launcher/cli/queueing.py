@@ -12,13 +12,13 @@ import click
 
 from launcher.cli.completion import complete_specs
 from launcher.cli.options import json_option, option, setting_option, variable_option
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.programs import SpecCommand
 
 if TYPE_CHECKING:
     from launcher.commands.submit_controller import SubmittedController
 
 
-@click.command(cls=SectionedCommand)
+@click.command(cls=SpecCommand)
 @setting_option
 @variable_option
 @option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Write the run's files to this new folder.")
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @option("--dry-run", is_flag=True, help="Print the job's script or manifests without queueing it.")
 @json_option
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]…")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--] [ARGS]…")
 def submit(
     spec: Path,
     arguments: tuple[str, ...],

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from launcher.cli.completion import complete_ended_runs
-from launcher.cli.durations import Duration
 from launcher.cli.options import json_option, option
 from launcher.cli.sections import SectionedCommand
+from launcher.cli.values import Duration, Whole
 
 
 @click.command(cls=SectionedCommand)
@@ -35,7 +35,7 @@ def rm(runs: tuple[str, ...], as_json: bool) -> int:
 
 @click.command(cls=SectionedCommand)
 @option("--older-than", type=Duration(), metavar="AGE", help="Remove runs that ended at least AGE ago: 30d, 12h, 10m.")
-@option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the latest N of the runs that have ended.")
+@option("--keep", type=Whole(min=0), metavar="N", help="Keep the latest N of the runs that have ended.")
 @option("--dry-run", is_flag=True, help="Show what would be removed without removing anything.")
 @json_option
 def prune(older_than: float | None, keep: int | None, dry_run: bool, as_json: bool) -> int:

@@ -29,12 +29,13 @@ def report(run: str | None, output: Path | None, opens: bool) -> int:
     network and can be sent to others. The report of a running run shows its current state.
     """
     from launcher.commands import page
+    from launcher.errors import UsageError
     from launcher.run.selection import select_run
 
     files = select_run(run, reads=output is not None)
     if output is not None and str(output) == "-":
         if opens:
-            raise click.UsageError("--open needs a file; -o - writes none")
+            raise UsageError("--open needs a file, and -o - writes none", hint="remove one of them")
         click.echo(page.make(files), nl=False)
         return 0
     path = page.write(files, output)

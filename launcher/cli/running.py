@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from launcher.report.models import RunReport
+    from launcher.run.detached import Detachment
 
 _DETACHMENT = "distlaunch.detachment"
 
@@ -29,7 +30,7 @@ def runs_attached(command: Callable[..., int]) -> Callable[..., int]:
 
         if options["detach"] or options["wait"] or options["no_live"] or options.get("dry_run") or not can_be_live():
             return command(*arguments, **options)
-        from launcher.run.detached import Detachment, can_run_attached, run_attached
+        from launcher.run.detached import can_run_attached, run_attached
 
         if not can_run_attached():
             return command(*arguments, **options)
@@ -43,7 +44,9 @@ def runs_attached(command: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-def run_command(start: Callable[..., RunReport], *, detach: bool, wait: bool, live: bool) -> int:
+def run_command(
+    start: Callable[..., RunReport], *, detach: bool, wait: bool, live: bool, misplaced: Sequence[str] = ()
+) -> int:
     """Runs a cluster in the background or in the foreground.
 
     Args:
@@ -51,16 +54,35 @@ def run_command(start: Callable[..., RunReport], *, detach: bool, wait: bool, li
         detach: whether it continues in the background; `wait` implies it.
         wait: whether to return only once the cluster is up.
         live: whether a run in the foreground has the live view.
+        misplaced: options of this command that were given to the program.
 
     Returns:
         The exit status.
     """
     if not detach and not wait:
         detachment = click.get_current_context().meta.get(_DETACHMENT)
-        return start(live=live, detachment=detachment).exit_status
+        return _note_misplaced(start(live=live, detachment=detachment), misplaced)
     from launcher.run.detached import run_detached
 
-    return _finish(*run_detached(lambda detachment: start(detachment=detachment).exit_status, needs_cluster=wait))
+    def run(detachment: Detachment) -> int:
+        return _note_misplaced(start(detachment=detachment), misplaced)
+
+    return _finish(*run_detached(run, needs_cluster=wait))
+
+
+def _note_misplaced(report: RunReport, options: Sequence[str]) -> int:
+    """Returns the run's exit status; names the options if the program failed before its first step."""
+    failed = report.verdict.reference == "task-failed"
+    if options and failed and not any(task.progress for task in report.attempts[-1].tasks):
+        subject, rest = (
+            ("stands", "it is the program's; put it")
+            if len(options) == 1
+            else ("stand", "they are the program's; put them")
+        )
+        click.echo(
+            f"{', '.join(options)} {subject} after the program, so {rest} before the program for distlaunch", err=True
+        )
+    return report.exit_status
 
 
 def _finish(status: int | None, directory: Path | None) -> int:

@@ -10,9 +10,11 @@ import click
 
 from launcher.cli.completion import complete_runs_or_specs
 from launcher.cli.options import json_option, running_run_argument
+from launcher.cli.sections import SectionedCommand
+from launcher.cli.values import Number
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("what", metavar="RUN|SPEC", shell_complete=complete_runs_or_specs)
 @json_option
 def clean(what: str, as_json: bool) -> int:
@@ -35,7 +37,7 @@ def clean(what: str, as_json: bool) -> int:
     return 0 if good else 3
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @running_run_argument
 @click.option("--now", is_flag=True, help="Kill the tasks immediately, without a grace period.")
 @click.option("--all", "everything", is_flag=True, help="Stop all running runs.")
@@ -51,13 +53,14 @@ def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool
     could not be reached.
     """
     from launcher.commands.requests import ask_to_end
+    from launcher.errors import UsageError
     from launcher.run.directory import RunDir
     from launcher.run.selection import list_running, select_run
     from launcher.run.trust import verify_own
     from launcher.transports.in_parallel import map_parallel
 
     if (run is not None) + everything + warm > 1:
-        raise click.UsageError("RUN, --all and --warm are mutually exclusive")
+        raise UsageError("RUN, --all and --warm cannot be combined", hint="use one of them")
     if warm:
         return _end_warm(as_json=as_json)
     if everything:
@@ -84,7 +87,7 @@ def _end_warm(*, as_json: bool) -> int:
     return 0 if all(node.good for node in nodes) else 3
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @running_run_argument
 @json_option
 def stacks(run: str | None, as_json: bool) -> int:
@@ -101,11 +104,11 @@ def stacks(run: str | None, as_json: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @running_run_argument
 @click.option(
     "--duration",
-    type=click.FloatRange(min=0.1, max=600),
+    type=Number(min=0.1, max=600),
     default=3.0,
     show_default=True,
     metavar="S",

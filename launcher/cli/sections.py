@@ -7,13 +7,33 @@ from typing import Any
 
 import click
 
+from launcher.cli.usage_errors import naming_command, refuse_command, refuse_extra
+
 OTHER = "Options"
 """The section of options that name no section; it has `--help` and comes last."""
 SHORT_HELP_LIMIT = 100
 """Characters of a command's line in the list; a longer one would be cut."""
 
 
-class SectionedGroup(click.Group):
+class Group(click.Group):
+    """A group whose errors are ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        with naming_command(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise refuse_command(args[0], self.commands, ctx.command_path)
+        return super().resolve_command(ctx, args)
+
+
+class SectionedGroup(Group):
     """A group that lists its commands by section."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -58,6 +78,15 @@ class SectionedOption(click.Option):
 
 class SectionedCommand(click.Command):
     """A command that lists its options by section."""
+
+    allow_extra_args = True  # they are refused here
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with naming_command(ctx):
+            extra = super().parse_args(ctx, args)
+        if extra and not ctx.resilient_parsing:
+            raise refuse_extra(extra, ctx)
+        return extra
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
