@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
+DAY_S = 86_400
+
 
 def count_of(count: int, noun: str, plural: str | None = None) -> str:
     """`1 task`, `2 tasks`, `0 processes`; `plural` is needed if it is not `noun` plus s."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def render_ago(then: float, now: float) -> str:
+    """How long ago that was: `42 s ago`, `39 min ago`, `2 h 5 min ago`; beyond a day, when it was. Unix seconds."""
+    age = max(now - then, 0.0)
+    if age >= DAY_S:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(then))
+    return f"{render_age(age // 60 * 60 if age >= 60 else age)} ago"
 
 
 def render_age(seconds: float) -> str:

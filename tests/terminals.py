@@ -29,7 +29,19 @@ _IN_SESSION = (
 
 
 class Screen(pyte.HistoryScreen):
-    """pyte's screen, except that its last rows and the cursor's line survive a lower height, as in other terminals."""
+    """pyte's screen, with two properties of other terminals.
+
+    Its last rows and the cursor's line survive a lower height. After the last character of a full row, the cursor stays
+    on this character, so that erasing the rest of the row erases it.
+    """
+
+    def erase_in_line(self, how: int = 0, private: bool = False) -> None:
+        self.cursor.x = min(self.cursor.x, self.columns - 1)
+        super().erase_in_line(how, private)
+
+    def erase_in_display(self, how: int = 0, *args: object, **kwargs: object) -> None:
+        self.cursor.x = min(self.cursor.x, self.columns - 1)
+        super().erase_in_display(how, *args, **kwargs)
 
     def resize(self, lines: int | None = None, columns: int | None = None) -> None:
         gone = max(self.cursor.y + 1 - (lines or self.lines), 0)

@@ -92,7 +92,7 @@ class TestUp:
         assert controller(folder).is_running()
         status = ask_status(RunDir(folder))
         assert (status["state"], status["attempt"]) == ("running", 1)
-        assert [(task["task"], task["state"]) for task in status["tasks"]] == [("worker:0", "runs")]
+        assert [(task["task"], task["state"]) for task in status["tasks"]] == [("worker:0", "running")]
         assert ask_to_end(RunDir(folder))
         assert run_json(folder)["outcome"] == "interrupted"
         await_none_left(mark)

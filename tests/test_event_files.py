@@ -218,7 +218,7 @@ def make_status(tasks: list[TaskState], goodput: Goodput | None = None) -> RunSt
 
 
 def state_of(task: str, step: int | None, **seconds: float) -> TaskState:
-    return TaskState(task=task, node="gpu-a", state="is training", step=step, metrics={}, gpus=[], **seconds)  # type: ignore[arg-type]
+    return TaskState(task=task, node="gpu-a", state="training", step=step, metrics={}, gpus=[], **seconds)  # type: ignore[arg-type]
 
 
 def test_each_task_has_its_step_time_and_the_run_its_goodput() -> None:

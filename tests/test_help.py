@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from launcher.cli.main import cli
+from launcher.cli.main import CONTEXT, cli
 from launcher.cli.sections import OTHER, SectionedOption
 from launcher.spec.parts import RestartSpec, TimeoutsSpec
 
@@ -55,6 +55,12 @@ def test_the_summary_of_a_command_fits_on_one_line() -> None:
         assert command.help is not None
         assert line.split(maxsplit=1)[1] == command.help.partition("\n")[0]
         assert line.endswith(".")
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS, "export kubernetes"])
+def test_no_line_is_wider_than_a_terminal(name: str) -> None:
+    assert max(map(len, help_of(*name.split()))) <= 80
+    assert CONTEXT["max_content_width"] == 80
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "export kubernetes"])

@@ -23,7 +23,7 @@ from tests.terminals import Screen, screen_of
 NOW = 1_700_000_000.0
 
 
-def task(name: str, state: str = "is training", **fields: Any) -> TaskState:
+def task(name: str, state: str = "training", **fields: Any) -> TaskState:
     return TaskState.model_validate(
         {"task": name, "node": "local", "state": state, "metrics": {}, "gpus": [], **fields}
     )
@@ -89,7 +89,7 @@ class TestPicture:
     def test_of_30_tasks_shows_those_that_matter_first(self) -> None:
         tasks = [training(number, own_s=number / 1000) for number in range(30)]
         tasks[17] = task("worker:17", "exit status 1")
-        tasks[5] = task("worker:5", "is stopped by a signal", step=3)
+        tasks[5] = task("worker:5", "stopped by a signal", step=3)
         tasks[9] = task("worker:9", "has not imported TensorFlow")
         tasks[11] = training(11, own_s=0.011).model_copy(update={"slow": "input pipeline"})
         lines = Picture(status(*tasks)).lines(80, 24)
@@ -102,16 +102,27 @@ class TestPicture:
         assert [line.split()[0] for line in lines[2:6]] == ["18", "6", "12", "10"]  # the numbers that keys take
 
     def test_always_shows_the_chief(self) -> None:
-        tasks = [task("worker:0", "exit status 1"), training(1), task("chief:0", "is training", step=1)]
+        tasks = [task("worker:0", "exit status 1"), training(1), task("chief:0", "training", step=1)]
         assert [state.task for _, state in choose_tasks(tasks, 1)] == ["chief:0"]
 
     def test_has_no_columns_that_would_be_empty(self) -> None:
-        _, titles, line = Picture(status(task("worker:0", "waits for its node"))).lines()
-        assert (titles.split(), line.split()) == (["TASK", "STATE"], ["1", "worker:0", "waits", "for", "its", "node"])
+        _, titles, line = Picture(status(task("worker:0", "waiting for its node"))).lines()
+        assert (titles.split(), line.split()) == (["TASK", "STATE"], ["1", "worker:0", "waiting", "for", "its", "node"])
 
     def test_leaves_out_columns_where_there_is_no_room(self) -> None:
         lines = Picture(status(training(0))).lines(40, 10)
         assert lines[1] == "1 worker:0 training 250/1,000 10 0.1235"
+
+    @pytest.mark.parametrize("columns", [60, 79, 80, 100, 120, 200])
+    def test_uses_the_whole_width_and_no_more(self, columns: int) -> None:
+        """No column is cut, and the last character of a full row stays."""
+        wide = Picture(status(training(0), training(1))).lines(400, 24)
+        cells = {cell for line in wide[1:] for cell in line.split()}
+        lines = Picture(status(training(0), training(1))).lines(columns, 24)
+        shown = [line.rstrip() for line in screen_of(columns, 24, lines).display]
+        assert shown[1:5] == [line.rstrip() for line in lines]
+        assert len(shown[1]) == columns
+        assert {cell for line in lines[1:] for cell in line.split() if not set(cell) <= set("━╸─▁▂▃▄▅▆▇█")} <= cells
 
     def test_has_the_use_of_a_tasks_own_gpus(self) -> None:
         gpus = [GpuState(gpu=str(n), use=use, memory=1, memory_total=2) for n, use in enumerate((0.5, 0.9, 0.1))]
@@ -129,7 +140,7 @@ class TestPicture:
         assert "1 min 15 s left · the controller does not answer ──" in header
 
     def test_shows_unfinished_lines_of_tasks_that_report_no_steps(self) -> None:
-        seen = status(training(0), task("evaluator:0", "runs"))
+        seen = status(training(0), task("evaluator:0", "running"))
         bars = [
             Unfinished(TaskId(*name), b"%s | " % name[0].encode(), b"10% ###")
             for name in (("worker", 0), ("evaluator", 0))

@@ -61,7 +61,7 @@ def make_status(task: str = "worker:0", **metrics: float | None) -> RunStatus:
             TaskState(
                 task=task,
                 node="gpu-a",
-                state="is training",
+                state="training",
                 epoch=3,
                 step=120,
                 step_s=0.5,
@@ -79,7 +79,7 @@ def make_status(task: str = "worker:0", **metrics: float | None) -> RunStatus:
                 written_s=20.0,
                 gpus=["0"],
             ),
-            TaskState(task="worker:1", node="gpu-b", state="waits for its start", metrics={}, gpus=[]),
+            TaskState(task="worker:1", node="gpu-b", state="waiting for its start", metrics={}, gpus=[]),
         ],
         nodes=[
             NodeState(
@@ -129,7 +129,7 @@ class TestFamilies:
         assert at(samples, "distlaunch_run_attempt") == 2
         assert at(samples, "distlaunch_run_restarts_total") == 1
         assert at(samples, "distlaunch_run_start_time_seconds") == 1000.5
-        assert at(samples, "distlaunch_task_info", state="is training", **worker) == 1
+        assert at(samples, "distlaunch_task_info", state="training", **worker) == 1
         assert at(samples, "distlaunch_task_step", **worker) == 120
         assert at(samples, "distlaunch_task_final_step", **worker) == 500
         assert at(samples, "distlaunch_task_step_seconds", **worker) == 0.5

@@ -141,7 +141,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
     files = RunDir(folder / "run")
 
     def check() -> None:
-        assert ask_status(files)["tasks"][0]["state"] == "is training"
+        assert ask_status(files)["tasks"][0]["state"] == "training"
 
     eventually(check, 60)
     yield files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -443,9 +444,33 @@ class TestRun:
 def test_a_name_cannot_control_the_terminal_or_break_the_table(runs: Path) -> None:
     write_run(runs / "named", outcome="succeeded").root.rename(runs / "evil\x1b[2J")
     write_run(runs / "分布式", outcome="succeeded")
-    table = render_runs(list_runs(), time.time())
+    table = render_runs(list_runs(), time.time(), ended=True, room=None)
     assert any("evil␛[2J  " in line for line in table)
     assert any(line.startswith("分布式    succeeded") for line in table)
+
+
+@pytest.mark.parametrize("room", [60, 79, 80, 100, 120, 200])
+def test_the_table_obeys_the_width_and_leaves_out_whole_columns(runs: Path, room: int) -> None:
+    for number in range(3):
+        write_run(
+            runs / f"20261122-143005-quite-a-long-name-of-a-run-{number}",
+            outcome="failed",
+            started=1000.0,
+            ended_at=1010.0,
+        )
+    for ended in (False, True):
+        whole, fitting = (render_runs(list_runs(), 2000.0, ended=ended, room=width) for width in (None, room))
+        assert max(map(len, fitting)) <= room
+        assert set(fitting[0].split()) <= set(whole[0].split())
+        assert {line.split()[1] for line in fitting[1:]} == {"failed"}
+        assert (fitting == whole) == (max(map(len, whole)) <= room)
+
+
+def test_runs_that_have_ended_show_their_duration_and_their_end(runs: Path) -> None:
+    write_run(runs / "one", outcome="succeeded", started=1000.0, ended_at=1042.0)
+    titles, row = render_runs(list_runs(), 1042.0 + 2340, ended=True, room=None)
+    assert titles.split() == ["RUN", "STATE", "DURATION", "ENDED", "TASKS", "PROGRESS", "RESTARTS"]
+    assert re.split(r"\s{2,}", row)[:4] == ["one", "succeeded", "42 s", "39 min ago"]
 
 
 def test_a_terminal_is_repainted_until_ctrl_c(runs: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from launcher.report.goodput import KINDS
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState, estimate_eta_s
 from launcher.report.status_text import COLUMNS, make_node_rows, make_rows, render_header, render_size
 from launcher.run.directory import RunDir
+from launcher.run.journal_reading import Entry
 from launcher.wording import render_age
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.polling import eventually
@@ -95,8 +97,8 @@ def test_it_is_a_table_with_the_last_messages(busy: RunDir) -> None:
     assert header.startswith(f"{json.loads(busy.run.read_text())['run_id']}: running, attempt 1, ")
     assert re.match(r"Goodput \d+ %: \d+\.\d s of \d+\.\d s trained", goodput)
     assert empty == ""
-    assert columns.split() == " ".join(COLUMNS).split()
-    assert row.split()[:3] == ["worker:0", "local", "runs"]
+    assert columns.split() == " ".join(column.title for column in COLUMNS).split()
+    assert row.split()[:3] == ["worker:0", "local", "running"]
     assert any("ago  Starting 1 task on this machine" in line for line in rest)
 
 
@@ -119,7 +121,7 @@ def test_in_a_pipe_watching_prints_changes_until_the_end(tmp_path: Path) -> None
 def test_on_a_terminal_watching_repaints_until_ctrl_c(busy: RunDir) -> None:
     with terminal(distlaunch_command("status", "-w", str(busy.root))) as watching:
         watching.until(lambda: watching.raw.count(b"attempt 1") >= 3)
-        watching.shows("running · attempt 1", "worker:0", "runs", "ago  Starting 1 task on this machine")
+        watching.shows("running · attempt 1", "worker:0", "running", "ago  Starting 1 task on this machine")
         watching.type(b"\x03")
         assert watching.end() == 0
         watching.shows("running · attempt 1")  # the last picture stays
@@ -169,7 +171,7 @@ def test_a_lost_run_shows_how_its_tasks_were(tmp_path: Path, distlaunch: Distlau
     status: dict[str, Any] = json.loads(done.stdout)
     assert (status["state"], status["attempt"]) == ("lost", 1)
     assert [(task["task"], task["node"]) for task in status["tasks"]] == [("worker:0", "local"), ("worker:1", "local")]
-    assert [task["state"] for task in status["tasks"]] == ["exit status 0", "is training"]
+    assert [task["state"] for task in status["tasks"]] == ["exit status 0", "training"]
     assert status["tasks"][0]["step"] == 5
     assert all(task["pid"] and task["address"] for task in status["tasks"])
     assert f"The controller of this run is gone; resume the run: `distlaunch resume {folder}`; " in done.stderr
@@ -227,7 +229,7 @@ def test_the_processes_below_several_are_found_at_one_look() -> None:
 TASK = TaskState(
     task="worker:0",
     node="gpu-a",
-    state="is training",
+    state="training",
     address="10.0.0.1:2222",
     epoch=3,
     step=12_345,
@@ -330,14 +332,15 @@ def test_a_task_has_the_use_and_memory_of_its_gpus_where_they_are_known() -> Non
     status = STATUS.model_copy(
         update={"tasks": [TASK, *(TASK.model_copy(update={"gpus": names}) for names in (["1"], ["GPU-7f"], ["5"], []))]}
     )
-    assert [row[COLUMNS.index("GPU")] for row in make_rows(status)] == [
+    assert [row[[column.title for column in COLUMNS].index("GPU")] for row in make_rows(status)] == [
         "0,1 75% 25 GiB",
         "1 100% 13 GiB",
         "GPU-7f",
         "5",
         "-",
     ]
-    assert make_rows(STATUS)[2][COLUMNS.index("GPU")] == "0,1"  # the GPUs of another node have the same names
+    gpu = [column.title for column in COLUMNS].index("GPU")
+    assert make_rows(STATUS)[2][gpu] == "0,1"  # the GPUs of another node have the same names
 
 
 def test_a_node_has_the_runs_share_of_its_memory_and_a_line_for_each_gpu() -> None:
@@ -359,10 +362,42 @@ def test_a_node_has_the_runs_share_of_its_memory_and_a_line_for_each_gpu() -> No
 
 
 def test_nodes_have_a_table_when_they_were_measured() -> None:
-    text = "\n".join(render_status(STATUS, []))
+    text = "\n".join(render_status(STATUS, [], None))
     assert [line.split()[0] for line in text.split("\n\n")[2].splitlines()][:2] == ["NODE", "gpu-a"]
-    assert "NODE  CPU" not in "\n".join(render_status(STATUS.model_copy(update={"nodes": []}), []))
+    assert "NODE  CPU" not in "\n".join(render_status(STATUS.model_copy(update={"nodes": []}), [], None))
     assert max(map(len, text.splitlines())) < 140
+
+
+ENDED = STATUS.model_copy(update={"state": "failed", "attempt": 1, "restarts": 0, "started": 1000.0, "ended": 1042.0})
+
+
+@pytest.mark.parametrize(
+    ("later_s", "text"),
+    [(3.0, "3 s ago"), (2340.0, "39 min ago"), (7500.0, "2 h 5 min ago"), (90_000.0, None)],
+)
+def test_a_run_that_has_ended_shows_how_long_it_took_and_when_it_ended(later_s: float, text: str | None) -> None:
+    """Ages count from now, and not from its end."""
+    now = 1042.0 + later_s
+    when = text or time.strftime("%Y-%m-%d %H:%M", time.localtime(1042.0))
+    header = f"{ENDED.run_id}: failed, attempt 1, 42 s, ended {when}"
+    said: list[Entry] = [{"event": "said", "time": 1042.0, "attempt": 1, "level": "note", "text": "Failed"}]
+    lines = render_status(ENDED.model_copy(update={"now": now}), said, None)
+    assert lines[0] == header
+    assert lines[-1] == f"{when:>16}  Failed"
+    lost = ENDED.model_copy(update={"now": now, "state": "lost"})
+    assert render_status(lost, [], None)[0].endswith(f": lost, attempt 1, 42 s, last seen {when}")
+
+
+@pytest.mark.parametrize("room", [60, 79, 80, 100, 120, 200])
+def test_tables_obey_the_width_and_leave_out_whole_columns(room: int) -> None:
+    whole, fitting = (render_status(STATUS, [], width) for width in (None, room))
+    assert max(map(len, fitting[2:])) <= room
+    cells = {cell for line in whole for cell in line.split()}
+    for line in fitting[2:]:
+        cut = [cell for cell in line.split() if cell not in cells]
+        assert all(cell.endswith("…") for cell in cut)  # only the columns that may shrink
+    if room == 200:
+        assert fitting == whole
 
 
 @pytest.mark.parametrize(

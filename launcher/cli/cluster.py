@@ -136,11 +136,11 @@ def local(
     `worker_entry.strategies.from_environment()` builds the strategy in the program.
 
     \b
-    distlaunch local --workers 2                        the built-in demo
-    distlaunch local --strategy mirrored --devices 4    the demo in one process with four devices
-    distlaunch local --workers 2 train.py --epochs 3    a Python script
-    distlaunch local --workers 2 -m my.module ARGS      a Python module
-    distlaunch local --workers 2 -- ./program ARGS      any other command
+    distlaunch local --workers 2                      the built-in demo
+    distlaunch local --strategy mirrored --devices 4  one process, four devices
+    distlaunch local --workers 2 train.py --epochs 3  a Python script
+    distlaunch local --workers 2 -m my.module ARGS    a Python module
+    distlaunch local --workers 2 -- ./program ARGS    any other command
     """
     from launcher.spec import command_line
     from worker_entry.system import hardware
@@ -195,12 +195,12 @@ def up(
     to the arguments of its program.
 
     \b
-    distlaunch up cluster.yaml                                   a spec
-    distlaunch up cluster.yaml -- --epochs 3                     more arguments for its program
-    distlaunch up --set restart.max_restarts=3 cluster.yaml      override a field
-    distlaunch up -H gpu-a:2,gpu-b:2 train.py --epochs 3         two workers on each of two machines
-    distlaunch up --hostfile hosts.txt -m my.module ARGS         a module, or a command after `--`
-    distlaunch up --slurm train.py --epochs 3                    on the nodes of this Slurm job
+    distlaunch up cluster.yaml                            a spec
+    distlaunch up cluster.yaml -- --epochs 3              more program arguments
+    distlaunch up cluster.yaml --set stdin=none           override a field
+    distlaunch up -H gpu-a:2,gpu-b:2 train.py             two workers on each
+    distlaunch up --hostfile hosts.txt -m my.module ARGS  or -- COMMAND ARGS
+    distlaunch up --slurm train.py --epochs 3             in this Slurm job
     """
     from launcher.spec import command_line
     from launcher.spec.loading import load_spec

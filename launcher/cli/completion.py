@@ -81,11 +81,11 @@ def completion(shell: str) -> None:
     """Print a script that completes commands, runs, tasks and specs.
 
     \b
-    bash:  distlaunch completion bash > ~/.local/share/bash-completion/completions/distlaunch
-    zsh:   distlaunch completion zsh > ~/.zfunc/_distlaunch      (with ~/.zfunc in fpath before compinit)
+    bash:  source <(distlaunch completion bash)
+    zsh:   distlaunch completion zsh > ~/.zfunc/_distlaunch
     fish:  distlaunch completion fish > ~/.config/fish/completions/distlaunch.fish
 
-    For one session of bash: source <(distlaunch completion bash)
+    For bash, put this line in ~/.bashrc. For zsh, ~/.zfunc must be in fpath before compinit runs.
     """
     from click.shell_completion import get_completion_class
 

@@ -73,7 +73,7 @@ def kubernetes(
 
     \b
     distlaunch export kubernetes cluster.yaml | kubectl apply --server-side -f -
-    distlaunch export kubernetes two_nodes.yaml --image tensorflow/tensorflow:2.21.0
+    distlaunch export kubernetes two_nodes.yaml --image registry/train:1
 
     SPEC has `nodes: {from: kubernetes, …}`; with --image, each task of any spec gets a pod. ARGS are appended to the
     arguments of its program. Keras is patched, steps are counted, and `kubectl describe` shows why a task failed.

@@ -12,7 +12,7 @@ import click
 
 from launcher.cli.options import json_option, option, run_argument
 from launcher.cli.sections import SectionedCommand
-from launcher.cli.watching import can_repaint, repaint, repeat
+from launcher.cli.watching import can_repaint, find_width, repaint, repeat
 
 if TYPE_CHECKING:
     from launcher.run.summary import RunSummary
@@ -31,10 +31,11 @@ def ls(everything: bool, watch: bool, warm: bool, as_json: bool) -> int:
     Lists the runs that are running, queued or lost, the latest first. States: pending (in Slurm's queue), connecting,
     forming, running, restarting, waiting (for a lost node), stopping, lost (its controller is gone; `distlaunch resume`
     continues it); with -a also succeeded, failed and its class, interrupted, and ended (its outcome is unknown).
+    With -a, DURATION is the whole time of a run, and ENDED tells when.
     `on gpu-a`: its controller is on another machine. Lists the runs in the state directory, not those started with
     `--run-dir`. Below them, lists the nodes that keep TensorFlow warm, and the memory that it takes there.
     """
-    from launcher.commands.listing import describe_no_runs, look, render_runs, render_table
+    from launcher.commands.listing import describe_no_runs, look, render_runs
     from launcher.commands.warm import render_warm
     from launcher.run.warm_nodes import find_warm_nodes
 
@@ -48,12 +49,13 @@ def ls(everything: bool, watch: bool, warm: bool, as_json: bool) -> int:
     if as_json:
         _print_json([run.as_json() for run in runs])
         return 0
-    click.echo("\n".join(render_runs(runs, time.time())))
+    room = find_width()
+    click.echo("\n".join(render_runs(runs, time.time(), ended=everything, room=room)))
     if not runs:
         click.echo(describe_no_runs(os.environ), err=True)
     nodes = [*find_warm_nodes()]
     if nodes:
-        click.echo("\n".join(["", *render_table(render_warm(nodes, time.time()))]))
+        click.echo("\n".join(["", *render_warm(nodes, time.time(), room)]))
     return 0
 
 
@@ -87,7 +89,7 @@ def _watch(*, everything: bool, as_json: bool) -> None:
     from launcher.commands.listing import look, render_runs
 
     if can_repaint() and not as_json:
-        repaint(lambda *_: render_runs(look(ended=everything), time.time()))
+        repaint(lambda room, _: render_runs(look(ended=everything), time.time(), ended=everything, room=room))
     else:
         _follow(everything=everything, as_json=as_json)
 
@@ -106,7 +108,7 @@ def _follow(*, everything: bool, as_json: bool) -> None:
             for run in news:
                 click.echo(json.dumps(run.as_json()))
         elif news:
-            lines = render_runs(news, time.time())
+            lines = render_runs(news, time.time(), ended=everything, room=None)
             click.echo("\n".join(lines[1:] if before else lines))
         before.clear()
         before.update({run.directory: run for run in runs})

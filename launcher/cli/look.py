@@ -12,6 +12,7 @@ import click
 from launcher.cli.completion import complete_specs
 from launcher.cli.options import rehearsal_option
 from launcher.cli.sections import SectionedCommand
+from launcher.cli.watching import find_width
 
 if TYPE_CHECKING:
     from launcher.plan.launch_plan import LaunchPlan
@@ -59,11 +60,12 @@ def check(spec: Path, as_json: bool, spec_only: bool, speed: bool, rehearsal: in
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
-        from launcher.console.terminal import render_table
+        from launcher.report.table import render_table
 
-        click.echo(render_table(COLUMNS, make_rows(report)))
+        room = find_width()
+        click.echo("\n".join(render_table(COLUMNS, make_rows(report), room)))
         for columns, rows in make_speed_tables(report.speed) if report.speed is not None else ():
-            click.echo(f"\n{render_table(columns, rows)}")
+            click.echo("\n".join(["", *render_table(columns, rows, room)]))
         click.echo("\n".join(render_findings(report)))
     return 0 if report.good else 3
 

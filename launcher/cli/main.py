@@ -38,7 +38,7 @@ LOST_S = 0.02
 """When an exception is raised again that was lost."""
 _interrupted: list[int] = []
 """The signals of Ctrl-C so far."""
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
 
 def main() -> NoReturn:
@@ -174,15 +174,14 @@ def cli() -> None:
     """Start a multi-worker TensorFlow cluster, watch it, and leave nothing behind.
 
     \b
-    distlaunch local --workers 2              run the built-in demo on this machine
-    distlaunch local --workers 2 train.py     run your script
-    distlaunch check two_nodes.yaml           check a spec and its nodes
-    distlaunch up two_nodes.yaml              run a cluster from a spec
-    distlaunch up -H gpu-a,gpu-b train.py     run your script on two machines
+    distlaunch local --workers 2           run the built-in demo on this machine
+    distlaunch local --workers 2 train.py  run your script
+    distlaunch check two_nodes.yaml        check a spec and its nodes
+    distlaunch up two_nodes.yaml           run a cluster from a spec
+    distlaunch up -H gpu-a,gpu-b train.py  run your script on two machines
 
-    \b
-    Exit status: 0 succeeded, 1 a task failed, 2 usage or spec error, 3 infrastructure
-    (start-up timeout, node lost), 70 a bug in distlaunch, 128 + n ended by signal n.
+    Exit status: 0 succeeded, 1 a task failed, 2 usage or spec error, 3 infrastructure (start-up timeout, node lost), 70
+    a bug in distlaunch, 128 + n ended by signal n.
     """
 
 

@@ -48,8 +48,8 @@ def init(
     `up` runs the same spec if it gets the same arguments. Without hosts, the spec has two workers on this machine.
 
     \b
-    distlaunch init                                              cluster.yaml, for the built-in demo
-    distlaunch init -H gpu-a:2,gpu-b:2 train.py --epochs 3       for a script on two machines
+    distlaunch init                            for the built-in demo
+    distlaunch init -H gpu-a:2,gpu-b train.py  for a script on two machines
     """
     from launcher.spec.settings import set_fields
     from launcher.spec.writing import render_commented, write_new

@@ -9,7 +9,7 @@ import click
 
 from launcher.cli.options import json_option, option, run_argument
 from launcher.cli.sections import SectionedCommand
-from launcher.cli.watching import can_repaint, repaint, repeat
+from launcher.cli.watching import can_repaint, find_width, repaint, repeat
 
 if TYPE_CHECKING:
     from launcher.run.directory import RunDir
@@ -38,7 +38,8 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
     files = select_run(run, reads=True)
     if not watch:
         found = read_status(files)
-        lines = [found.model_dump_json(indent=2)] if as_json else render_status(found, read_said(files, MESSAGES))
+        said = read_said(files, MESSAGES)
+        lines = [found.model_dump_json(indent=2)] if as_json else render_status(found, said, find_width())
         click.echo("\n".join(lines))
         if found.state == "lost":
             click.echo(describe_lost(files), err=True)
@@ -80,7 +81,7 @@ def _follow(files: RunDir, *, as_json: bool) -> None:
         news = found.model_copy(update={"now": 0.0})
         if news != last[0]:
             last[0] = news
-            lines = [found.model_dump_json()] if as_json else render_status(found, read_said(files, MESSAGES))
+            lines = [found.model_dump_json()] if as_json else render_status(found, read_said(files, MESSAGES), None)
             click.echo("\n".join(lines))
         return found.state not in ENDED
 

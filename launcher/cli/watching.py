@@ -18,6 +18,14 @@ def can_repaint() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def find_width() -> int | None:
+    """The width of the terminal that is stdout; None if stdout is no terminal: a pipe gets all columns."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
 def repaint(render: Callable[[int, int], Sequence[str]]) -> None:
     """Shows the lines on the terminal, once a second, until Ctrl-C; the last ones stay.
 

@@ -157,7 +157,7 @@ def _keys_of(console: Console, files: RunDir, keyboard: Keyboard) -> Iterator[Ca
 
     def show_stacks() -> None:
         try:
-            ask_stacks(files)  # the controller also prints them, so they arrive through the journal
+            console.note(ask_stacks(files).rstrip())
         except DistlaunchError as error:
             console.warn(error.sentence)
 

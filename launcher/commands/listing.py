@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 
 from launcher.printable import printable
+from launcher.report.table import EMPTY, Column, render_table
 from launcher.run.naming import runs_directory
 from launcher.run.selection import find_runs, list_runs, list_unended
 from launcher.run.summary import RunSummary
-from launcher.wording import count_of, render_age
+from launcher.wording import count_of, render_age, render_ago
 
-COLUMNS = ("RUN", "STATE", "AGE", "TASKS", "PROGRESS", "RESTARTS")
+_RUN, _STATE = Column("RUN", 100, least=30), Column("STATE", 90, least=12)
+_TASKS, _PROGRESS, _RESTARTS = Column("TASKS", 30), Column("PROGRESS", 60, least=8), Column("RESTARTS", 20)
+COLUMNS = (_RUN, _STATE, Column("AGE", 80), _TASKS, _PROGRESS, _RESTARTS)
+ALL_COLUMNS = (_RUN, _STATE, Column("DURATION", 40), Column("ENDED", 80), _TASKS, _PROGRESS, _RESTARTS)
+"""With runs that have ended."""
 
 
 def look(*, ended: bool) -> list[RunSummary]:
@@ -19,37 +23,18 @@ def look(*, ended: bool) -> list[RunSummary]:
     return list_runs() if ended else list_unended()
 
 
-def render_runs(runs: Sequence[RunSummary], now: float) -> list[str]:
-    """A table."""
-    return render_table([COLUMNS, *(_row(run, now) for run in runs)])
+def render_runs(runs: Sequence[RunSummary], now: float, *, ended: bool, room: int | None) -> list[str]:
+    """A table; with `ended`, it has the columns of runs that have ended. `room`: its width, None for no limit."""
+    return render_table(ALL_COLUMNS if ended else COLUMNS, [_row(run, now, ended=ended) for run in runs], room)
 
 
-def render_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines with columns as wide as they need to be."""
-    # Not rich's tables: with 500 runs they take ten times as long as the rest of the command.
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def _row(run: RunSummary, now: float) -> tuple[str, ...]:
+def _row(run: RunSummary, now: float, *, ended: bool) -> tuple[str, ...]:
     up = "?" if run.tasks_up is None else str(run.tasks_up)
-    tasks = f"{up}/{run.tasks}" if run.tasks is not None else "-"
-    return (
-        printable(run.name),
-        printable(run.shown_state),
-        render_age(now - run.started),
-        tasks,
-        run.shown_step or "-",
-        str(run.restarts),
-    )
-
-
-def _width(text: str) -> int:
-    """Columns on a terminal."""
-    return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    tasks = f"{up}/{run.tasks}" if run.tasks is not None else EMPTY
+    age = render_age((now if run.ended is None else run.ended) - run.started)
+    end = EMPTY if run.ended is None else render_ago(run.ended, now)
+    times = (age, end) if ended else (render_age(now - run.started),)
+    return printable(run.name), printable(run.shown_state), *times, tasks, run.shown_step or EMPTY, str(run.restarts)
 
 
 def changed(runs: Sequence[RunSummary], before: Mapping[str, RunSummary]) -> list[RunSummary]:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import get_args
 
 from launcher.commands.requests import ask_status
-from launcher.console.terminal import render_table
 from launcher.printable import printable
 from launcher.report.goodput import render_goodput
 from launcher.report.state_names import Outcome
 from launcher.report.status_report import RunStatus
 from launcher.report.status_text import COLUMNS, NODE_COLUMNS, make_node_rows, make_rows, render_header
+from launcher.report.table import render_table
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import Entry, read_last_entries, said_text
 from launcher.run.last_state import read_last_status
@@ -19,7 +19,7 @@ from launcher.run.log_reading import find_attempts
 from launcher.run.queue import Queued, find_queued
 from launcher.run.record import RunRecord, read_record
 from launcher.run.summary import find_controller, summarize
-from launcher.wording import render_age
+from launcher.wording import render_ago
 from worker_entry.system import clock
 
 TAIL_BYTES = 64 << 10
@@ -59,15 +59,21 @@ def _make_waiting(files: RunDir, record: RunRecord, queued: Queued) -> RunStatus
     )
 
 
-def render_status(status: RunStatus, said: Sequence[Entry]) -> list[str]:
-    """The lines: the run, tables of its tasks and nodes, and the last messages, each with its age."""
+def render_status(status: RunStatus, said: Sequence[Entry], room: int | None) -> list[str]:
+    """The lines: the run, tables of its tasks and nodes, and the last messages, each with its age.
+
+    Args:
+        status: the status.
+        said: the messages.
+        room: the width of the tables; None for no limit.
+    """
     lines = [render_header(status)]
     if status.goodput is not None:
         lines.append(render_goodput(status.goodput))
     if status.tasks:
-        lines += ["", *render_table(COLUMNS, make_rows(status)).splitlines()]
+        lines += ["", *render_table(COLUMNS, make_rows(status), room)]
     if status.nodes:
-        lines += ["", *render_table(NODE_COLUMNS, make_node_rows(status)).splitlines()]
+        lines += ["", *render_table(NODE_COLUMNS, make_node_rows(status), room)]
     return [*lines, *([""] if said else []), *render_said(status, said)]
 
 
@@ -76,7 +82,7 @@ def render_said(status: RunStatus, said: Sequence[Entry]) -> list[str]:
     lines = []
     for entry in said:
         first, *rest = printable(said_text(entry)).splitlines() or [""]
-        lines += [f"{render_age(status.now - entry['time']):>12} ago  {first}", *(f"{'':18}{line}" for line in rest)]
+        lines += [f"{render_ago(entry['time'], status.now):>16}  {first}", *(f"{'':18}{line}" for line in rest)]
     return lines
 
 

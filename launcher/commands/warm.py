@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.printable import printable
+from launcher.report.table import Column, render_table
 from launcher.run.directory import RunDir
 from launcher.run.trust import verify_own
 from launcher.run.warm_nodes import KnownWarmNode, find_warm_nodes, forget
@@ -16,12 +17,12 @@ from launcher.transports.node_cleanup import CleanedNode, end_warm
 from launcher.wording import render_age
 from worker_entry.agent.warm.offer import end_waiting
 
-COLUMNS = ("WARM NODE", "MEMORY", "ENDS IN")
+COLUMNS = (Column("WARM NODE", 90), Column("MEMORY", 20), Column("ENDS IN", 60))
 
 
-def render_warm(nodes: Sequence[KnownWarmNode], now: float) -> list[tuple[str, ...]]:
-    """The rows of a table."""
-    return [COLUMNS, *(_row(node, now) for node in nodes)]
+def render_warm(nodes: Sequence[KnownWarmNode], now: float, room: int | None) -> list[str]:
+    """A table; `room`: its width, None for no limit."""
+    return render_table(COLUMNS, [_row(node, now) for node in nodes], room)
 
 
 def _row(node: KnownWarmNode, now: float) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from launcher.console.step_history import StepHistory, render_spark
 from launcher.printable import printable
 from launcher.report.status_report import NodeState, RunStatus, TaskState
 from launcher.report.status_text import render_number, render_seconds, render_size
+from launcher.report.table import fit_columns
 from worker_entry.protocol.frozen import dataclass
 
 FAILED, HALTED, SLOW, NOT_UP, AT_WORK, ENDED = range(6)
@@ -87,15 +88,15 @@ def rank(task: TaskState) -> int:
         return ENDED
     if task.state.startswith(("exit status", "SIG", "signal", "unknown:")):
         return FAILED
-    if task.state == "is stopped by a signal":
+    if task.state == "stopped by a signal":
         return HALTED
     if task.slow:
         return SLOW
-    return NOT_UP if task.state.startswith(("waits ", "has not ", "is importing ")) else AT_WORK
+    return NOT_UP if task.state.startswith(("waiting ", "has not ", "importing ")) else AT_WORK
 
 
 def render_state(task: TaskState) -> str:
-    return _clean(f"slow: {task.slow}" if rank(task) == SLOW else task.state.removeprefix("is "))
+    return _clean(f"slow: {task.slow}" if rank(task) == SLOW else task.state)
 
 
 def render_bar(share: float, width: int) -> str:
@@ -107,14 +108,12 @@ def render_bar(share: float, width: int) -> str:
 def _render_table(shown: Sequence[_Shown], columns: int, *, titles: bool, selected: str) -> list[Text]:
     cells = {column: [column.render(each) for each in shown] for column in _COLUMNS}
     used = [column for column in _COLUMNS if any(cells[column])]
-    widths = {column: _natural(column, cells[column], titles=titles) for column in used}
-    while len(used) > 1 and sum(widths[column] + 1 for column in used) - 1 > columns:
-        if _STATE in used and (over := sum(widths[column] + 1 for column in used) - 1 - columns) > 0:
-            shrunk = max(widths[_STATE] - over, min(widths[_STATE], _STATE.least))
-            if shrunk < widths[_STATE]:
-                widths[_STATE] = shrunk
-                continue
-        used.remove(min(used, key=lambda column: column.keep))
+    natural = {place: _natural(column, cells[column], titles=titles) for place, column in enumerate(used)}
+    keep = {place: column.keep for place, column in enumerate(used)}
+    least = {place: column.least for place, column in enumerate(used) if column is _STATE}
+    fitting = fit_columns(natural, keep=keep, least=least, room=columns, gap=1)
+    widths = {used[place]: width for place, width in fitting.items()}
+    used = [*widths]
     left = columns - sum(widths[column] + 1 for column in used) + 1
     for column in used:
         if column.grows:

@@ -11,7 +11,7 @@ from launcher.console.live_tasks import render_tasks
 from launcher.console.step_history import StepHistory
 from launcher.printable import printable
 from launcher.report.status_report import RunStatus
-from launcher.wording import render_age
+from launcher.wording import render_age, render_ago
 from worker_entry.protocol.frozen import dataclass
 
 _STATES = {
@@ -79,7 +79,9 @@ def _render_header(status: RunStatus | None, problem: str, columns: int, asked: 
         line.append(f"{_clean(status.name)}: ").append(status.state, _STATES.get(status.state, ""))
         if status.attempt:
             parts.append(f"attempt {status.attempt}")
-        parts.append(render_age(status.now - status.started))
+        parts.append(render_age((status.now if status.ended is None else status.ended) - status.started))
+        if status.ended is not None:
+            parts.append(f"ended {render_ago(status.ended, status.now)}")
         if status.eta_s is not None:
             parts.append(f"{render_age(status.eta_s)} left")
     if asked.selected:

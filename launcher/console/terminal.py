@@ -187,9 +187,11 @@ class TerminalSink(NowhereSink):
         text, self._pending, self._waiting = b"".join(self._pending), [], 0
         parts = [_ERASE_BELOW if before and (text or not lines) else b"", text]
         if lines:
-            rows = [line.encode("utf-8", "backslashreplace") + _ERASE_REST for line in lines]
-            up = b"\x1b[%dA" % (len(rows) - 1) if len(rows) > 1 else b""
-            parts = [cursor, *parts, _NO_WRAP, b"\r\n".join(rows), b"\x1b[J", _WRAP, up, b"\r"]
+            # Each row is erased before its text is written: after a full row, the cursor stays on the last character.
+            *rows, last = [line.encode("utf-8", "backslashreplace") for line in lines]
+            drawn = b"".join(_ERASE_REST + row + b"\r\n" for row in rows) + _ERASE_BELOW + last
+            up = b"\x1b[%dA" % len(rows) if rows else b""
+            parts = [cursor, *parts, _NO_WRAP, drawn, _WRAP, up, b"\r"]
             parts = [_BEGIN, *parts, _END] if self._synchronizes else parts
             self._due = self._clock() + FRAME_S
         elif before:
@@ -203,19 +205,3 @@ class TerminalSink(NowhereSink):
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:  # another program made the terminal non-blocking
                 select.select([], [self._descriptor], [])
-
-
-def render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The rows as a table without colour, with columns as narrow as possible."""
-    import io
-
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns, box=None, pad_edge=False, header_style=None)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    written = io.StringIO()
-    Console(file=written, width=10_000, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in written.getvalue().rstrip().splitlines())

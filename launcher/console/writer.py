@@ -105,13 +105,13 @@ class Console:
         """Shows the log at `path` from this offset on, and follows it."""
         self._orders.put((task, path, offset))
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, record: str = "") -> None:
         """Writes a message to stderr, after what the tasks have printed so far.
 
         Control characters are replaced, since messages quote programs. If too many messages wait for a terminal that
-        does not read, this one is dropped and counted.
+        does not read, this one is dropped and counted. A long text is recorded as `record`.
         """
-        self.say("note", text)
+        self.say("note", text, record=record)
 
     def note_once(self, text: str) -> None:
         """Writes the message unless it was written before."""
@@ -130,9 +130,9 @@ class Console:
     def error(self, text: str) -> None:
         self.say("error", text)
 
-    def say(self, level: Level, text: str) -> None:
-        """Records the text; then writes it as a note, a warning or an error."""
-        self._record(level, text)
+    def say(self, level: Level, text: str, *, record: str = "") -> None:
+        """Records the text, or `record` in its place; then writes the text as a note, a warning or an error."""
+        self._record(level, record or text)
         self._put(style_message(level, text, colour=self._colour))
 
     def _put(self, text: str) -> None:

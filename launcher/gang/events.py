@@ -241,7 +241,12 @@ class EndAnnounced:
 
 @dataclass(frozen=True)
 class StacksAsked:
-    """The user asks what all tasks are doing; the state does not change."""
+    """The user asks what all tasks are doing; the state does not change.
+
+    `shows`: whether the answers are shown in the terminal of the run.
+    """
+
+    shows: bool = True
 
 
 @dataclass(frozen=True)

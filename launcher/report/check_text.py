@@ -7,9 +7,20 @@ from collections.abc import Sequence
 from launcher.gang.dial_rule import ALL_PAIRS, count_partners
 from launcher.gang.findings import DialReport, SpeedReport
 from launcher.report.models import CheckReport, JobReport, NodeReport
+from launcher.report.table import Column
 from launcher.wording import count_of, render_age
 
-COLUMNS = ("node", "address", "Python", "TensorFlow", "Keras", "cores", "GPUs", "disk free", "clock")
+COLUMNS = (
+    Column("node", 100, least=8),
+    Column("address", 90),
+    Column("Python", 80),
+    Column("TensorFlow", 85),
+    Column("Keras", 75),
+    Column("cores", 60),
+    Column("GPUs", 70),
+    Column("disk free", 50),
+    Column("clock", 40),
+)
 
 
 def make_rows(report: CheckReport) -> list[tuple[str, ...]]:
@@ -41,10 +52,10 @@ def _render_rule(dials: Sequence[DialReport]) -> str:
     return f"the leader and {count_partners(nodes)} other nodes to each task's address, and from all to the leader's"
 
 
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+Table = tuple[tuple[Column, ...], list[tuple[str, ...]]]
 """Columns and rows."""
-NODE_COLUMNS = ("node", "matrix product", "memory copy", "by")
-LINK_COLUMNS = ("link", "there", "back", "latency")
+NODE_COLUMNS = (Column("node", 90, least=8), Column("matrix product", 80), Column("memory copy", 70), Column("by", 10))
+LINK_COLUMNS = (Column("link", 90, least=16), Column("there", 80), Column("back", 70), Column("latency", 60))
 
 
 def make_speed_tables(speed: SpeedReport) -> list[Table]:

@@ -40,7 +40,7 @@ class TaskState(Result):
     task: str
     node: str
     state: str
-    """A phrase: `is training`, `exit status 1`."""
+    """A phrase: `training`, `exit status 1`."""
     address: str | None = None
     """The task's address in TF_CONFIG, with the port; null until it is known."""
     unguarded: str | None = None
@@ -132,6 +132,8 @@ class RunStatus(Result):
     """When the run began, in Unix seconds by the controller's clock."""
     now: float
     """When this was measured, by the same clock."""
+    ended: float | None = None
+    """When the run ended, or its lost controller was last known to run; null if it has a controller."""
     tasks: list[TaskState]
     nodes: list[NodeState]
     """The nodes that were measured."""
@@ -235,7 +237,7 @@ def _render_state(state: AttemptState, plan: PlacedTask) -> str:
     if node in state.lost:
         return "unknown: its node is lost"
     if task in state.halted:
-        return "is stopped by a signal"
+        return "stopped by a signal"
     if task in state.started:
-        return state.status[task].phase if task in state.status else "runs"
-    return "waits for its start" if node in state.ready else "waits for its node"
+        return state.status[task].phase.removeprefix("is ") if task in state.status else "running"
+    return "waiting for its start" if node in state.ready else "waiting for its node"

@@ -5,21 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
-from launcher.wording import count_of, render_age
+from launcher.report.table import EMPTY, Column
+from launcher.wording import count_of, render_age, render_ago
 
-COLUMNS = ("TASK", "NODE", "STATE", "ADDRESS", "EPOCH", "STEP", "STEPS/S", "LOSS", "CPU", "MEMORY", "GPU", "OWN TIME")
-NODE_COLUMNS = ("NODE", "CPU", "MEMORY", "NETWORK", "GPU")
-EMPTY = "-"
+COLUMNS = (
+    Column("TASK", 120),
+    Column("NODE", 70, least=8),
+    Column("STATE", 110, least=9),
+    Column("ADDRESS", 20),
+    Column("EPOCH", 40),
+    Column("STEP", 100),
+    Column("STEPS/S", 95),
+    Column("LOSS", 90),
+    Column("CPU", 80),
+    Column("MEMORY", 75),
+    Column("GPU", 60),
+    Column("OWN TIME", 50),
+)
+NODE_COLUMNS = (
+    Column("NODE", 100, least=8),
+    Column("CPU", 90),
+    Column("MEMORY", 80),
+    Column("NETWORK", 10),
+    Column("GPU", 70, least=8),
+)
 
 
 def render_header(status: RunStatus) -> str:
-    """`20261122-… two-nodes: running, attempt 2 (1 restart), 3 min 20 s, about 12 min left`."""
+    """`two-nodes-b2bf: running, attempt 2 (1 restart), 3 min 20 s, about 12 min left`, `…, ended 5 min ago`."""
     attempt = f", attempt {status.attempt}" if status.attempt else ""
     restarts = f" ({count_of(status.restarts, 'restart')})" if status.restarts else ""
     left = "" if status.eta_s is None else f", about {render_age(status.eta_s)} left"
     waits_for = f" ({status.waits_for})" if status.waits_for else ""
     state = f"{status.state}{waits_for}{attempt}{restarts}"
-    return f"{status.run_id}: {state}, {render_age(status.now - status.started)}{left}"
+    if status.ended is None:
+        return f"{status.run_id}: {state}, {render_age(status.now - status.started)}{left}"
+    seen = "last seen" if status.state == "lost" else "ended"
+    lasted = f"{render_age(status.ended - status.started)}, {seen} {render_ago(status.ended, status.now)}"
+    return f"{status.run_id}: {state}, {lasted}"
 
 
 def make_rows(status: RunStatus) -> list[list[str]]:
@@ -41,7 +64,7 @@ def _make_row(task: TaskState, gpus: Sequence[GpuState]) -> list[str]:
     return [
         task.task,
         task.node,
-        task.state.removeprefix("is "),
+        task.state,
         task.address or EMPTY,
         EMPTY if task.epoch is None else str(task.epoch),
         EMPTY if task.step is None else f"{task.step:,}",

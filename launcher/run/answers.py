@@ -101,7 +101,7 @@ class Answers:
         supervisor, links = self._run
         asked = supervisor.loop
         before = asked.stacks.count if asked is not None else 0
-        links.put(StacksAsked())
+        links.put(StacksAsked(shows=False))
         deadline = time.monotonic() + STACKS_S
         # The answers may be those of the next attempt.
         while (loop := supervisor.loop) is None or loop.stacks.count == (before if loop is asked else 0):

@@ -157,7 +157,7 @@ class AttemptLoop:
         if self.state.signalled and not earlier.signalled:
             self._ask_engine()
         if isinstance(event, StacksAsked):
-            self.stacks.ask(self.state, show=True)
+            self.stacks.ask(self.state, show=event.shows, tell=True)
         if isinstance(event, ProfileAsked):
             self.profiles.ask(self.plan, event.duration_s)
 

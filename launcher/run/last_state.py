@@ -17,6 +17,7 @@ from launcher.run.record import REPORT_LIMIT, read_limited, read_record
 from launcher.run.summary import RunSummary
 from launcher.spec.strategies import RULES
 from launcher.tasks import parse_task_id
+from worker_entry.system import clock
 
 
 def read_end_report(files: RunPaths, summary: RunSummary) -> RunReport | None:
@@ -55,7 +56,8 @@ def read_last_status(files: RunPaths, summary: RunSummary) -> RunStatus:
         attempt=attempt,
         restarts=max(attempt - 1, 0),
         started=report.started if report is not None else summary.started,
-        now=report.ended if report is not None else summary.ended or summary.started,
+        now=clock.now(),
+        ended=report.ended if report is not None else summary.ended or summary.started,
         tasks=tasks,
         nodes=[],
         goodput=report.goodput if report is not None else None,

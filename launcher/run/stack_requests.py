@@ -19,15 +19,21 @@ class StackRequests:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._collector: StackCollector | None = None
-        self._shows = False
+        self._shows = self._tells = False
         self.text = ""
         """The last answers, as text."""
         self.count = 0
         """How often all tasks have been shown."""
 
-    def ask(self, state: AttemptState, *, show: bool = False) -> None:
-        """Asks all running tasks, unless a request is pending; with `show`, prints the answers."""
-        self._shows = self._shows or show
+    def ask(self, state: AttemptState, *, show: bool = False, tell: bool = False) -> None:
+        """Asks all running tasks, unless a request is pending.
+
+        Args:
+            state: the attempt.
+            show: whether the terminal shows the answers.
+            tell: whether a message names the file of the answers.
+        """
+        self._shows, self._tells = self._shows or show, self._tells or tell
         if self._collector is None:
             self._collector = StackCollector(
                 state.started.keys() - state.exits.keys(), self._context.timing.monotonic()
@@ -52,9 +58,13 @@ class StackRequests:
         activity, self._collector = self._collector.activity, None
         self.text = render_stacks(texts)
         self.count += 1
-        if problem := self._context.files.write_stacks(f"{self.text}\n"):
+        problem = self._context.files.write_stacks(f"{self.text}\n")
+        if problem:
             self._context.console.warn(problem)
+        line = f"The stacks of all tasks are in {self._context.files.stacks}" if self.text else "No task is running"
         if self._shows:
-            self._context.console.note(self.text or "no task is running")
-        self._shows = False
+            self._context.console.note(self.text or line, record=problem or line)
+        elif self._tells and not problem:
+            self._context.console.note(line)
+        self._shows = self._tells = False
         yield StacksReceived(texts, activity)
