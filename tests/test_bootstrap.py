@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.spec.models import ClusterSpec
 from launcher.transports.base import LinkError
-from launcher.transports.payload import make_payload
+from launcher.transports.payload import IF_THERE, make_payload
 from launcher.transports.programs import ProgramStream, ProgramWay
 from launcher.transports.streams import ask, bring_archive
+from launcher.transports.targets import name_python
 from launcher.transports.way import Opening
 from tests.agent_streams import FarEnd
 from tests.witness import wait_until
@@ -93,6 +95,37 @@ def test_a_connection_that_ends_before_the_archive_says_so_and_installs_nothing(
     assert said.startswith(MISSING)
     assert b"the connection ended before worker_entry was complete" in said
     assert node.start(brings=True).startswith(MISSING + HERE)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_interpreter_that_may_be_missing_is_used_if_it_is_there(tmp_path: Path, is_there: bool) -> None:
+    """As the virtual environment of the same path."""
+    for place in ("virtual environment", "path"):
+        python = tmp_path / place / "python3"
+        python.parent.mkdir()
+        python.write_text(f"#!/bin/sh\necho in the {place}\n")
+        python.chmod(0o755 if place == "path" or is_there else 0o644)
+    wanted = f"{IF_THERE}{tmp_path}/virtual environment/python3"
+    env = {"PATH": f"{tmp_path}/path:{os.environ['PATH']}"}
+    done = subprocess.run(PAYLOAD.words, input=PAYLOAD.opening(wanted), env=env, capture_output=True, timeout=60)
+    assert done.stdout == (b"in the virtual environment\n" if is_there else b"in the path\n")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "spec", "asked"),
+    [
+        ("/home/alice/venv", {}, "?/home/alice/venv/bin/python3"),
+        ("/home/alice/venv", {"python": "/opt/python"}, "/opt/python"),
+        (sys.base_prefix, {}, "python3"),
+    ],
+    ids=["venv", "named", "no-venv"],
+)
+def test_another_machine_is_asked_for_this_virtual_environment_unless_the_spec_names_one(
+    monkeypatch: pytest.MonkeyPatch, prefix: str, spec: dict[str, str], asked: str
+) -> None:
+    monkeypatch.setattr(sys, "prefix", prefix)
+    cluster = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], **spec})
+    assert name_python(cluster, cluster.nodes[0]) == asked
 
 
 def test_looking_for_an_installed_package_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from launcher.plan.rendering import complete_command, render_by_hand, render_fil
 from launcher.plan.resources import NodeFacts
 from launcher.spec.loading import parse_spec
 from launcher.spec.models import ClusterSpec
+from launcher.spec.pods import PodsSpec
 from launcher.tasks import TaskId
 from tests import loopback
 from tests.cases import first_quick
@@ -350,6 +351,26 @@ class TestPlacesAndPorts:
         plan = make_plan(ClusterSpec.model_validate({"nodes": nodes}), directory="/", environ={}, python="/opt/python")
 
         assert [task.python for task in plan.tasks] == ["/opt/python", "python3", "/venv/bin/python"]
+
+    def test_the_clusters_python_is_that_of_all_nodes_that_name_none(self) -> None:
+        nodes = [{"host": "local", "address": "here"}, {"host": "b"}, {"host": "c", "python": "/venv/bin/python"}]
+        spec = ClusterSpec.model_validate({"nodes": nodes, "python": "/opt/all"})
+        plan = make_plan(spec, directory="/", environ={}, python="/opt/python")
+        assert [task.python for task in plan.tasks] == ["/opt/all", "/opt/all", "/venv/bin/python"]
+
+    def test_a_node_far_away_shows_the_python_that_it_has_found(self) -> None:
+        spec = ClusterSpec.model_validate({"nodes": [{"host": "b"}, {"host": "c"}]})
+        facts = {"b": NodeFacts(8, python="/home/alice/venv/bin/python3")}
+        plan = make_plan(spec, directory="/", environ={}, python="/opt/python", facts=facts)
+        assert [task.python for task in plan.tasks] == ["/home/alice/venv/bin/python3", "python3"]
+
+    def test_pods_use_the_clusters_python(self) -> None:
+        pods = {"from": "kubernetes", "count": 1, "image": "x"}
+        of_cluster = ClusterSpec.model_validate({"nodes": pods, "python": "/opt/all"})
+        of_pods = ClusterSpec.model_validate({"nodes": {**pods, "python": "/opt/pods"}, "python": "/opt/all"})
+        assert isinstance(of_cluster.source, PodsSpec)
+        assert isinstance(of_pods.source, PodsSpec)
+        assert (of_cluster.source.python, of_pods.source.python) == ("/opt/all", "/opt/pods")
 
 
 class TestShown:

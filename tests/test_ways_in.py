@@ -87,6 +87,46 @@ class TestArgumentsAfterASpec:
         assert sorted(path.name for path in folder.iterdir()) == ["show.py", "spec.yaml"]
 
 
+class TestPython:
+    @pytest.mark.parametrize("hosts", ["gpu-a,gpu-b", "gpu-a:2"])
+    def test_is_that_of_all_hosts(self, in_process: Distlaunch, hosts: str) -> None:
+        ran = in_process("up", "--dry-run", "-H", hosts, "--python", "~/v/bin/python", "show.py")
+        assert ran.status == 0, ran.stderr
+        assert ran.stdout.count(" ~/v/bin/python ") == 2
+
+    def test_is_that_of_nodes_whose_spec_names_none(self, in_process: Distlaunch, folder: Path) -> None:
+        nodes = "nodes: [{host: a, python: /opt/a}, {host: b}]\npython: /opt/c\n"
+        (folder / "spec.yaml").write_text(f"{nodes}program: {{script: show.py}}\n")
+        ran = in_process("up", "--dry-run", "spec.yaml", "--python", "/opt/b")
+        assert [ran.stdout.count(f" {python} ") for python in ("/opt/a", "/opt/b", "/opt/c")] == [1, 1, 0]
+
+    def test_goes_into_a_spec_that_init_writes(self, in_process: Distlaunch, folder: Path) -> None:
+        assert run_here("init", "-H", "a,b", "--python", "/opt/b", "show.py", cwd=folder).returncode == 0
+        assert load_spec(folder / "cluster.yaml").python == "/opt/b"
+
+
+class TestCheckOfHosts:
+    def test_checks_what_up_would_run(self, folder: Path) -> None:
+        done = run_here("check", "--json", "-H", "local", "show.py", cwd=folder)
+        report = json.loads(done.stdout)
+        assert [node["node"] for node in report["nodes"]] == ["local"]
+        assert report["good"]
+
+    def test_uses_the_python_that_it_is_given(self, folder: Path) -> None:
+        done = run_here("check", "-H", "local", "--python", "/opt/none/bin/python", cwd=folder)
+        assert done.returncode == 2
+        assert "no Python interpreter at /opt/none/bin/python" in done.stderr
+
+    def test_of_a_program_says_that_no_machine_is_named(self, folder: Path) -> None:
+        said = [run_here(command, "show.py", cwd=folder).stderr for command in ("check", "up")]
+        assert said[0] == said[1]
+        assert said[0].startswith("Error: show.py is a program, but no machine is named [usage]\n")
+
+    def test_of_only_the_spec_takes_hosts_as_well(self, folder: Path) -> None:
+        done = run_here("check", "--spec-only", "-H", "gpu-a:2,gpu-b", cwd=folder)
+        assert done.stdout == "the command line: good, 3 tasks on 2 nodes\n"
+
+
 class TestHosts:
     def test_each_slot_is_a_worker_of_the_program(self, in_process: Distlaunch) -> None:
         words = ["-H", "gpu-a:2", "-H", "alice@gpu-b", "train.py", "--epochs", "3", "-H", "x", "--", "y"]

@@ -15,6 +15,7 @@ from launcher.cli.options import (
     host_options,
     module_option,
     option,
+    python_option,
     rehearsal_option,
     run_options,
     setting_option,
@@ -22,10 +23,9 @@ from launcher.cli.options import (
 from launcher.cli.programs import (
     ProgramCommand,
     SpecOrProgramCommand,
-    check_spec_argument,
     complete_first_spec,
     find_misplaced,
-    make_host_spec,
+    load_command_spec,
 )
 from launcher.cli.running import run_command, runs_attached
 from launcher.cli.values import OneOf, Whole
@@ -100,14 +100,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
 @option("--oversubscribe", section="Cluster", is_flag=True, help="Start the workers even if there are too few cores.")
 @setting_option
 @module_option
-@option(
-    "--python",
-    section="Program",
-    type=click.Path(),
-    metavar="PATH",
-    default_text="the one that runs distlaunch",
-    help="Use this Python interpreter.",
-)
+@python_option
 @run_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT | -m MODULE | -- COMMAND] [ARGS]…")
 @click.pass_context
@@ -182,6 +175,7 @@ def up(
     slurm: bool,
     settings: tuple[str, ...],
     module: bool,
+    python: str | None,
     variables: tuple[str, ...],
     no_check: bool,
     rehearsal: int | None,
@@ -202,21 +196,11 @@ def up(
     distlaunch up --hostfile hosts.txt -m my.module ARGS  or -- COMMAND ARGS
     distlaunch up --slurm train.py --epochs 3             in this Slurm job
     """
-    from launcher.spec import command_line
-    from launcher.spec.loading import load_spec
-    from launcher.spec.variables import name_of
-
-    if context.meta["distlaunch.names_hosts"]:
-        spec = make_host_spec(context, hosts, hostfile, program, module=module, slurm=slurm)
-        misplaced = find_misplaced(context, program)
-    else:
-        path = check_spec_argument(program, module=module)
-        # Variables that `-e` names need not be set in this environment.
-        spec = load_spec(path, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
-        spec = command_line.append_arguments(spec, program[1:])
-        misplaced = []
+    spec = load_command_spec(
+        context, hosts, hostfile, program, module=module, slurm=slurm, python=python, variables=variables
+    )
     spec = _adapt(spec, settings, variables)
-    return _run(find_nodes(spec, rehearsal), checks=not no_check, misplaced=misplaced, **options)
+    return _run(find_nodes(spec, rehearsal), checks=not no_check, misplaced=find_misplaced(context, program), **options)
 
 
 def _adapt(spec: ClusterSpec, settings: Sequence[str], variables: Sequence[str]) -> ClusterSpec:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.completion import complete_specs
-from launcher.cli.options import rehearsal_option
+from launcher.cli.options import host_options, json_option, option, rehearsal_option
+from launcher.cli.programs import SpecOrProgramCommand, complete_first_spec, load_command_spec
 from launcher.cli.sections import SectionedCommand
 from launcher.cli.watching import find_width
 
@@ -19,14 +20,36 @@ if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
 
 
-@click.command(cls=SectionedCommand)
-@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
-@click.option("--speed", is_flag=True, help="Also measure nodes and links; report any below 0.75 × the median.")
+@click.command(cls=SpecOrProgramCommand)
+@host_options
+@json_option
+@option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
+@option("--speed", is_flag=True, help="Also measure nodes and links; report any below 0.75 × the median.")
 @rehearsal_option
-def check(spec: Path, as_json: bool, spec_only: bool, speed: bool, rehearsal: int | None) -> int:
-    """Check a spec and its nodes without starting anything.
+@click.argument(
+    "program",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="SPEC | (-H HOSTS | --slurm) [SCRIPT] [ARGS]…",
+    shell_complete=complete_first_spec,
+)
+@click.pass_context
+def check(
+    context: click.Context,
+    /,
+    hosts: tuple[str, ...],
+    hostfile: Path | None,
+    slurm: bool,
+    settings: tuple[str, ...],
+    module: bool,
+    python: str | None,
+    as_json: bool,
+    spec_only: bool,
+    speed: bool,
+    rehearsal: int | None,
+    program: tuple[str, ...],
+) -> int:
+    """Check a spec, or hosts, without starting anything.
 
     Shows every mistake in the file with its line and the correction. Then checks each node: interpreter, versions,
     GPUs, disk, clock, program. Each node also connects to the address of every task, including its own tasks. `up`
@@ -37,8 +60,12 @@ def check(spec: Path, as_json: bool, spec_only: bool, speed: bool, rehearsal: in
 
     Exit status: 0 no error found, 2 the spec is wrong, 3 a node cannot run its tasks.
     """
-    cluster = load(spec, rehearsal, asks=not spec_only)
+    from launcher.spec.settings import set_fields
+
+    cluster = load_command_spec(context, hosts, hostfile, program, module=module, slurm=slurm, python=python)
+    cluster = set_fields(cluster, settings)
     if spec_only:
+        spec = program[0] if program else "the command line"
         if not cluster.nodes:
             where = (
                 "its nodes come from a Slurm job"
@@ -53,6 +80,7 @@ def check(spec: Path, as_json: bool, spec_only: bool, speed: bool, rehearsal: in
 
         click.echo(f"{spec}: good, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
         return 0
+    cluster = find_nodes(cluster, rehearsal)
     from launcher.report.check_text import COLUMNS, make_rows, make_speed_tables, render_findings
     from launcher.run import preview
 
@@ -81,22 +109,9 @@ def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
     Hides secrets.
     """
     from launcher.run.preview import plan_ahead
-
-    show_plan(plan_ahead(load(spec, rehearsal)), as_json=as_json)
-
-
-def load(path: Path, rehearsal: int | None, *, asks: bool = True) -> ClusterSpec:
-    """The spec of a file.
-
-    Args:
-        path: the file.
-        rehearsal: how many containers take the place of the spec's machines; None: use the machines.
-        asks: whether to run a command that names the nodes; without its answer, the spec has no nodes.
-    """
     from launcher.spec.loading import load_spec
 
-    spec = load_spec(path, os.environ)
-    return find_nodes(spec, rehearsal) if asks else spec
+    show_plan(plan_ahead(find_nodes(load_spec(spec, os.environ), rehearsal)), as_json=as_json)
 
 
 def find_nodes(spec: ClusterSpec, rehearsal: int | None) -> ClusterSpec:

@@ -57,6 +57,14 @@ _VARIABLE = option(
 
 _MODULE = option("--module", "-m", section="Program", is_flag=True, help="Run a Python module, as `python -m` does.")
 
+_PYTHON = option(
+    "--python",
+    section="Program",
+    metavar="PATH",
+    default_text="see `python:` of a spec",
+    help="Use this Python interpreter on all nodes whose spec names none.",
+)
+
 _HOST_OPTIONS = (
     option(
         "-H",
@@ -81,6 +89,7 @@ _HOST_OPTIONS = (
     ),
     _SETTING,
     _MODULE,
+    _PYTHON,
 )
 
 _DETACH_OPTIONS = (
@@ -223,7 +232,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-setting_option, module_option, variable_option = _SETTING, _MODULE, _VARIABLE
+setting_option, module_option, variable_option, python_option = _SETTING, _MODULE, _VARIABLE, _PYTHON
 
 run_argument = click.argument("run", required=False, shell_complete=complete_runs)
 """RUN; see `launcher.run.selection`."""

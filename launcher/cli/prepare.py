@@ -39,6 +39,7 @@ def init(
     slurm: bool,
     settings: tuple[str, ...],
     module: bool,
+    python: str | None,
     output: str,
     force: bool,
     program: tuple[str, ...],
@@ -55,7 +56,8 @@ def init(
     from launcher.spec.writing import render_commented, write_new
 
     named = hosts if hosts or hostfile is not None or slurm else ("local:2",)
-    spec = set_fields(make_host_spec(context, named, hostfile, program, module=module, slurm=slurm), settings)
+    spec = make_host_spec(context, named, hostfile, program, module=module, slurm=slurm, python=python)
+    spec = set_fields(spec, settings)
     if output == STDOUT:
         click.echo(render_commented(spec), nl=False)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,8 @@ def find_misplaced(context: click.Context, words: Sequence[str]) -> list[str]:
     if context.meta["distlaunch.is_command"]:
         return []
     known = {name for each in context.command.get_params(context) for name in each.opts if name.startswith("-")}
+    if context.meta.get("distlaunch.names_hosts") is False:  # a spec: such words are options
+        return []
     words = words[: words.index("--")] if "--" in words else words
     return list(dict.fromkeys(name for name in (word.partition("=")[0] for word in words[1:]) if name in known))
 
@@ -107,10 +110,12 @@ def make_host_spec(
     *,
     module: bool,
     slurm: bool,
+    python: str | None,
 ) -> ClusterSpec:
     """The spec for the program on the machines of `-H`, `--hostfile` or `--slurm`."""
     from launcher.errors import UsageError
     from launcher.spec import command_line
+    from launcher.spec.overrides import Override, override
 
     if not module and program and Path(program[0]).suffix in (".yaml", ".yml"):
         hint = "remove --slurm, and write `nodes: slurm` in the spec" if slurm else "remove -H and --hostfile"
@@ -120,9 +125,46 @@ def make_host_spec(
     is_command = context.meta["distlaunch.is_command"]
     what = command_line.make_program(program, is_module=module, is_command=is_command)
     if slurm:
-        return command_line.make_slurm_spec(what)
-    option, found = command_line.read_hosts(hosts, hostfile)
-    return command_line.make_host_spec(option, found, what)
+        spec = command_line.make_slurm_spec(what)
+    else:
+        spec = command_line.make_host_spec(*command_line.read_hosts(hosts, hostfile), what)
+    return override(spec, Override("--python", ("python",), python))
+
+
+def load_command_spec(
+    context: click.Context,
+    hosts: Sequence[str],
+    hostfile: Path | None,
+    program: Sequence[str],
+    *,
+    module: bool,
+    slurm: bool,
+    python: str | None,
+    variables: Sequence[str] = (),
+) -> ClusterSpec:
+    """The spec of a command line that names one, or hosts and a program.
+
+    Args:
+        context: of a SpecOrProgramCommand.
+        hosts: of `-H`.
+        hostfile: of `--hostfile`.
+        program: the other words.
+        module: whether the program is a module.
+        slurm: whether `--slurm` is given.
+        python: of `--python`.
+        variables: the variables that `-e` names; they need not be set in this environment.
+    """
+    from launcher.spec import command_line
+    from launcher.spec.loading import load_spec
+    from launcher.spec.overrides import Override, override
+    from launcher.spec.variables import name_of
+
+    if context.meta["distlaunch.names_hosts"]:
+        return make_host_spec(context, hosts, hostfile, program, module=module, slurm=slurm, python=python)
+    path = check_spec_argument(program, module=module)
+    spec = load_spec(path, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
+    spec = override(spec, Override("--python", ("python",), python))
+    return command_line.append_arguments(spec, program[1:])
 
 
 def check_spec_argument(words: Sequence[str], *, module: bool) -> Path:

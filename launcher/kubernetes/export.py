@@ -89,7 +89,7 @@ def make_export(
         spec=spec,
         pods=pods,
         roles=_find_roles(spec, pods),
-        python=pods.python or (first and first.python) or "python3",
+        python=pods.python or (first and first.python) or spec.python or "python3",
         port=(first and first.port) or PORT,
         env={**spec.env, **(first.env if first is not None else {})},
         template=template,

@@ -201,7 +201,7 @@ def plan_node(
             task=task,
             node=node.host,
             directory=_directory(spec, node, directory),
-            python=node.find_python(python),
+            python=spec.find_python(node, python, facts.python if facts is not None else ""),
             address=layout.addresses[task].rpartition(":")[0],
             port=layout.ports[task],
             explicit_port=node.port is not None,

@@ -17,10 +17,14 @@ NO_GPU = "-1"
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node's resources: the number of cores that tasks may use, and `gpus` as CUDA_VISIBLE_DEVICES names them."""
+    """A node's resources: the number of cores that tasks may use, and `gpus` as CUDA_VISIBLE_DEVICES names them.
+
+    `python`: the path of its interpreter, if known.
+    """
 
     cores: int
     gpus: tuple[str, ...] = ()
+    python: str = ""
 
 
 def share_resources(

@@ -232,7 +232,7 @@ class NodeLinks:
     def facts_of(self, node: str) -> NodeFacts:
         """The facts that a ready node has reported."""
         ready = self.ready[node]
-        return NodeFacts(ready.cores, tuple(ready.gpus))
+        return NodeFacts(ready.cores, tuple(ready.gpus), ready.executable)
 
     def find_agent(self, node: str) -> AgentAddress:
         """Where the node's agent is found again."""

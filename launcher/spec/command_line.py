@@ -139,7 +139,7 @@ def make_spec(
         raise refuse_options(explain_option("--workers", error)) from None
     return override(
         spec,
-        Override("--python", ("nodes", 0, "python"), python),
+        Override("--python", ("python",), python),
         Override("--gpus-per-worker", ("nodes", 0, "gpus_per_worker"), gpus_per_worker),
         Override("--devices", ("devices",), devices),
     )

@@ -6,6 +6,7 @@ the text "3", and `env: {DEBUG: no}` is the text "no".
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,7 @@ from launcher.spec.parts import (
     TimeoutsSpec,
     Way,
 )
+from launcher.spec.pods import PodsSpec
 from launcher.spec.strategies import RULES, TORCH, Framework, StrategyRules
 from launcher.tasks import TASK_TYPES, TaskId, TaskType
 from worker_entry.protocol.strategy_names import Communication, CrossDevice, StrategyName
@@ -67,6 +69,9 @@ class ClusterSpec(Model):
     cross_device: CrossDevice | None = None
     """All-reduce algorithm between the devices of a mirrored process, for programs that let distlaunch build their
     strategy. Default: TensorFlow's choice."""
+    python: FilledText | None = None
+    """The Python interpreter of all nodes. Default: on this machine and in a Slurm job, the one that runs distlaunch;
+    on other machines, the virtual environment that distlaunch runs in if its path exists there, or else `python3`."""
     working_directory: FilledText | None = None
     """The folder in which the program runs. Default: the folder in which distlaunch is called."""
     sync: SyncSpec | None = None
@@ -142,7 +147,10 @@ class ClusterSpec(Model):
     @property
     def source(self) -> Source | None:
         """The source that names the nodes, if the spec does not; until it is asked, there are no nodes."""
-        return self.nodes.source if isinstance(self.nodes, Nodes) else None
+        source = self.nodes.source if isinstance(self.nodes, Nodes) else None
+        if isinstance(source, PodsSpec) and source.python is None and self.python is not None:
+            return source.changed(python=self.python)
+        return source
 
     def without_secrets(self) -> ClusterSpec:
         """See Model."""
@@ -186,6 +194,17 @@ class ClusterSpec(Model):
         required roles."""
         tasks: dict[TaskType, int] = {"worker": workers}
         return tasks if index or self.strategy != "parameter_server" else {**tasks, "chief": 1, "ps": 1}
+
+    def find_python(self, node: NodeSpec, own: str = sys.executable, found: str = "") -> str:
+        """The interpreter of a node.
+
+        Args:
+            node: the node.
+            own: the interpreter that runs distlaunch.
+            found: the interpreter that the node uses, if it is known.
+        """
+        own = own if node.is_local or node.way == SLURM else "python3"
+        return node.python or self.python or found or own
 
     def placements(self) -> Iterator[tuple[NodeSpec, TaskId]]:
         """Yields every task with its node; the tasks of each type are numbered in the order of the nodes."""

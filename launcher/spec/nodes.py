@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -42,7 +41,7 @@ class NodeSpec(Model):
     gpus_per_worker: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs")] | None = None
     """GPUs for each training task here. Default: an equal share."""
     python: FilledText | None = None
-    """The Python interpreter to use on this node. Default: `python3`; in a Slurm job, the one that runs distlaunch."""
+    """The Python interpreter to use on this node. Default: the cluster's `python`."""
     env: Environment = {}
     """Environment variables of the tasks here; they override those of the cluster."""
     way: Way | None = None
@@ -57,10 +56,6 @@ class NodeSpec(Model):
     @property
     def is_local(self) -> bool:
         return self.host == LOCAL
-
-    def find_python(self, own: str = sys.executable) -> str:
-        """The interpreter to use here; `own`: the interpreter that runs distlaunch."""
-        return self.python or (own if self.is_local or self.way == SLURM else "python3")
 
     @property
     def candidates(self) -> list[str]:

@@ -50,7 +50,13 @@ def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> Clus
         workers = sum(node.count(task_type) for node in nodes for task_type in spec.rules.computes)
         restart = spec.restart.changed(min_workers=min(spec.restart.min_workers, workers))
         return spec.changed(
-            nodes=nodes, way="paramiko", ssh=SshSpec(), host_keys="strict", restart=restart, slurm=SlurmSpec()
+            nodes=nodes,
+            python=None,
+            way="paramiko",
+            ssh=SshSpec(),
+            host_keys="strict",
+            restart=restart,
+            slurm=SlurmSpec(),
         )
     except ValidationError as error:
         raise refuse_options(explain_option(f"{option} {count}", error)) from None

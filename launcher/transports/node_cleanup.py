@@ -10,7 +10,7 @@ from launcher.spec.nodes import NodeSpec
 from launcher.transports.base import AgentAddress, GoneError, LinkError
 from launcher.transports.payload import make_payload
 from launcher.transports.streams import ask
-from launcher.transports.targets import find_way
+from launcher.transports.targets import find_way, name_python
 from launcher.transports.way import Opening
 from launcher.wording import count_of
 from worker_entry.agent import cleanup
@@ -68,7 +68,7 @@ def end_warm(spec: ClusterSpec, node: NodeSpec) -> CleanedNode:
 
 def _ask(spec: ClusterSpec, node: NodeSpec, order: Clean) -> CleanedNode:
     try:
-        stream = find_way(spec, node).open(make_payload("clean"), node.find_python(), Opening())
+        stream = find_way(spec, node).open(make_payload("clean"), name_python(spec, node), Opening())
         message = ask(stream, order, ANSWER_S)
     except GoneError:
         return CleanedNode(node.host, gone=True)

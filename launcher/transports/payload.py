@@ -18,6 +18,10 @@ from pathlib import Path
 import worker_entry
 from worker_entry.protocol.frozen import dataclass
 
+PYTHON = "python3"
+"""The interpreter of a node by default, found on its PATH."""
+IF_THERE = "?"
+"""Before the path of an interpreter: if there is none, PYTHON takes its place."""
 PACKAGE = Path(worker_entry.__file__).parent
 _FUTURE = b"from __future__ import annotations\n"
 _OWNERSHIP = b"from worker_entry.system.ownership import private, verify_private\n"
@@ -71,6 +75,7 @@ def _make_payload(verb: str, first: str) -> Payload:
     )
     script = (
         "IFS= read -r python; "
+        f'case $python in "{IF_THERE}"*) python=${{python#"{IF_THERE}"}}; [ -x "$python" ] || python={PYTHON};; esac; '
         'case $python in "~/"*) python=$HOME/${python#"~/"};; esac; '
         'command -v "$python" >/dev/null 2>&1 || { echo "distlaunch: no Python at $python"; exit 127; }; '
         f'exec "$python" -c "import io,sys;v=sys.version_info;{too_old};{become}" '

@@ -15,13 +15,14 @@ from launcher.slurm.allocation import find_group, find_job
 from launcher.slurm.calls import SlurmError
 from launcher.slurm.calls import find_addresses as find_slurm_addresses
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import NodeSpec
+from launcher.spec.nodes import SLURM, NodeSpec
 from launcher.spec.parts import CommandWaySpec
 from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.spec.redaction import hide_words
 from launcher.transports.base import LinkError, Transport
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.local import LocalTransport
+from launcher.transports.payload import IF_THERE, PYTHON
 from launcher.transports.programs import COMMAND, HOST, ProgramWay
 from launcher.transports.remote import RemoteTransport
 from launcher.transports.slurm import SlurmWay, gather
@@ -54,7 +55,9 @@ def find_targets(spec: ClusterSpec) -> Targets:
         UsageError: a node has no usable configuration or Python.
     """
     found = map_parallel(
-        lambda node: _find_python(node) if node.is_local else find_way(spec, node), spec.nodes, ASKING_AT_ONCE
+        lambda node: _find_own_python(spec, node) if node.is_local else find_way(spec, node),
+        spec.nodes,
+        ASKING_AT_ONCE,
     )
     targets = {node.host: target for node, target in zip(spec.nodes, found, strict=True)}
     steps = {host: way for host, way in targets.items() if isinstance(way, SlurmWay)}
@@ -138,13 +141,20 @@ def _by_program(
     return replace(way, gone=POD_GONE, hides_breaks=True) if kubectl else way
 
 
-def _find_python(node: NodeSpec) -> str:
-    name = os.path.expanduser(node.python or sys.executable)  # noqa: PTH111 - keeps a name without a slash
+def name_python(spec: ClusterSpec, node: NodeSpec) -> str:
+    """The interpreter to ask another machine for; see `Payload.opening`."""
+    if sys.prefix == sys.base_prefix or isinstance(spec.source, PodsSpec):
+        return spec.find_python(node)
+    return spec.find_python(node, found="" if node.way == SLURM else f"{IF_THERE}{sys.prefix}/bin/{PYTHON}")
+
+
+def _find_own_python(spec: ClusterSpec, node: NodeSpec) -> str:
+    name = os.path.expanduser(spec.find_python(node))  # noqa: PTH111 - keeps a name without a slash
     found = shutil.which(name)
     if found is None:
         raise UsageError(
             f"no Python interpreter at {name}" if os.sep in name else f"no {name} on PATH",
-            hint="set one with --python (`python:` in a spec)",
+            hint="name one with --python, or with `python:` in a spec",
         )
     return found
 
@@ -152,4 +162,4 @@ def _find_python(node: NodeSpec) -> str:
 def make_transport(spec: ClusterSpec, node: NodeSpec, target: str | Way, files: RunPaths, run_id: str) -> Transport:
     if isinstance(target, str):
         return LocalTransport(files.agent_errors, target, run_id=run_id, may_stay=spec.keep_warm_s > 0)
-    return RemoteTransport(target, node.find_python(), run_id=run_id, may_stay=spec.keep_warm_s > 0)
+    return RemoteTransport(target, name_python(spec, node), run_id=run_id, may_stay=spec.keep_warm_s > 0)
