@@ -63,6 +63,14 @@ class UsageError(DistlaunchError):
     exit_status = EXIT_USAGE
 
 
+class StartError(UsageError):
+    """The program cannot be started on this machine: it is missing, for example. Nothing was started."""
+
+    def __init__(self, reference: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reference = reference
+
+
 class TooFewGpusError(UsageError):
     """A node has fewer GPUs than the spec asks for."""
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -279,11 +280,80 @@ def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interr
 
 
 @pytest.mark.smoke
-def test_a_missing_script_starts_nothing(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "missing.py")
+def test_a_missing_script_makes_no_run(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    ran = distlaunch("local", "tarin.py")
     assert ran.status == 2
-    assert "missing.py: No such file or directory [no-program]" in ran.stderr
+    missing = f"Error: cannot read the script {tmp_path}/tarin.py: No such file or directory [no-program]\n"
+    assert ran.stderr == f"{missing}  did you mean train.py?\n"
+    assert not ran.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reference"),
+    [
+        (["local", "broken.py"], "syntax-error"),
+        (["local", "--", "./plain.py"], "not-executable"),
+        (["local", "--", "no-such-program"], "no-program"),
+        (["local", "empty"], "no-program"),
+        (["local", "-n", "2", "--gpus-per-worker", "40", "plain.py"], "too-few-gpus"),
+        (["local", "--set", "working_directory=/nowhere", "plain.py"], "no-working-directory"),
+        (["up", "-H", "local", "missing.py"], "no-program"),
+        (["up", "--no-check", "spec.yaml"], "no-program"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_start_on_this_machine_is_found_before_there_is_a_run(
+    distlaunch: Distlaunch, tmp_path: Path, words: list[str], reference: str
+) -> None:
+    (tmp_path / "broken.py").write_text("if x\n")
+    (tmp_path / "plain.py").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "spec.yaml").write_text(
+        "nodes: [{host: gpu-a}, {host: local, address: 10.0.0.1}]\nprogram: {script: missing.py}\n"
+    )
+    ran = distlaunch(*words)
+    assert ran.status == 2
+    assert f" [{reference}]\n" in ran.stderr
+    assert not ran.directory.exists()
+
+
+def test_another_interpreter_judges_the_syntax_itself(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    """A program may be written for a newer Python than the one that runs distlaunch."""
+    (tmp_path / "broken.py").write_text("if x\n")
+    (tmp_path / "python").symlink_to(sys.executable)
+    ran = distlaunch("local", "--python", "./python", "broken.py")
+    assert ran.status == 2
+    assert "[syntax-error]" in ran.stderr
     assert [task["started"] for task in ran.report["attempts"][0]["tasks"]] == [None, None]
+
+
+def test_a_zip_application_is_a_program(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "program.pyz", "w") as file:
+        file.writestr("__main__.py", "print('here')\n")
+    ran = distlaunch("local", "-n", "1", "program.pyz")
+    assert (ran.status, ran.stdout) == (0, "worker:0 │ here\n")
+
+
+class TestAScriptBesideTheSpec:
+    def ran(self, distlaunch: Distlaunch, folder: Path, spec: str = "") -> str:
+        (folder / "specs").mkdir()
+        (folder / "specs" / "train.py").touch()
+        (folder / "specs" / "cluster.yaml").write_text(
+            f"nodes: [{{host: local}}]\nprogram: {{script: train.py}}\n{spec}"
+        )
+        ran = distlaunch("up", "--no-check", "specs/cluster.yaml")
+        assert ran.status == 2
+        assert "[no-program]" in ran.stderr
+        return ran.stderr
+
+    def test_is_found_by_the_error(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        folder = tmp_path / "specs"
+        hint = f"  train.py is beside the spec: change to {folder}, or set `working_directory: {folder}`\n"
+        assert self.ran(distlaunch, tmp_path).endswith(hint)
+
+    def test_is_not_named_if_the_spec_says_where_the_program_runs(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        assert "beside" not in self.ran(distlaunch, tmp_path, "working_directory: /\n")
 
 
 def test_a_syntax_error_starts_nothing_and_names_the_line(distlaunch: Distlaunch, tmp_path: Path) -> None:

@@ -175,9 +175,11 @@ def test_an_error_that_only_the_controller_finds_arrives_with_its_reference() ->
     assert caught.value.evidence == ("no nodes",)
 
 
-def test_a_program_that_does_not_exist_is_an_outcome() -> None:
-    report = run_local("missing.py")
-    assert (report.outcome, report.exit_status, report.verdict.reference) == ("failed", 2, "no-program")
+def test_a_program_that_does_not_exist_is_an_error_and_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read the script .*/missing\.py: No such file") as caught:
+        run_local("missing.py", run_dir=tmp_path / "run")
+    assert (caught.value.reference, caught.value.exit_status) == ("no-program", 2)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.smoke

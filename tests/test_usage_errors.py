@@ -40,7 +40,7 @@ def refused(*words: str) -> tuple[str, str]:
         ("ls --all=3", "--all takes no value", "`distlaunch ls -h` shows its options"),
         ("ls x", "`distlaunch ls` does not take the argument x", "usage: distlaunch ls [OPTIONS]"),
         ("ls x y", "`distlaunch ls` does not take the arguments x y", "usage: distlaunch ls [OPTIONS]"),
-        ("check", "`distlaunch check` needs SPEC", "usage: distlaunch check [OPTIONS] SPEC"),
+        ("plan", "`distlaunch plan` needs SPEC", "usage: distlaunch plan [OPTIONS] SPEC"),
         ("local -n", "-n needs a value, N", "`distlaunch local -h` shows its options"),
         (
             "local --workers 0",

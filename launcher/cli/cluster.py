@@ -24,6 +24,7 @@ from launcher.cli.programs import (
     ProgramCommand,
     SpecOrProgramCommand,
     complete_first_spec,
+    find_beside,
     find_misplaced,
     load_command_spec,
 )
@@ -31,6 +32,7 @@ from launcher.cli.running import run_command, runs_attached
 from launcher.cli.values import OneOf, Whole
 
 if TYPE_CHECKING:
+    from launcher.report.models import RunReport
     from launcher.spec.models import ClusterSpec
     from launcher.spec.strategies import Framework
     from worker_entry.protocol.strategy_names import StrategyName
@@ -196,11 +198,19 @@ def up(
     distlaunch up --hostfile hosts.txt -m my.module ARGS  or -- COMMAND ARGS
     distlaunch up --slurm train.py --epochs 3             in this Slurm job
     """
+    from launcher.errors import StartError
+
     spec = load_command_spec(
         context, hosts, hostfile, program, module=module, slurm=slurm, python=python, variables=variables
     )
     spec = _adapt(spec, settings, variables)
-    return _run(find_nodes(spec, rehearsal), checks=not no_check, misplaced=find_misplaced(context, program), **options)
+    beside, misplaced = find_beside(context, spec), find_misplaced(context, program)
+    try:
+        return _run(find_nodes(spec, rehearsal), checks=not no_check, beside=beside, misplaced=misplaced, **options)
+    except StartError as error:
+        if beside and error.reference == "no-program":
+            error.hint = beside
+        raise
 
 
 def _adapt(spec: ClusterSpec, settings: Sequence[str], variables: Sequence[str]) -> ClusterSpec:
@@ -218,6 +228,7 @@ def _run(
     *,
     checks: bool,
     misplaced: Sequence[str],
+    beside: str = "",
     run_dir: Path | None,
     dry_run: bool,
     verbose: bool,
@@ -277,13 +288,14 @@ def _run(
     from launcher.run.task_input import take_stdin
 
     faults = [parse_fault(text, spec) for text in chaos]
+    advise = functools.partial(_advise, misplaced=misplaced, beside=beside)
     if dry_run:
         show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
     requeued = find_requeued(run_dir, os.environ)
     if requeued is not None:
         again = functools.partial(resume, requeued, spec, environ=os.environ, verbose=verbose)
-        return run_command(again, detach=detach, wait=wait, live=not no_live, misplaced=misplaced)
+        return run_command(again, detach=detach, wait=wait, live=not no_live, advise=advise)
     start = functools.partial(
         run,
         spec,
@@ -293,4 +305,23 @@ def _run(
         faults=faults,
         stdin=take_stdin() if spec.stdin != "none" else None,
     )
-    return run_command(start, detach=detach, wait=wait, live=not no_live, misplaced=misplaced)
+    return run_command(start, detach=detach, wait=wait, live=not no_live, advise=advise)
+
+
+def _advise(report: RunReport, *, misplaced: Sequence[str], beside: str) -> str:
+    """A line about the command that started a run which failed at once; empty if there is none.
+
+    Args:
+        report: the report of the run.
+        misplaced: options of this command that were given to the program.
+        beside: what to do about a program that is missing.
+    """
+    if report.verdict.reference == "no-program":
+        return beside
+    failed = report.verdict.reference == "task-failed" and report.attempts
+    if not failed or not misplaced or any(task.progress for task in report.attempts[-1].tasks):
+        return ""
+    names = ", ".join(misplaced)
+    if len(misplaced) == 1:
+        return f"{names} stands after the program, so it is the program's; put it before the program for distlaunch"
+    return f"{names} stand after the program, so they are the program's; put them before the program for distlaunch"

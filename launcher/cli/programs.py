@@ -92,6 +92,17 @@ def find_misplaced(context: click.Context, words: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for name in (word.partition("=")[0] for word in words[1:]) if name in known))
 
 
+def find_beside(context: click.Context, spec: ClusterSpec) -> str:
+    """What to do about a script that is missing in the current folder and there beside the spec; empty otherwise."""
+    path, script = context.meta.get("distlaunch.spec"), spec.program.script
+    if path is None or script is None or spec.working_directory is not None or spec.sync is not None:
+        return ""
+    folder = path.absolute().parent
+    if Path(script).exists() or not (folder / script).exists():
+        return ""
+    return f"{script} is beside the spec: change to {folder}, or set `working_directory: {folder}`"
+
+
 def complete_first_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """A spec, if it can be the first word; else any file."""
     from click.shell_completion import CompletionItem
@@ -162,6 +173,7 @@ def load_command_spec(
     if context.meta["distlaunch.names_hosts"]:
         return make_host_spec(context, hosts, hostfile, program, module=module, slurm=slurm, python=python)
     path = check_spec_argument(program, module=module)
+    context.meta["distlaunch.spec"] = path
     spec = load_spec(path, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
     spec = override(spec, Override("--python", ("python",), python))
     return command_line.append_arguments(spec, program[1:])

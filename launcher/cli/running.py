@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,7 +45,12 @@ def runs_attached(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def run_command(
-    start: Callable[..., RunReport], *, detach: bool, wait: bool, live: bool, misplaced: Sequence[str] = ()
+    start: Callable[..., RunReport],
+    *,
+    detach: bool,
+    wait: bool,
+    live: bool,
+    advise: Callable[[RunReport], str] = lambda _: "",
 ) -> int:
     """Runs a cluster in the background or in the foreground.
 
@@ -54,35 +59,26 @@ def run_command(
         detach: whether it continues in the background; `wait` implies it.
         wait: whether to return only once the cluster is up.
         live: whether a run in the foreground has the live view.
-        misplaced: options of this command that were given to the program.
+        advise: returns a last line about an ended run, or nothing.
 
     Returns:
         The exit status.
     """
+
+    def conclude(report: RunReport) -> int:
+        if line := advise(report):
+            click.echo(line, err=True)
+        return report.exit_status
+
     if not detach and not wait:
         detachment = click.get_current_context().meta.get(_DETACHMENT)
-        return _note_misplaced(start(live=live, detachment=detachment), misplaced)
+        return conclude(start(live=live, detachment=detachment))
     from launcher.run.detached import run_detached
 
     def run(detachment: Detachment) -> int:
-        return _note_misplaced(start(detachment=detachment), misplaced)
+        return conclude(start(detachment=detachment))
 
     return _finish(*run_detached(run, needs_cluster=wait))
-
-
-def _note_misplaced(report: RunReport, options: Sequence[str]) -> int:
-    """Returns the run's exit status; names the options if the program failed before its first step."""
-    failed = report.verdict.reference == "task-failed"
-    if options and failed and not any(task.progress for task in report.attempts[-1].tasks):
-        subject, rest = (
-            ("stands", "it is the program's; put it")
-            if len(options) == 1
-            else ("stand", "they are the program's; put them")
-        )
-        click.echo(
-            f"{', '.join(options)} {subject} after the program, so {rest} before the program for distlaunch", err=True
-        )
-    return report.exit_status
 
 
 def _finish(status: int | None, directory: Path | None) -> int:

@@ -167,7 +167,7 @@ def make_plan(
         name=spec.name,
         strategy=spec.strategy if spec.framework == "tensorflow" else spec.framework,
         rules=spec.rules,
-        directory=_directory(spec, None, directory),
+        directory=runs_in(spec, None, directory),
         tasks=tuple(plans),
         warnings=tuple(warnings),
         routes=layout.routes,
@@ -200,7 +200,7 @@ def plan_node(
         yield TaskPlan(
             task=task,
             node=node.host,
-            directory=_directory(spec, node, directory),
+            directory=runs_in(spec, node, directory),
             python=spec.find_python(node, python, facts.python if facts is not None else ""),
             address=layout.addresses[task].rpartition(":")[0],
             port=layout.ports[task],
@@ -266,7 +266,8 @@ def make_preload(spec: ClusterSpec, tasks: Sequence[TaskPlan], *, keep: bool) ->
     return Preload(tasks[0].program, dict(common), [environment.TF_CONFIG], modules, keep, defaults)
 
 
-def _directory(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:
+def runs_in(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:
+    """The folder in which the program runs on this node, or by default; `default`: the current folder."""
     if spec.sync is None:
         return spec.working_directory or default
     return str(Path(default, spec.sync.path)) if node is None or node.is_local else spec.sync.to

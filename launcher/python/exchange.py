@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
-from launcher.errors import DistlaunchError, RunDirectoryError, SpecError, TooFewGpusError, UsageError
+from launcher.errors import EXIT_USAGE, DistlaunchError, RunDirectoryError, SpecError, TooFewGpusError, UsageError
 from launcher.spec.models import ClusterSpec
 from worker_entry.protocol.frozen import asdict, dataclass
 
 _KINDS = (SpecError, UsageError, TooFewGpusError, RunDirectoryError)
-"""Errors that keep their class; others arrive as DistlaunchError with their reference."""
+"""Errors that keep their class; others arrive as UsageError or DistlaunchError, with their reference."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class NotStarted:
         return cls(error.message, error.reference, list(error.evidence), error.hint, error.exit_status)
 
     def make_error(self) -> DistlaunchError:
-        kind = next((kind for kind in _KINDS if kind.reference == self.reference), DistlaunchError)
+        other = UsageError if self.exit_status == EXIT_USAGE else DistlaunchError
+        kind = next((kind for kind in _KINDS if kind.reference == self.reference), other)
         error = kind(self.message, evidence=self.evidence, hint=self.hint)
         error.reference, error.exit_status = self.reference, self.exit_status
         return error

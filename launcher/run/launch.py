@@ -35,6 +35,7 @@ from launcher.run.page_writing import write_at_end
 from launcher.run.pod_nodes import opened_pods
 from launcher.run.slurm_check import find_program_problems
 from launcher.run.slurm_engine import SlurmEngine, find_engine
+from launcher.run.start_check import check_start
 from launcher.run.supervisor import Supervisor
 from launcher.run.task_input import open_input
 from launcher.run.ways import Recovery, Relisting
@@ -94,8 +95,13 @@ def run(
 
 
 def new_start(spec: ClusterSpec, *, checks: bool, command: str = "") -> RunStart:
-    """Returns the facts about a new run; fails before anything is written if the current folder is unusable."""
+    """The facts about a new run.
+
+    Raises:
+        UsageError: the run cannot start on this machine; nothing is written.
+    """
     cwd = current_directory()
+    check_start(spec, cwd)
     job = find_job(os.environ) if spec.source == SLURM else ""
     run_id = make_run_id(spec.name)
     return RunStart(

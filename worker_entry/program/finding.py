@@ -55,12 +55,8 @@ def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:
         with open(path, "rb") as stream:
             source = stream.read()
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        hint = _hint_at_command(program, cwd) if isinstance(error, FileNotFoundError) else ""
+        hint = _hint_at_missing(program, cwd, path) if isinstance(error, FileNotFoundError) else ""
         return Problem("no-program", f"cannot read the script {path}: {getattr(error, 'strerror', error)}", hint)
-    import zipfile
-
-    if zipfile.is_zipfile(path):  # a zip application
-        return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the task itself shows the warnings
@@ -68,11 +64,29 @@ def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:
     except (RecursionError, MemoryError):  # deeply nested: only the task itself shows whether too deeply
         return None
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes, up to Python 3.11.3
+        import zipfile
+
+        if zipfile.is_zipfile(path):  # a zip application
+            return None
         line = getattr(error, "lineno", None)
         hint = _hint_at_other_language(program, path, source) or "correct the script"
         place = path if line is None else f"{path}:{line}"
         return Problem("syntax-error", f"{place}: {getattr(error, 'msg', error)}", hint)
     return None
+
+
+def _hint_at_missing(program: Program, cwd: str, path: str) -> str:
+    if hint := _hint_at_command(program, cwd):
+        return hint
+    folder, name = os.path.split(path)
+    try:
+        known = [each for each in os.listdir(folder) if each.endswith(".py")]
+    except OSError:
+        return ""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {os.path.join(os.path.dirname(program.target), close[0])}?" if close else ""
 
 
 def _hint_at_command(program: Program, cwd: str) -> str:
