@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 DAY_S = 86_400
+EXACT_S = 100.0
+"""Durations below this are shown with tenths of seconds."""
 
 
 def count_of(count: int, noun: str, plural: str | None = None) -> str:
@@ -28,3 +30,13 @@ def render_age(seconds: float) -> str:
             rest = whole % size // part
             return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
     return f"{whole} s"
+
+
+def render_duration(seconds: float) -> str:
+    """How long something took: `0.3 s`, `41.2 s`, `3 min 20 s`."""
+    return f"{seconds:.1f} s" if seconds < EXACT_S else render_age(seconds)
+
+
+def render_step_time(seconds: float) -> str:
+    """`23.1 ms`, `1.2 s`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

@@ -446,7 +446,7 @@ class FakeAgent:
                 case Offer(files=[]):
                     self.answer(Synced("/synced", 0, 0))
                 case Offer(files=[first, *_]):
-                    self.answer(Fetch(0, 0, first.size))
+                    self.answer(Fetch(0, 0, first.size, first.size))
                 case Piece():
                     self.world.fetched.append(data)
                     self.answer(Synced("/synced", 1, len(data)))

@@ -943,7 +943,7 @@ def test_a_hole_in_a_log_is_skipped_and_reported(client: Client) -> None:
     assert log.replace(b"\0", b"") == b"before\nafter\n"
     assert len(log) < 1 << 20
     texts = [noted.text for noted in client.received(Noted)]
-    assert texts == ["the log of worker:0 has a hole of 1.0 TiB, which is skipped"] * len(texts)
+    assert texts == ["the log of worker:0 has a hole of 1 TiB, which is skipped"] * len(texts)
     assert 1 <= len(texts) <= 2  # the second may have been made together with the first
 
 

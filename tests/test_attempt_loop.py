@@ -415,11 +415,11 @@ def test_a_folder_is_sent_to_the_other_machines_only(project: Path) -> None:
     assert run.attempt().reason is Reason.SUCCEEDED
     assert "Offer" not in run.nodes.kinds_of("local")
     assert run.nodes.fetched == [b"print('hello')\n"]
-    assert "Sent 1 file, 0.0 MB, to gpu-b" in run.said
+    assert "Sent 1 file (15 B) to gpu-b" in run.said
 
 
 def test_a_node_that_fetches_a_file_that_was_not_offered_is_lost(project: Path) -> None:
-    run = whole(project, At(Phase.SYNCING, say(Fetch(7, 0, 1), instead=True)))
+    run = whole(project, At(Phase.SYNCING, say(Fetch(7, 0, 1, 1), instead=True)))
     state = run.attempt()
     assert (state.reason, dict(state.lost)) == (
         Reason.NODE_LOST,
@@ -452,7 +452,7 @@ def test_stacks_that_the_user_has_not_asked_for_are_not_shown(tmp_path: Path) ->
 def test_stacks_can_be_asked_for_before_there_is_a_task(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.PREPARING, user(signal.SIGUSR1))])
     assert run.attempt().reason is Reason.SUCCEEDED
-    assert "no task is running" in run.said
+    assert "No task is running" in run.said
 
 
 def test_stacks_that_cannot_be_written_are_shown_anyway(tmp_path: Path) -> None:

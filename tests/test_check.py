@@ -166,7 +166,7 @@ def test_check_shows_a_row_for_every_node_and_the_count_of_answered_dials(networ
         *facts, gpus, disk, clock = re.split(r"\s{2,}", row)
         assert facts == [host.name, host.address, *versions, str(len(os.sched_getaffinity(0)))]
         assert gpus.isdigit()
-        assert re.fullmatch(r"\d+\.\d GiB", disk)
+        assert re.fullmatch(r"[\d.,]+ [GT]iB", disk)
         assert re.fullmatch(r"[+-]\d+\.\d{3} s", clock)
         assert abs(float(clock[:-2])) < SECONDS
     assert dials == "4 of 4 dials from every node to every task's address were answered"

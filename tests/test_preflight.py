@@ -513,7 +513,7 @@ class TestWarnings:
         [finding] = Answered(spec_of(), looks={"gpu-b": {"gpus": gpus}}).findings
 
         assert (finding.level, finding.reference) == ("warning", "gpu-busy")
-        assert finding.message == "GPU 1 of gpu-b is busy: 20,000 of 24,000 MiB are in use"
+        assert finding.message == "GPU 1 of gpu-b is busy: 19.5 GiB of 23.4 GiB are in use"
 
     def test_proxies_that_workers_would_go_through(self) -> None:
         [finding] = Answered(spec_of(), looks={"gpu-b": {"proxies": ["https_proxy", "http_proxy"]}}).findings
@@ -543,8 +543,8 @@ class TestReport:
 
         assert report.good
         assert make_rows(report) == [
-            ("gpu-a", "10.0.0.11", "3.11.7", "2.21.0", "3.15.1", "8", "2", "80.0 GiB", "+0.000 s"),
-            ("gpu-b", "10.0.0.12", "3.11.7", "2.21.0", "3.15.1", "8", "0", "80.0 GiB", "-0.000 s"),
+            ("gpu-a", "10.0.0.11", "3.11.7", "2.21.0", "3.15.1", "8", "2", "80 GiB", "+0.000 s"),
+            ("gpu-b", "10.0.0.12", "3.11.7", "2.21.0", "3.15.1", "8", "0", "80 GiB", "-0.000 s"),
         ]
         assert {len(row) for row in make_rows(report)} == {len(COLUMNS)}
         assert render_findings(report) == [
@@ -580,7 +580,7 @@ class TestReport:
             spec_of(A), facts={"gpu-a": {"gpus": ["0", "1"]}}, looks={"gpu-a": {"gpus": [GpuUse("1", 3, 24000)]}}
         )
 
-        assert answered.report().nodes[0].gpus == ["0", "1 (3 of 24000 MiB in use)"]
+        assert answered.report().nodes[0].gpus == ["0", "1 (3 MiB of 23.4 GiB in use)"]
 
     def test_of_a_node_that_cannot_be_reached_has_the_rows_of_the_others(self) -> None:
         spec = spec_of()

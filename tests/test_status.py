@@ -22,7 +22,7 @@ from launcher.gang.events import TaskExited, TaskReported
 from launcher.gang.state import AttemptState, Phase
 from launcher.report.goodput import KINDS
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState, estimate_eta_s
-from launcher.report.status_text import COLUMNS, make_node_rows, make_rows, render_header, render_size
+from launcher.report.status_text import COLUMNS, make_node_rows, make_rows, render_header
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import Entry
 from launcher.wording import render_age
@@ -31,6 +31,7 @@ from tests.polling import eventually
 from tests.terminals import terminal
 from tests.test_gang import W0, W1, make_policy
 from tests.witness import await_none_left, make_mark, wait_until
+from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import Progress, TaskExit
 from worker_entry.system import kernel
 
@@ -141,6 +142,7 @@ def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch) -> None:
 
 LOST = """
 import os, time
+from worker_entry.protocol.units import render_size
 from worker_entry import progress
 for step in range(5):
     progress.report()
@@ -409,7 +411,7 @@ def test_an_age_has_two_units(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 40, "5,120 GiB")]
+    ("size", "text"), [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 40, "5 TiB")]
 )
 def test_a_size_has_a_unit(size: int, text: str) -> None:
     assert render_size(size) == text

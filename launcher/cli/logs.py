@@ -126,9 +126,9 @@ def _show(
     if is_raw and _names_one(choice) and choice.head is None and not choice.timed:
         left_out = copy_logs(files, choice, follow=follow, stdout=stdout)
         if left_out:
-            from worker_entry.system.file_holes import render_bytes
+            from worker_entry.protocol.units import render_size
 
-            click.echo(f"({render_bytes(left_out)} of zeros left out)", err=True)
+            click.echo(f"({render_size(left_out)} of zeros left out)", err=True)
         return
     labelled = [] if no_prefix else _all_tasks(files, tasks)
     output = _make_output(labelled, as_json=as_json, timestamps=timestamps, is_raw=is_raw)

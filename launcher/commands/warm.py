@@ -16,6 +16,7 @@ from launcher.spec.nodes import LOCAL
 from launcher.transports.node_cleanup import CleanedNode, end_warm
 from launcher.wording import render_age
 from worker_entry.agent.warm.offer import end_waiting
+from worker_entry.protocol.units import render_size
 
 COLUMNS = (Column("WARM NODE", 90), Column("MEMORY", 20), Column("ENDS IN", 60))
 
@@ -27,7 +28,7 @@ def render_warm(nodes: Sequence[KnownWarmNode], now: float, room: int | None) ->
 
 def _row(node: KnownWarmNode, now: float) -> tuple[str, ...]:
     name = "this machine" if node.node == LOCAL else printable(node.node)
-    return name, f"{node.bytes >> 20} MiB", render_age(node.until - now)
+    return name, render_size(node.bytes), render_age(node.until - now)
 
 
 def end_all() -> Iterator[CleanedNode]:

@@ -11,9 +11,11 @@ from rich.text import Text
 from launcher.console.step_history import StepHistory, render_spark
 from launcher.printable import printable
 from launcher.report.status_report import NodeState, RunStatus, TaskState
-from launcher.report.status_text import render_number, render_seconds, render_size
+from launcher.report.status_text import render_number
 from launcher.report.table import fit_columns
+from launcher.wording import render_step_time
 from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.units import render_size
 
 FAILED, HALTED, SLOW, NOT_UP, AT_WORK, ENDED = range(6)
 """The urgency of a task, most urgent first."""
@@ -177,7 +179,7 @@ def _render_spark(shown: _Shown) -> str:
     return render_spark(rates, count) if rates else ""
 
 
-_STATE = Column("STATE", 100, lambda shown: render_state(shown.task), is_right=False, least=8, most=40)
+_STATE = Column("STATE", 100, lambda shown: render_state(shown.task), is_right=False, least=8, most=56)
 _COLUMNS = (
     Column("", 95, lambda shown: str(shown.number)),
     Column("TASK", 110, lambda shown: _clean(shown.task.task), is_right=False),
@@ -190,7 +192,7 @@ _COLUMNS = (
     Column("CPU", 60, lambda shown: "" if shown.task.cpu is None else f"{shown.task.cpu:.0%}"),
     Column("MEM", 45, lambda shown: "" if shown.task.memory is None else render_size(shown.task.memory)),
     Column("GPU", 55, _render_gpu),
-    Column("OWN", 65, lambda shown: "" if shown.task.own_s is None else render_seconds(shown.task.own_s)),
+    Column("OWN", 65, lambda shown: "" if shown.task.own_s is None else render_step_time(shown.task.own_s)),
     Column("MINUTE", 50, _render_spark, is_right=False, least=6, most=30, grows=True),
 )
 _CELL_STYLES = {"": "dim", "TASK": "bold", "PROGRESS": "cyan", "MINUTE": "cyan"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 from launcher.gang.busy import render_busy
 from launcher.gang.events import (
@@ -25,12 +26,14 @@ from launcher.verdict.causes import find_cause
 from launcher.verdict.stall_blame import render_stall
 from launcher.wording import count_of
 from worker_entry.protocol.strategy_names import NO_STRATEGY
+from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import TaskExit
 
 OWN_STRATEGY_HINT = (
     "build it with worker_entry.strategies.from_environment(), or run one task with all devices (--strategy mirrored)"
 )
 REMIND_S = 5.0
+TRANSFER_REMIND_S = 10.0
 FORMING_REMIND_S = 15.0
 """Longer than REMIND_S: importing TensorFlow takes a while."""
 SHOWN_NODES = 8
@@ -86,7 +89,7 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
     if suspected and after.suspicion is None and not after.busy and after.phase is Phase.RUNNING:
         return "The cluster makes progress again"
     if isinstance(event, NodeSynced) and event.files:
-        return f"Sent {count_of(event.files, 'file')}, {event.fetched / 1e6:,.1f} MB, to {event.node}"
+        return f"Sent {count_of(event.files, 'file')} ({render_size(event.fetched)}) to {event.node}"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
         first = min(event.time for event in after.started.values())
         seconds = max(0.0, *(event.time - first for event in after.listening.values()))
@@ -174,10 +177,16 @@ def _is_up(state: AttemptState) -> bool:
 
 
 class Reminder:
-    """Regular reports of what the run waits for, until the cluster is up; `started`: monotonic seconds."""
+    """Regular reports of what the run waits for, until the cluster is up.
 
-    def __init__(self, started: float) -> None:
+    Args:
+        started: monotonic seconds.
+        transfers: how far the program's folder has been sent; empty if nothing is being sent.
+    """
+
+    def __init__(self, started: float, transfers: Callable[[], str] = lambda: "") -> None:
         self._started = started
+        self._transfers = transfers
         self._due = started + REMIND_S
         self._drains: float | None = None
         """The deadline that the user was warned about."""
@@ -197,6 +206,9 @@ class Reminder:
             return f"Forming, {forming_s:.0f} s: {render_waiting(state, time)}"
         if state.phase not in BEFORE_START:
             return None
+        if state.phase is Phase.SYNCING and (sent := self._transfers()):
+            self._due = now + TRANSFER_REMIND_S
+            return f"Sending files: {sent}"
         self._due = now + REMIND_S
         missing = sorted(state.silent or state.awaited)
         shown = ", ".join(missing[:SHOWN_NODES]) + (

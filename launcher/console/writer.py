@@ -22,7 +22,7 @@ from launcher.console.log_lines import LogLines
 from launcher.console.terminal import NowhereSink, Sink
 from launcher.tasks import TaskId
 from launcher.wording import count_of
-from worker_entry.system.file_holes import render_bytes
+from worker_entry.protocol.units import render_size
 
 if TYPE_CHECKING:
     from launcher.console.live_region import LiveRegion
@@ -294,7 +294,7 @@ class Console:
     def _show_zeros(self, log: FollowedLog) -> None:
         zeros = log.take_zeros()
         if zeros:
-            self._write(log, style_remark(f"({render_bytes(zeros)} of zeros left out)", colour=self._colour))
+            self._write(log, style_remark(f"({render_size(zeros)} of zeros left out)", colour=self._colour))
 
     def _finish(self, log: FollowedLog) -> None:
         self._show_zeros(log)

@@ -21,6 +21,7 @@ from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.protocol.messages import Dialled, Inspected, Ready
 from worker_entry.protocol.orders import Dial, Inspect
 from worker_entry.protocol.speed import LinkMeasured, NodeMeasured
+from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import DialResult, Target
 
 CLOCK_LIMIT_S = 2.0
@@ -232,11 +233,11 @@ def _node_findings(node: str, answers: Answers) -> Iterator[Finding]:
     if inspected is None:
         return
     if inspected.free_bytes < LITTLE_SPACE:
-        yield warn("disk-space", f"{node} has {inspected.free_bytes / 2**20:.0f} MiB left for the run's files")
+        yield warn("disk-space", f"{node} has {render_size(inspected.free_bytes)} left for the run's files")
     for gpu in inspected.gpus:
         if gpu.used_mib > BUSY_SHARE * gpu.total_mib:
-            message = f"GPU {gpu.name} of {node} is busy: {gpu.used_mib:,} of {gpu.total_mib:,} MiB are in use"
-            yield warn("gpu-busy", message)
+            used = f"{render_size(gpu.used_mib << 20)} of {render_size(gpu.total_mib << 20)}"
+            yield warn("gpu-busy", f"GPU {gpu.name} of {node} is busy: {used} are in use")
     if inspected.proxies:
         yield warn(
             "proxy",

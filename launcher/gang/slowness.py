@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Protocol
 
+from launcher.wording import render_step_time
 from worker_entry.protocol.frozen import dataclass
 
 EXPLAINED = 0.5
@@ -90,8 +91,8 @@ def find_reason(slow: Pace, usual: Pace) -> Reason:
     if _is_starved(slow, usual, EXPLAINED * excess):
         return Reason("CPU starved", f"it uses {slow.cpu:.2g} cores, and {slow.starved:.2g} threads wait for one")
     if slow.data_s is not None and slow.data_s - (usual.data_s or 0.0) >= EXPLAINED * excess:
-        others = f", the others {format_duration(usual.data_s)}" if usual.data_s is not None else ""
-        return Reason("input pipeline", f"it waits {format_duration(slow.data_s)} for its input{others}")
+        others = f", the others {render_step_time(usual.data_s)}" if usual.data_s is not None else ""
+        return Reason("input pipeline", f"it waits {render_step_time(slow.data_s)} for its input{others}")
     if _share_in_swap(slow) - _share_in_swap(usual) >= SWAP_SHARE:
         return Reason("swapping", f"{_share_in_swap(slow):.0%} of its memory is in swap")
     return Reason("own computation")
@@ -116,8 +117,3 @@ def _share_in_swap(pace: Pace) -> float:
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def format_duration(seconds: float) -> str:
-    """`22.2 ms`, `1.20 s`."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from launcher.gang.events import TaskReported
-from launcher.gang.slowness import Pace, Reason, Use, find_reason, format_duration, median_pace
+from launcher.gang.slowness import Pace, Reason, Use, find_reason, median_pace
 from launcher.tasks import TaskId
+from launcher.wording import render_step_time
 from worker_entry.protocol.frozen import dataclass, replace
 
 WINDOW_S = 3.0
@@ -157,8 +158,8 @@ def render_slow(task: TaskId, slow: Pace, usual: Pace, reason: Reason) -> str:
     """`worker:2 takes 1.8 × the median step …`."""
     times = slow.own_s / usual.own_s if usual.own_s > 0 else math.inf
     return (
-        f"{task} takes {times:.1f} × the median step: {format_duration(slow.own_s)} of its own, "
-        f"the others {format_duration(usual.own_s)}, and then they wait for it; reason: {reason}"
+        f"{task} takes {times:.1f} × the median step: {render_step_time(slow.own_s)} of its own, "
+        f"the others {render_step_time(usual.own_s)}, and then they wait for it; reason: {reason}"
     )
 
 

@@ -11,6 +11,7 @@ from launcher.gang.strangers import render_unguarded
 from launcher.report.models import CheckReport, JobReport, NodeReport
 from launcher.spec.models import ClusterSpec
 from launcher.verdict.judge import render_place
+from worker_entry.protocol.units import render_size
 
 
 def make_check_report(
@@ -98,7 +99,14 @@ def _node_report(
     if answers is None:
         return NodeReport(node=node, usable=False)
     ready, inspected = answers.ready, answers.inspected
-    used = {gpu.name: f" ({gpu.used_mib} of {gpu.total_mib} MiB in use)" for gpu in inspected.gpus} if inspected else {}
+    used = (
+        {
+            gpu.name: f" ({render_size(gpu.used_mib << 20)} of {render_size(gpu.total_mib << 20)} in use)"
+            for gpu in inspected.gpus
+        }
+        if inspected
+        else {}
+    )
     return NodeReport(
         node=node,
         usable=usable,

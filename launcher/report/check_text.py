@@ -9,6 +9,7 @@ from launcher.gang.findings import DialReport, SpeedReport
 from launcher.report.models import CheckReport, JobReport, NodeReport
 from launcher.report.table import Column
 from launcher.wording import count_of, render_age
+from worker_entry.protocol.units import render_size
 
 COLUMNS = (
     Column("node", 100, least=8),
@@ -39,7 +40,7 @@ def _row(node: NodeReport) -> tuple[str, ...]:
         node.keras or ("none" if node.directory else ""),
         str(node.cores),
         str(len(node.gpus)),
-        "" if node.free_bytes is None else f"{node.free_bytes / 2**30:.1f} GiB",
+        "" if node.free_bytes is None else render_size(node.free_bytes),
         "" if node.clock_offset_s is None else f"{node.clock_offset_s:+.3f} s",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.result import Result
-from launcher.wording import render_age
+from launcher.wording import render_duration
 
 
 class Goodput(Result):
@@ -38,8 +38,6 @@ class Goodput(Result):
 SHOWN = 4
 LEAST_SHARE = 0.01
 """Besides training, the text names at most SHOWN kinds, each with at least LEAST_SHARE of the time."""
-EXACT_S = 100.0
-"""Durations below this are shown with tenths of seconds."""
 KINDS = tuple(name for name in Goodput.model_fields if name != "share")
 
 
@@ -54,10 +52,6 @@ def render_goodput(goodput: Goodput) -> str:
     spent = {kind: seconds for kind, seconds in goodput.by_kind().items() if seconds > 0}
     whole_s = sum(spent.values())
     rest = sorted((kind for kind in spent if kind != "training"), key=lambda kind: -spent[kind])
-    shown = [f"{_render_s(spent[kind])} {kind}" for kind in rest[:SHOWN] if spent[kind] >= LEAST_SHARE * whole_s]
-    trained = f"{_render_s(goodput.training_s)} of {_render_s(whole_s)} trained"
+    shown = [f"{render_duration(spent[kind])} {kind}" for kind in rest[:SHOWN] if spent[kind] >= LEAST_SHARE * whole_s]
+    trained = f"{render_duration(goodput.training_s)} of {render_duration(whole_s)} trained"
     return f"Goodput {100 * goodput.share:.0f} %: {'; '.join([trained, ', '.join(shown)] if shown else [trained])}"
-
-
-def _render_s(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < EXACT_S else render_age(seconds)

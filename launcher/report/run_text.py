@@ -11,7 +11,8 @@ from launcher.errors import error_lines
 from launcher.report.goodput import Goodput, render_goodput
 from launcher.report.models import AttemptReport, RunReport, TaskReport
 from launcher.verdict.models import Verdict
-from launcher.wording import count_of, render_age
+from launcher.wording import count_of, render_age, render_duration
+from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import TaskExit
 
 SHOWN_ATTEMPTS = 20
@@ -54,7 +55,7 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
     lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
     if report.goodput is not None and _is_worth_a_line(report, report.goodput):
         lines.append(f"  {render_goodput(report.goodput)}")
-    took = f"{report.ended - report.started:.1f} s"
+    took = render_duration(report.ended - report.started)
     if report.outcome == "succeeded":
         lines.append(f"Succeeded in {took}: {attempt.verdict.message}")
         lines += [f"  {line}" for line in attempt.verdict.evidence]
@@ -103,11 +104,11 @@ def _render_kept(report: RunReport) -> list[str]:
     if not report.kept_warm:
         return []
     count = sum(len(kept.pids) for kept in report.kept_warm)
-    size = sum(kept.bytes for kept in report.kept_warm) / (1 << 20)
+    size = sum(kept.bytes for kept in report.kept_warm)
     where = "" if len(report.kept_warm) == 1 else f" on {len(report.kept_warm)} nodes"
     until = render_age(math.ceil(max(kept.until for kept in report.kept_warm) - report.ended))
     kept = count_of(count, "process", "processes")
-    return [f"  kept warm for {until}{where}: {kept}, {size:.0f} MiB; `distlaunch down --warm` stops them"]
+    return [f"  kept warm for {until}{where}: {kept}, {render_size(size)}; `distlaunch down --warm` stops them"]
 
 
 def _render_cache(attempt: AttemptReport) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.report.table import EMPTY, Column
-from launcher.wording import count_of, render_age, render_ago
+from launcher.wording import count_of, render_age, render_ago, render_step_time
+from worker_entry.protocol.units import render_size
 
 COLUMNS = (
     Column("TASK", 120),
@@ -73,7 +74,7 @@ def _make_row(task: TaskState, gpus: Sequence[GpuState]) -> list[str]:
         EMPTY if task.cpu is None else f"{task.cpu:.0%}",
         EMPTY if task.memory is None else render_size(task.memory),
         " ".join((",".join(task.gpus) or EMPTY, *_render_gpus(gpus))),
-        EMPTY if own_s is None else render_seconds(own_s),
+        EMPTY if own_s is None else render_step_time(own_s),
     ]
 
 
@@ -112,17 +113,3 @@ def _render_gpus(gpus: Sequence[GpuState]) -> list[str]:
 def render_number(value: float | None, empty: str = EMPTY) -> str:
     """`0.02314`."""
     return empty if value is None else f"{value:.4g}"
-
-
-def render_seconds(seconds: float) -> str:
-    """`23.1 ms`, `1.2 s`."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
-
-
-def render_size(size: float) -> str:
-    """`1.2 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"

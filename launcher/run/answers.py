@@ -8,7 +8,8 @@ import time
 
 from launcher.gang.events import ProfileAsked, StacksAsked
 from launcher.plan.paths import RunPaths
-from launcher.report.status_report import RunStatus, estimate_eta_s, make_node_states, make_task_states
+from launcher.report.status_report import RunStatus, TaskState, estimate_eta_s, make_node_states, make_task_states
+from launcher.run.attempt_loop import AttemptLoop
 from launcher.run.control import AskProfile, AskStacks, AskStop, RefusedError, Request
 from launcher.run.directory import RunStart
 from launcher.run.goodput_watch import GoodputWatch
@@ -75,7 +76,7 @@ class Answers:
             restarts=again + sum(map(len, loop.state.restarted.values())) if loop is not None else again,
             started=self._start.started,
             now=now,
-            tasks=make_task_states(loop.state, loop.plan, loop.uses.tasks, loop.standings) if loop is not None else [],
+            tasks=_make_tasks(loop) if loop is not None else [],
             nodes=make_node_states(loop.uses.nodes) if loop is not None else [],
             goodput=self._goodput.count(now),
             eta_s=estimate_eta_s(loop.state, now) if loop is not None else None,
@@ -109,3 +110,13 @@ class Answers:
                 raise RefusedError(f"the tasks did not show their stacks within {STACKS_S:g} s")
             time.sleep(POLL_S)
         return f"{loop.stacks.text}\n"
+
+
+def _make_tasks(loop: AttemptLoop) -> list[TaskState]:
+    """The states of the loop's tasks; those of a node that gets the program's folder say how far that is."""
+    tasks = make_task_states(loop.state, loop.plan, loop.uses.tasks, loop.standings)
+    transfers = loop.transfers
+    return [
+        task.model_copy(update={"state": f"receiving {transfers[task.node]}"}) if task.node in transfers else task
+        for task in tasks
+    ]

@@ -35,6 +35,7 @@ from launcher.run.log_watch import LogWatch
 from launcher.run.observation import Observer
 from launcher.run.profile_requests import ProfileRequests
 from launcher.run.stack_requests import StackRequests
+from launcher.run.transfers import Transfer
 from launcher.run.uses import Uses
 from launcher.tasks import TaskId
 from launcher.transports.base import LinkClosed
@@ -59,7 +60,7 @@ class AttemptLoop:
         self._actions = Actions(context, setup, number, faults, self.stacks)
         self._observer = Observer(context, number, setup.preflight, self.stacks, self.profiles)
         self._logs = LogWatch(context.files, number)
-        self._reminder = Reminder(context.timing.monotonic())
+        self._reminder = Reminder(context.timing.monotonic(), self._observer.transfers.render)
         self._stragglers = StragglerWatch()
         self._lost_late: list[NodeLost] = []
         """Nodes that were lost after everything on them had ended."""
@@ -77,6 +78,11 @@ class AttemptLoop:
     def uses(self) -> Uses:
         """The resource use of tasks and nodes, as last reported."""
         return self._observer.uses
+
+    @property
+    def transfers(self) -> Mapping[str, Transfer]:
+        """What is being sent to the nodes."""
+        return self._observer.transfers.current
 
     @property
     def has_saved(self) -> bool:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from launcher.tasks import TaskId
 from worker_entry.protocol.log_index import RECORD, RESTART, SUFFIX, parse_index
-from worker_entry.system.file_holes import end_of_hole, is_zeros, last_data, render_bytes
+from worker_entry.protocol.units import render_size
+from worker_entry.system.file_holes import end_of_hole, is_zeros, last_data
 
 PIECE = 256 << 10
 """Bytes per read."""
@@ -195,4 +196,4 @@ class LogFile:
 
 
 def _render_hole(size: int) -> bytes:
-    return f"({render_bytes(size)} of zeros left out)\n".encode()
+    return f"({render_size(size)} of zeros left out)\n".encode()

@@ -18,12 +18,13 @@ from launcher.run.profile_requests import ProfileRequests
 from launcher.run.sample_files import SampleFiles
 from launcher.run.stack_requests import StackRequests
 from launcher.run.task_input import InputArrived, Reply
+from launcher.run.transfers import Transfers
 from launcher.run.uses import Uses
 from launcher.spec.nodes import LOCAL
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.kept import CacheUsed
-from worker_entry.protocol.messages import AskInput, Fetch, Message, Noted, Ready, Sampled, Saved, Stacks
+from worker_entry.protocol.messages import AskInput, Fetch, Message, Noted, Ready, Sampled, Saved, Stacks, Synced
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.strangers import Repelled
 
@@ -50,6 +51,8 @@ class Observer:
         """The number of entries that the nodes have loaded from and added to their compile caches."""
         self.uses = Uses(SampleFiles(context.files, attempt))
         """The resource use of tasks and nodes."""
+        self.transfers = Transfers()
+        """What is being sent to the nodes."""
         self.taken_over: set[str] = set()
         """The nodes whose agents this controller has taken over from an earlier one."""
         self.origin = ("", 0)
@@ -105,7 +108,11 @@ class Observer:
             yield Tick()  # the checks may go on
         try:
             if isinstance(message, Fetch) and self._context.bundle is not None:
+                self.transfers.note(node, message, self._context.timing.monotonic())
                 links.send(node, *self._context.bundle.read_piece(message))
+                yield Tick()  # a queue that is never empty leaves no time for reminders
+            if isinstance(message, Synced):
+                self.transfers.end(node)
             if isinstance(message, AskInput) and self._context.input is not None:
                 self._give(self._context.input.answer(node, message))
             if isinstance(message, Noted):

@@ -7,7 +7,7 @@ from collections import deque
 from worker_entry.agent.connection import OUTPUT_LIMIT, Connection
 from worker_entry.agent.task_process import StartedTask
 from worker_entry.protocol.messages import Log, Noted
-from worker_entry.system.file_holes import render_bytes
+from worker_entry.protocol.units import render_size
 
 
 def stream_logs(log_queue: deque[StartedTask], attempt: int, connection: Connection) -> None:
@@ -21,7 +21,7 @@ def stream_logs(log_queue: deque[StartedTask], attempt: int, connection: Connect
         log_queue.rotate(-1)
         offset, data, hole, marks = task.log.read()
         if hole:
-            connection.send(Noted(f"the log of {task.name} has a hole of {render_bytes(hole)}, which is skipped"))
+            connection.send(Noted(f"the log of {task.name} has a hole of {render_size(hole)}, which is skipped"))
         if data or marks:
             connection.send_log(Log(attempt, task.name, offset, len(data), marks), data)
         exhausted = 0 if data else exhausted + 1

@@ -38,6 +38,8 @@ class ProgramCopy:
         self._awaited: deque[Fetch] = deque()
         self._pieces: deque[bytes] = deque()
         self._fetched = 0
+        self._left = 0
+        """Bytes that are still to be asked for."""
         self._work = self._copy_version()
 
     @property
@@ -82,6 +84,7 @@ class ProgramCopy:
     def _copy_version(self) -> Generator[None, None, None]:
         current = self._versions.find_current()
         missing = yield from self._compare(current)
+        self._left = sum(self._offer.files[index].size for index in missing)
         if current is None or missing or not self._versions.is_of(current, self._offer.digest):
             self._building = self._versions.make_building()
             yield from self._build(current, missing)
@@ -134,6 +137,7 @@ class ProgramCopy:
                 continue
             old = os.path.join(current, entry.path) if current is not None and index not in missing else None
             if old is None or not (yield from self._copy(old, path, entry)):
+                self._left += 0 if index in missing else entry.size
                 missing.add(index)
                 yield from self._receive(index, path, entry)
             os.chmod(path, 0o700 if entry.executable else 0o600)
@@ -167,7 +171,8 @@ class ProgramCopy:
         asked = got = 0
         while got < entry.size:
             while asked < entry.size and len(self._awaited) < FETCHES_AT_ONCE:
-                fetch = Fetch(index, asked, min(PIECE, entry.size - asked))
+                fetch = Fetch(index, asked, min(PIECE, entry.size - asked), self._left)
+                self._left -= fetch.size
                 self._awaited.append(fetch)
                 self._send(fetch)
                 asked += fetch.size

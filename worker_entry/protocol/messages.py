@@ -78,11 +78,15 @@ class Attached:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Asks for a part of an offered file; `index` is the file's position in the Offer."""
+    """Asks for a part of an offered file; `index` is the file's position in the Offer.
+
+    `left`: the bytes of all files that the node has still to ask for, with this part.
+    """
 
     index: Count
     offset: Count
     size: Annotated[int, Within(0, 1 << 20)]
+    left: Count
 
 
 @dataclass(frozen=True)

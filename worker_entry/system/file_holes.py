@@ -38,13 +38,3 @@ def last_data(descriptor: int, extents: int = 1000) -> tuple[int, int]:
 def is_zeros(data: bytes) -> bool:
     """Whether the data are all zeros, as from a hole."""
     return data[:1] == b"\0" and not data.strip(b"\0")
-
-
-def render_bytes(count: int) -> str:
-    """`1.0 TiB`."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        if value < 1023.95:  # rounds to less than 1024.0
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.1f} {unit}"
