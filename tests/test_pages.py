@@ -404,13 +404,28 @@ class TestOutcome:
         assert facts["images per second"] == "1,240"
         assert facts["steps per second"] == "4"
 
-    def test_the_last_step_is_that_of_the_report_if_there_is_one(self) -> None:
+    def test_the_last_step_is_that_of_the_table_of_tasks(self) -> None:
         """A task that is being stopped may take one more step, which is in its samples only."""
         attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
         tasks = [TaskSamples(attempt=1, task="worker:0", progress=[ProgressSample(T0 + 19, 41)])]
-        for report, shown in ((make_report(attempts), "40"), (None, "41")):
-            material = make_material(report=report, attempts=attempts, tasks=tasks)
+        for report, attempts_known, shown in (
+            (make_report(attempts), attempts, "40"),
+            (None, attempts, "40"),
+            (None, [], "41"),
+        ):
+            material = make_material(report=report, attempts=attempts_known, tasks=tasks)
             assert {fact.key: fact.value for fact in make_outcome(material).facts}["step"] == shown
+
+    def test_the_last_step_is_that_of_the_last_attempt(self) -> None:
+        """An attempt that resumed from an earlier checkpoint may have ended before it was as far again."""
+        attempts = [make_attempt(1, T0, T0 + 20, failed=True), make_attempt(2, T0 + 20, T0 + 40, failed=True)]
+        task = attempts[0].tasks[0]
+        assert task.progress is not None
+        further = task.model_copy(update={"progress": task.progress.model_copy(update={"step": 434})})
+        attempts[0] = attempts[0].model_copy(update={"tasks": [further, *attempts[0].tasks[1:]]})
+        outcome = make_outcome(make_material(report=make_report(attempts), attempts=attempts))
+        assert {fact.key: fact.value for fact in outcome.facts}["step"] == "40"
+        assert max(row.step or 0 for row in outcome.tasks) == 40
 
     def test_restarts_do_not_count_as_training(self) -> None:
         pieces = [

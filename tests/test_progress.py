@@ -17,6 +17,9 @@ import pytest
 from tests.available import needs_tf_keras
 from tests.conftest import Distlaunch
 from tests.polling import eventually
+from worker_entry.agent.status_reader import StatusFiles
+from worker_entry.protocol.file_names import AttemptFiles
+from worker_entry.protocol.values import EPOCH_ENDS
 from worker_entry.task import meter as meters
 from worker_entry.task.fit_length import FitLength, read_iterations
 from worker_entry.task.keras_progress import _watch
@@ -217,6 +220,62 @@ class TestMeter:
         assert told["phase"] == "has trained"
         assert told["progress"]["training"] is False
         assert told["progress"]["metrics"] == {"loss": 0.25, "nan": None, "diverged": None}
+
+    def test_keeps_the_ends_of_the_last_epochs(self, tmp_path: Path) -> None:
+        """They may come faster than the status is read."""
+        files = AttemptFiles(str(tmp_path), 1)
+        Path(files.status("worker:0")).parent.mkdir(parents=True, exist_ok=True)
+        meter = Meter(StatusFile(files.status("worker:0")), lambda: 0.0)
+        reader = StatusFiles(files, "worker:0")
+        for epoch in range(1, 9):
+            meter.begin_epoch(epoch)
+            meter.count_step(10 * epoch)
+            meter.end_epoch({"loss": 1 / epoch, "val_loss": 2 / epoch})
+            meter.report()
+            if epoch in (3, 8):
+                status = reader.read_changed()
+                assert status is not None
+                assert status.progress is not None
+                ends = [(end.epoch, end.step, end.metrics["val_loss"]) for end in status.progress.epoch_ends]
+                first = 1 if epoch == 3 else 4  # only those that are new
+                assert ends == [(number, 10 * number, 2 / number) for number in range(first, epoch + 1)]
+        for epoch in range(9, 100):
+            meter.begin_epoch(epoch)
+            meter.count_step(10 * epoch)
+        meter.report()
+        progress = self.read(Path(files.status("worker:0")))["progress"]
+        assert [end["epoch"] for end in progress["epoch_ends"]] == [*range(99 - EPOCH_ENDS, 99)]
+
+    def test_a_loop_of_the_programs_own_ends_an_epoch_by_beginning_the_next(self, tmp_path: Path) -> None:
+        meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
+        for step in range(1, 10):
+            meter.begin_epoch(1 + step // 4)
+            meter.count_step(step, {"loss": 1.0 / step})
+        meter.report()
+        ends = [(end.epoch, end.step, end.metrics) for end in meter._progress().epoch_ends]
+        assert ends == [(1, 3, {"loss": 1 / 3}), (2, 7, {"loss": 1 / 7})]
+
+    def test_an_end_of_an_epoch_has_its_own_metrics_or_none(self, tmp_path: Path) -> None:
+        """A value that is read late belongs to no later epoch."""
+        meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
+        blocked = threading.Event()
+
+        def late() -> float:
+            blocked.wait()
+            return 0.75
+
+        for epoch, value in enumerate((SimpleNamespace(numpy=lambda: 0.5), SimpleNamespace(numpy=late)), 1):
+            meter.begin_epoch(epoch)
+            meter.count_step(epoch)
+            meter.end_epoch({"loss": value, "val_loss": epoch})
+        meter.report()
+        blocked.set()
+        meter.begin_epoch(3)
+        meter.count_step(3)
+        meter.end_epoch({"val_loss": 3})
+        meter.report()
+        ends = [(end.epoch, end.metrics) for end in meter._progress().epoch_ends]
+        assert ends == [(1, {"loss": 0.5, "val_loss": 1}), (2, {"val_loss": 2}), (3, {"val_loss": 3})]
 
     def test_tells_how_many_steps_and_epochs_there_will_be(self, tmp_path: Path) -> None:
         file = tmp_path / "status.json"

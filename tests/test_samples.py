@@ -37,7 +37,7 @@ from launcher.tasks import parse_task_id
 from tests.apart import linux
 from worker_entry.protocol.messages import Sampled
 from worker_entry.protocol.samples import GpuSample, NodeSample, TaskSample
-from worker_entry.protocol.values import Progress
+from worker_entry.protocol.values import EpochEnd, Progress
 
 TASK = parse_task_id("worker:0")
 WEEK_S = 7 * 86_400
@@ -410,3 +410,35 @@ class TestFiles:
         write_seconds(files, range(1000, 1002))
         assert [each.name for each in path.parent.iterdir()] == [path.name]
         assert [s.time - 1.76e9 for s in parse_samples(path.open("rb"))][-4:] == [1000, 1000, 1001, 1001]
+
+
+class TestProgress:
+    """At most one sample per second, each end of an epoch, and the last step."""
+
+    def steps(self, folder: Path) -> list[int]:
+        samples = parse_samples(RunPaths(folder).samples(1, TASK).read_bytes().splitlines(keepends=True))
+        return [sample.step for sample in samples if isinstance(sample, ProgressSample)]
+
+    def progress(self, step: int, time: float, *, training: bool = True) -> Progress:
+        return Progress(step, 1, step, 100.0, time, training)
+
+    def test_each_end_of_an_epoch_is_a_sample(self, tmp_path: Path) -> None:
+        uses = Uses(SampleFiles(RunPaths(tmp_path), 1))
+        for epoch in range(1, 9):
+            at = 100.0 + epoch / 10
+            uses.note_epochs(TASK, [EpochEnd(at + 5.0, 10 * epoch, epoch, {"loss": 1.0})], 5.0)
+            uses.note_progress(TASK, self.progress(10 * epoch + 1, at))
+        assert self.steps(tmp_path) == [10 * epoch for epoch in range(1, 9)]
+        [first, *_] = parse_samples(RunPaths(tmp_path).samples(1, TASK).read_bytes().splitlines(keepends=True))
+        assert first == ProgressSample(100.1, 10, 1, metrics={"loss": 1.0})
+
+    def test_the_last_step_is_a_sample_once_training_or_the_task_has_ended(self, tmp_path: Path) -> None:
+        uses = Uses(SampleFiles(RunPaths(tmp_path), 1))
+        for step, time in ((1, 100.0), (2, 100.2), (9, 100.9)):
+            uses.note_progress(TASK, self.progress(step, time))
+        uses.end(TASK)
+        assert self.steps(tmp_path) == [1, 9]
+        uses.end(TASK)
+        uses.note_progress(TASK, self.progress(10, 101.0, training=False))
+        uses.end(TASK)
+        assert self.steps(tmp_path) == [1, 9, 10]

@@ -290,11 +290,22 @@ def training(*progresses: Progress) -> AttemptState:
 
 class TestTimeLeft:
     FAST = Progress(40, 1, 40, 100.0, 200.0, step_s=0.5, total_steps=100)
-    SLOW = replace(FAST, step_s=2.0)
+    SLOW = replace(FAST, step=21)
 
     def test_is_that_of_the_slowest_task_from_its_last_step_on(self) -> None:
-        assert estimate_eta_s(training(self.FAST, self.SLOW), 205.0) == 60 * 2.0 - 5.0
+        assert estimate_eta_s(training(self.FAST, self.SLOW), 205.0) == 79 * 100.0 / 20 - 5.0
         assert estimate_eta_s(training(self.FAST), 1e6) == 0.0
+
+    def test_counts_with_the_mean_of_all_steps_and_does_not_jump_with_the_last(self) -> None:
+        """After a pause of 30 s for a validation, a measurement of a second says nothing about the rest."""
+        for recent_s in (0.001, 0.5, 30.0):
+            assert estimate_eta_s(training(replace(self.FAST, step_s=recent_s)), 200.0) == pytest.approx(
+                60 * 100.0 / 39
+            )
+
+    def test_of_a_first_step_is_the_time_of_that_step(self) -> None:
+        first = replace(self.FAST, step=1, time=100.0, step_s=2.0)
+        assert estimate_eta_s(training(first), 100.0) == 99 * 2.0
 
     @pytest.mark.parametrize(
         "change", [{"total_steps": None}, {"step_s": None}, {"training": False}, {"first_step": None}], ids=str

@@ -81,7 +81,7 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             progress = status.progress
             if progress is not None:
                 began, at = progress.began - clock_offset_s, progress.time - clock_offset_s
-                progress = replace(progress, began=began, time=at)
+                progress = replace(progress, began=began, time=at, epoch_ends=[])  # they change no decision
             since = status.since - clock_offset_s
             return TaskReported(
                 parse_task_id(task),

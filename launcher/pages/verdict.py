@@ -165,7 +165,7 @@ def _find_facts(material: Material) -> Iterable[Fact]:
     rate = _find_step_rate(material)
     if rate is not None:
         yield Fact("steps-per-second", "steps per second", render_rate(rate))
-    step = _furthest(material)
+    step = _find_last_step(material)
     if step is not None:
         yield Fact("step", "last step", f"{step:,}")
     for name, value in _find_rates(material):
@@ -211,13 +211,11 @@ def _find_step_rate(material: Material) -> float | None:
     return 1 / max(known) if known else None
 
 
-def _furthest(material: Material) -> int | None:
-    """The last step of the report, which ignores steps of tasks that were being stopped; else, the last known one."""
-    steps = [task.progress.step for each in material.attempts for task in each.tasks if task.progress is not None]
-    if material.report is not None and steps:
-        return max(steps)
-    steps += [task.step for task in material.status.tasks if task.step is not None] if material.status else []
-    steps += [sample.step for each in material.tasks for sample in each.progress[-1:]]
+def _find_last_step(material: Material) -> int | None:
+    """The last step of the task that is furthest, as in the table of tasks; without a table, as last measured."""
+    steps = [task.step for task in _make_tasks(material) if task.step is not None]
+    last = max((each.attempt for each in material.tasks), default=0)
+    steps = steps or [each.progress[-1].step for each in material.tasks if each.attempt == last and each.progress]
     return max(steps, default=None)
 
 

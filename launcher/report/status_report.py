@@ -14,6 +14,7 @@ from launcher.report.state_names import RunState, StateName
 from launcher.result import Result
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.values import Progress
 
 PHASES: dict[Phase, StateName] = {
     Phase.FORMING: "forming",
@@ -148,7 +149,8 @@ class RunStatus(Result):
 def estimate_eta_s(state: AttemptState, now: float) -> float | None:
     """Seconds until all training tasks have done their last step; None if no task reports it. `now`: Unix seconds.
 
-    The program's work between steps (validation, checkpoints) is not included.
+    Counts with the mean time of all steps since training began in this attempt. This includes the work between them
+    (validation, checkpoints) and, unlike the time of the last steps, does not jump.
     """
     if state.phase is not Phase.RUNNING:
         return None
@@ -157,9 +159,14 @@ def estimate_eta_s(state: AttemptState, now: float) -> float | None:
         status = state.status.get(task)
         progress = status.stepping if status is not None else None
         if progress is not None and progress.total_steps is not None and progress.step_s is not None:
-            left_s = max(progress.total_steps - progress.step, 0) * progress.step_s
+            left_s = max(progress.total_steps - progress.step, 0) * _mean_step_s(progress, progress.step_s)
             estimates.append(max(left_s - max(now - progress.time, 0.0), 0.0))
     return max(estimates, default=None)
+
+
+def _mean_step_s(progress: Progress, recent_s: float) -> float:
+    steps = progress.step - (progress.first_step or 0)
+    return (progress.time - progress.began) / steps if steps > 0 and progress.began else recent_s
 
 
 def make_task_states(

@@ -17,6 +17,7 @@ from launcher.gang.events import (
     NodeReady,
     ProfileAsked,
     StacksAsked,
+    TaskExited,
     TaskReported,
     Tick,
 )
@@ -182,6 +183,8 @@ class AttemptLoop:
         news = render_news(earlier, self.state, event) or self._reminder.remind(self.state, now, timing.now())
         if news:
             console.note(news)
+        if isinstance(event, TaskExited):
+            self.uses.end(event.task)
         if isinstance(event, TaskReported) and event.progress is not None:
             self.uses.note_progress(event.task, event.progress)
             self._context.goodput.note_progress(event.task, event.progress)

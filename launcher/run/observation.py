@@ -24,7 +24,18 @@ from launcher.spec.nodes import LOCAL
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.kept import CacheUsed
-from worker_entry.protocol.messages import AskInput, Fetch, Message, Noted, Ready, Sampled, Saved, Stacks, Synced
+from worker_entry.protocol.messages import (
+    AskInput,
+    Fetch,
+    Message,
+    Noted,
+    Ready,
+    Sampled,
+    Saved,
+    Stacks,
+    Status,
+    Synced,
+)
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.strangers import Repelled
 
@@ -132,6 +143,8 @@ class Observer:
                     StrangerRefused(parse_task_id(message.task), message.address, message.count)
                 )
                 self._context.console.warn(render_stranger(message))
+            if isinstance(message, Status) and message.status.progress is not None:
+                self.uses.note_epochs(parse_task_id(message.task), message.status.progress.epoch_ends, offset_s)
             if isinstance(message, Stacks):
                 self._stacks.note(message)
             if isinstance(message, Profiled):

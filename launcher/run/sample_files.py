@@ -33,13 +33,35 @@ class SampleFiles:
         self._limit = limit
         self._open: dict[Path, SampleFile] = {}
         self._written: dict[TaskId, ProgressSample] = {}
+        self._unwritten: dict[TaskId, ProgressSample] = {}
+        """The last progress of tasks, if it has not been written."""
 
-    def write_progress(self, task: TaskId, sample: ProgressSample) -> None:
-        """Appends the task's progress, if the step has changed and the last line is at least a second old."""
+    def write_progress(self, task: TaskId, sample: ProgressSample, *, is_last: bool = False) -> None:
+        """Appends the task's progress, if the step has changed and the last line is at least a second old.
+
+        `is_last`: whether training has ended, so that no later sample can take the place of this one.
+        """
         last = self._written.get(task)
-        if last is None or (sample.step != last.step and sample.time - last.time >= PROGRESS_S):
-            self._written[task] = sample
-            self._append(self._files.samples(self._attempt, task), sample)
+        if last is not None and sample.step == last.step:
+            self._unwritten.pop(task, None)
+        elif last is None or is_last or sample.time - last.time >= PROGRESS_S:
+            self._write(task, sample)
+        else:
+            self._unwritten[task] = sample
+
+    def write_epoch(self, task: TaskId, sample: ProgressSample) -> None:
+        """Appends the end of an epoch."""
+        self._write(task, sample)
+
+    def write_last(self, task: TaskId) -> None:
+        """Appends the last progress of a task that reports no more, if it has not been written."""
+        if (sample := self._unwritten.get(task)) is not None:
+            self._write(task, sample)
+
+    def _write(self, task: TaskId, sample: ProgressSample) -> None:
+        self._unwritten.pop(task, None)
+        self._written[task] = sample
+        self._append(self._files.samples(self._attempt, task), sample)
 
     def write_use(self, task: TaskId, sample: TaskUseSample) -> None:
         self._append(self._files.samples(self._attempt, task), sample)

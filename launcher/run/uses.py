@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from launcher.report.samples import (
     NodeUse,
     NodeUseSample,
+    ProgressSample,
     TaskUse,
     TaskUseSample,
     sample_progress,
@@ -16,7 +17,7 @@ from launcher.report.samples import (
 from launcher.run.sample_files import SampleFiles
 from launcher.tasks import TaskId, parse_task_id
 from worker_entry.protocol.messages import Sampled
-from worker_entry.protocol.values import Progress
+from worker_entry.protocol.values import EpochEnd, Progress
 
 
 class Uses:
@@ -60,4 +61,14 @@ class Uses:
     def note_progress(self, task: TaskId, progress: Progress) -> None:
         """Adds the progress that a task has reported."""
         if progress.first_step is not None:
-            self._files.write_progress(task, sample_progress(progress))
+            self._files.write_progress(task, sample_progress(progress), is_last=not progress.training)
+
+    def note_epochs(self, task: TaskId, ends: Sequence[EpochEnd], clock_offset_s: float) -> None:
+        """Adds the ends of a task's epochs."""
+        for end in ends:
+            sample = ProgressSample(end.time - clock_offset_s, end.step, end.epoch, metrics=dict(end.metrics))
+            self._files.write_epoch(task, sample)
+
+    def end(self, task: TaskId) -> None:
+        """Writes the last progress of a task that has ended."""
+        self._files.write_last(task)

@@ -30,6 +30,8 @@ class StatusFiles:
     def __init__(self, files: AttemptFiles, task: str) -> None:
         self._files = files
         self._task = task
+        self._epoch_ended = 0.0
+        """The time of the last end of an epoch that was returned; a new controller has it as well."""
         self.forget_last()
 
     def forget_last(self) -> None:
@@ -40,7 +42,7 @@ class StatusFiles:
     def read_changed(self) -> Optional[TaskStatus]:
         """Returns the program's status; None if it has not changed since the last call.
 
-        The digest of the model, which may be long, is in the status only if it is new.
+        The digest of the model, which may be long, and ends of epochs are in the status only if they are new.
         """
         child_file = self._files.child(self._task)
         written = _read(child_file)
@@ -51,6 +53,10 @@ class StatusFiles:
         status = _merge(_parse(current[0]), _parse(written), is_running=current[2])
         if status is None:
             return None
+        if status.progress is not None:
+            news = [end for end in status.progress.epoch_ends if end.time > self._epoch_ended]
+            self._epoch_ended = news[-1].time if news else self._epoch_ended
+            status = replace(status, progress=replace(status.progress, epoch_ends=news))
         if status.model == self._model:
             return replace(status, model=None)
         self._model = status.model

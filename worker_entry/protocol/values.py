@@ -65,6 +65,20 @@ class CrashRecord:
     exit_status: Optional[Number] = None
 
 
+EPOCH_ENDS = 16
+"""Maximum number of ends of epochs in a status; of shorter epochs, the first ones may be missing."""
+
+
+@dataclass(frozen=True)
+class EpochEnd:
+    """The end of an epoch: the number of the last step, and the metrics, as in `Progress`."""
+
+    time: float
+    step: Number
+    epoch: Optional[Number]
+    metrics: Annotated[dict[Name, Optional[float]], Items(2000)] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Progress:
     """The progress of training in one process: the last values that its program reported.
@@ -77,7 +91,8 @@ class Progress:
     metric that is not a finite number, or exceeds 10^15, is None.
 
     `total_steps` and `total_epochs`: the step and the epoch at which training will end; None if unknown. `resumed`:
-    how many steps the restored optimizer had done when training began; None if unknown.
+    how many steps the restored optimizer had done when training began; None if unknown. `epoch_ends`: the last ends of
+    epochs; in a message, those that are new.
     """
 
     step: Number
@@ -95,6 +110,7 @@ class Progress:
     total_epochs: Optional[Number] = None
     resumed: Optional[Number] = None
     metrics: Annotated[dict[Name, Optional[float]], Items(2000)] = field(default_factory=dict)
+    epoch_ends: Annotated[list[EpochEnd], Items(EPOCH_ENDS)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from worker_entry.hooks.remote_values import has_ended, is_done
-from worker_entry.protocol.values import Progress
+from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.values import EPOCH_ENDS, EpochEnd, Progress
 from worker_entry.system import clock
 from worker_entry.task.metrics import MetricReader
 from worker_entry.task.status_file import StatusFile
@@ -61,6 +62,12 @@ class Meter:
         self._own_s: Optional[float] = None
         self._data_s: Optional[float] = None
         self._metrics = MetricReader()
+        self._ended = 0
+        """The step at the last end of an epoch."""
+        self._epoch_ends: deque[EpochEnd] = deque(maxlen=EPOCH_ENDS)
+        self._unread_ends: deque[tuple[EpochEnd, Any]] = deque(maxlen=EPOCH_ENDS)
+        """Ends of epochs, and their metrics, which a report reads: they may wait for a device."""
+        self._epoch_metrics = MetricReader()
         self._scheduled: deque[tuple[int, Any]] = deque()
         self._collecting = threading.Lock()
         self._mark: tuple[float, int, Optional[float], Optional[float]] = (0.0, 0, None, None)
@@ -93,7 +100,9 @@ class Meter:
         self.report()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Notes the current epoch; `epoch` counts from 1."""
+        """Notes the current epoch, and the end of the one before; `epoch` counts from 1."""
+        if self._epoch not in (None, epoch):
+            self._end_epoch()
         self._epoch = epoch
         if self._first_epoch is None:
             self._first_epoch = epoch
@@ -135,7 +144,20 @@ class Meter:
     def end_epoch(self, metrics: Any) -> None:
         self._collect()  # the program has waited for all steps
         self._metrics.note(metrics)
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        """Notes the end of the current epoch, once."""
         self._metrics.read(wait_s=0.0)
+        if self._step != self._ended:
+            self._ended = self._step
+            self._unread_ends.append((EpochEnd(clock.now(), self._step, self._epoch), self._metrics.latest))
+            self._announce()
+
+    def _read_epoch_ends(self) -> None:
+        while self._unread_ends:
+            end, metrics = self._unread_ends.popleft()
+            self._epoch_ends.append(replace(end, metrics=self._epoch_metrics.read_only(metrics, BLOCK_LIMIT_S)))
 
     def report(self) -> None:
         """Writes the current progress to the status file."""
@@ -143,6 +165,7 @@ class Meter:
             return
         try:
             self._collect()
+            self._read_epoch_ends()
             self._status.report_progress(self._progress())
             if self._began and clock.now() - self._mark[0] >= MEASURE_S:
                 self._measure()
@@ -211,6 +234,7 @@ class Meter:
             own_s=self._own_s,
             data_s=self._data_s,
             metrics=self._metrics.numbers,
+            epoch_ends=list(self._epoch_ends),
         )
 
 

@@ -28,7 +28,7 @@ class MetricReader:
         self._latest: Any = None
         self._seen: Any = None
         self._others: Any = None
-        self._order = 0
+        self._order = self._first = 0
         self._orders: dict[str, int] = {}
         self._storing = threading.Lock()
         self._asked = threading.Event()
@@ -45,6 +45,19 @@ class MetricReader:
         """Keeps the metrics, to be read later; ignores None and an empty dictionary."""
         if metrics is not None and not (type(metrics) is dict and not metrics):
             self._latest = metrics
+
+    @property
+    def latest(self) -> Any:
+        """The metrics that were noted last."""
+        return self._latest
+
+    def read_only(self, metrics: Any, wait_s: float) -> dict[str, Optional[float]]:
+        """Returns the numbers of these metrics alone; those that cannot be read within `wait_s` are missing."""
+        with self._storing:
+            self.numbers, self._orders, self._first = {}, {}, self._order + 1
+        self._latest = metrics
+        self.read(wait_s)
+        return self.numbers
 
     def read(self, wait_s: float) -> None:
         """Reads the last noted metrics. Returns after at most `wait_s`; slower values are read in the background."""
@@ -97,7 +110,7 @@ class MetricReader:
         number = _to_number(value)
         name = str(name)[:NAME_LIMIT]
         with self._storing:
-            if order >= self._orders.get(name, 0):  # otherwise a later read has already stored its value
+            if order >= self._orders.get(name, self._first):  # otherwise a later read has already stored its value
                 self._orders[name] = order
                 self.numbers = {**self.numbers, name: number if abs(number) < FLOAT_LIMIT else None}
 

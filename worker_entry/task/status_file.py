@@ -14,7 +14,7 @@ import threading
 from typing import Any, Optional
 
 from worker_entry.hooks.import_hooks import after_import
-from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.frozen import asdict, replace
 from worker_entry.protocol.node_local import STACKS_SIGNAL
 from worker_entry.protocol.values import NOT_IMPORTED, KerasPatch, ModelDigest, Progress, TaskStatus
 from worker_entry.system import clock
@@ -73,7 +73,7 @@ class StatusFile:
         with self._writing:
             self._status = replace(self._status, **changes)
             parts = {name: getattr(self._status, name) for name in ("progress", "keras", "model")}
-            written = {name: part and vars(part) for name, part in parts.items()}
+            written = {name: part and asdict(part) for name, part in parts.items()}
             text = json.dumps({**vars(self._status), **written})
             self._length = max(self._length, len(text))
             # The descriptor may belong to another file by now: some programs close all descriptors they did not open.
