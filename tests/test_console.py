@@ -248,9 +248,9 @@ class TestPlainLines:
 
         assert plain.given == ["worker:0 │ bold", "note: Warning: careful", "note: Error: no [x]\n  because"]
         assert coloured.given == [
-            "\x1b[36mworker:0 │ \x1b[0m\x1b[1mbold\x1b[0m",
-            "note: \x1b[33mWarning: careful\x1b[0m",
-            "note: \x1b[31mError: no [x]\x1b[0m\n  because",
+            "\x1b[38;5;30mworker:0 │ \x1b[0m\x1b[1mbold\x1b[0m",
+            "note: \x1b[38;5;130mWarning: careful\x1b[0m",
+            "note: \x1b[38;5;160mError: no [x]\x1b[0m\n  because",
         ]
 
     def test_reach_a_pipe_that_another_program_made_non_blocking(self, tmp_path: Path) -> None:
@@ -324,8 +324,8 @@ class TestNotes:
 
         assert sink.given == [
             r"note: node ␛]0;pwned␇: \u202etxt.exe\x9b2J",
-            "note: \x1b[33mWarning: banner␛[2J␍\x1b[0m",
-            "note: \x1b[31mError: ␛[2J\x1b[0m\n  ␇",
+            "note: \x1b[38;5;130mWarning: banner␛[2J␍\x1b[0m",
+            "note: \x1b[38;5;160mError: ␛[2J\x1b[0m\n  ␇",
         ]
 
     def test_that_nobody_reads_in_time_are_counted_and_not_kept(self) -> None:
@@ -422,7 +422,7 @@ class TestCommand:
             *("worker:0 │ err", "worker:0 │ out", "worker:1 │ err", "worker:1 │ out")
         ]
         assert "Error: worker:" in ran.stderr
-        assert "Logs and report: " in ran.stderr
+        assert f"Logs: {ran.directory} · page: distlaunch report\n" in ran.stderr
 
     def test_ends_soon_when_nobody_reads_and_leaves_nothing_behind(self, tmp_path: Path) -> None:
         mark = make_mark()
@@ -639,10 +639,10 @@ class TestTerminal:
         terminal.tell(0, "\x1b[31mred\nplain\n")
         terminal.wait_for("worker:0 │ red", "worker:0 │ plain")
 
-        assert b"\x1b[36mworker:0 \xe2\x94\x82 \x1b[0m" in terminal.raw
+        assert b"\x1b[38;5;30mworker:0 \xe2\x94\x82 \x1b[0m" in terminal.raw
         rows = [row for row, line in enumerate(terminal.screen.display) if line.startswith("worker:0")]
         assert [terminal.screen.buffer[row][11].fg for row in rows] == ["red", "default"]
-        assert {terminal.screen.buffer[row][0].fg for row in rows} == {"cyan"}
+        assert {terminal.screen.buffer[row][0].fg for row in rows} == {"008787"}
 
     def test_has_no_colour_with_no_color(self, open_terminal: OpenTerminal) -> None:
         terminal = open_terminal(NO_COLOR="1")

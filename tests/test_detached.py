@@ -278,7 +278,7 @@ def test_all_running_runs_are_stopped_at_once(tmp_path: Path) -> None:
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
         assert Path(runs, done.stdout.splitlines()[-1]).is_dir()
     ended = subprocess.run(distlaunch_command("down", "--all"), env=env, capture_output=True, text=True, check=True)
-    assert sorted(ended.stdout.splitlines()) == sorted(f"Stopped: {folder}" for folder in runs.iterdir())
+    assert sorted(ended.stdout.splitlines()) == sorted(f"Stopped: {folder.name}" for folder in runs.iterdir())
     shown = subprocess.run(
         distlaunch_command("down", "--json", str(next(runs.iterdir()))),
         env=env,

@@ -543,7 +543,7 @@ def test_the_last_lines_show_the_exit_statuses_the_outcome_and_the_folder(distla
     assert (first, second) == ("  worker:0  exit status 0", "  worker:1  exit status 0")
     assert left == "  0 processes left on this machine"
     assert outcome.startswith("Succeeded in ")
-    assert place == f"Logs and report: {ran.directory}"
+    assert place == f"Logs: {ran.directory} · page: distlaunch report"
 
 
 @pytest.mark.tensorflow
@@ -582,9 +582,7 @@ def test_a_worker_that_never_builds_the_strategy_is_named(warm: Distlaunch, tmp_
     ran = warm("local", "--workers", "2", "--start-timeout", "15", "train.py")
     assert ran.status == 3
     verdict = ran.report["attempts"][0]["verdict"]
-    sentence = (
-        r"waiting for worker:1 on local \(port \d+ not open, has not imported TensorFlow, \d+ s\); worker:0 is ready"
-    )
+    sentence = r"waiting for worker:1 on local \(port \d+ not open\); worker:0 is ready"
     assert re.fullmatch(f"no cluster within 15 s: {sentence}", verdict["message"])
     assert "worker:1" in ran.stderr
     assert re.search(r"Forming, \d+ s: waiting for worker:[01]", ran.stderr)

@@ -109,7 +109,7 @@ def check_complete(run: LiveRun, terminal: Terminal) -> None:
     assert others[0].startswith("Starting 2 tasks on this machine")
     assert others[1].startswith("The cluster is up after")
     assert others[-2].startswith("Succeeded in ")
-    assert others[-1].startswith("Logs and report: ")
+    assert others[-1].startswith("Logs: ")
     assert len(others) == 7, others
     assert not terminal.screen.cursor.hidden
     assert termios.tcgetattr(terminal.slave) == terminal.modes

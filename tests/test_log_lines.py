@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.console import log_lines
-from launcher.console.log_lines import LogLines
+from launcher.console.log_lines import LogLines, Tracebacks
 from launcher.printable import printable
 
 CHATTER = Path(__file__).parent / "programs" / "chatty_tensorflow.txt"
@@ -456,3 +456,51 @@ def test_a_configuration_that_tensorflow_shows_is_chatter_and_the_same_words_els
     log = LogLines()
     assert log.feed(configuration + b"ps:0 serves\nvalue: 1\n") == b"ps:0 serves\nvalue: 1\n"
     assert log.folded == configuration.count(b"\n")
+
+
+class TestTracebacks:
+    """The first task's are shown; those of the others follow from its failure."""
+
+    TRACEBACK = (
+        b"Traceback (most recent call last):\n"
+        b'  File "train.py", line 8, in <module>\n'
+        b"    step()\n"
+        b"ValueError: no label\n"
+    )
+    CHAINED = (
+        TRACEBACK
+        + b"\nDuring handling of the above exception, another exception occurred:\n\n"
+        + TRACEBACK.replace(b"ValueError", b"RuntimeError")
+    )
+
+    def both(self, first: bytes, second: bytes, later_s: float = 0.1) -> tuple[bytes, bytes, LogLines]:
+        """What two logs show, and the second of them."""
+        now = [0.0]
+        tracebacks = Tracebacks(lambda: now[0])
+        one, other = (LogLines(tracebacks=tracebacks) for _ in range(2))
+        shown = one.feed(first)
+        now[0] = later_s
+        return shown, b"".join(other.feed(second[place : place + 7]) for place in range(0, len(second), 7)), other
+
+    @pytest.mark.parametrize("text", [TRACEBACK, CHAINED], ids=["one", "chained"])
+    def test_of_a_second_task_are_left_out_and_counted(self, text: bytes) -> None:
+        one, other, lines = self.both(text, b"before\n" + text + b"after\n")
+        assert one == text
+        assert other == b"before\nafter\n"
+        assert lines.folded == lines.folded_traceback == text.count(b"\n")
+
+    def test_of_the_same_task_are_all_shown(self) -> None:
+        lines = LogLines(tracebacks=Tracebacks())
+        assert lines.feed(self.CHAINED + self.TRACEBACK) == self.CHAINED + self.TRACEBACK
+
+    def test_of_another_failure_later_are_shown(self) -> None:
+        assert self.both(self.TRACEBACK, self.TRACEBACK, 1000.0)[1] == self.TRACEBACK
+
+    def test_end_with_the_lines_that_tensorflow_adds_to_a_message(self) -> None:
+        more = b"Additional GRPC error information from remote target /job:worker\n\t [[{{node Reduce}}]]\nnext\n"
+        assert self.both(self.TRACEBACK, self.TRACEBACK + more)[1] == b"next\n"
+
+    def test_are_all_shown_with_verbose(self) -> None:
+        tracebacks = Tracebacks()
+        for _ in range(2):
+            assert LogLines(fold=False, tracebacks=tracebacks).feed(self.TRACEBACK) == self.TRACEBACK

@@ -271,7 +271,7 @@ def test_any_login_shell_that_is_here_will_do(node: Nodes, shell: str) -> None:
 
 def test_a_path_without_python_says_so(node: Nodes) -> None:
     node.start(env={"PATH": "/nonexistent"})
-    assert "no Python at python3" in node.refused(python="python3")
+    assert "cannot be used: no Python at python3; set `python:` for this node" in node.refused(python="python3")
 
 
 def test_a_python_that_is_not_there_is_named(node: Nodes) -> None:

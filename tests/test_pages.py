@@ -87,7 +87,7 @@ def make_attempt(number: int, begin: float, end: float, *, failed: bool) -> Atte
     ]
     verdict = Verdict(
         reference="task-failed" if failed else "succeeded",
-        message="worker:1 on gpu-b exited with status 1" if failed else "all 2 training tasks ended with status 0",
+        message="worker:1 on gpu-b exited with status 1" if failed else "both workers ended with status 0",
         task="worker:1" if failed else None,
         evidence=["worker:0 failed 0.1 s later because of it"] if failed else [],
     )

@@ -24,6 +24,7 @@ from launcher.report.run_report import (
     make_run_report,
 )
 from launcher.report.run_text import render_error, render_summary
+from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId
 from launcher.verdict.models import Verdict
 from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_policy, play, preparing, running, started
@@ -66,8 +67,8 @@ class TestSummary:
             "  worker:0  exit status 0\n"
             "  worker:1  exit status 0\n"
             "  0 processes left on this machine\n"
-            "Succeeded in 62.5 s: all 2 training tasks ended with status 0\n"
-            "Logs and report: /runs/x"
+            "Succeeded in 62.5 s: both workers ended with status 0\n"
+            "Logs: /runs/x · page: distlaunch report"
         )
 
     def test_of_success_that_cleaned_up_behind_a_task(self) -> None:
@@ -87,7 +88,7 @@ class TestSummary:
             "  worker:1  exit status 1\n"
             "  0 processes left on 2 nodes\n"
             "Failed after 62.5 s, exit status 1\n"
-            "Logs and report: /runs/x"
+            "Logs: /runs/x · page: distlaunch report"
         )
 
     def test_aligns_names_of_different_lengths(self) -> None:
@@ -97,6 +98,36 @@ class TestSummary:
 
         assert lines.splitlines()[:2] == ["  worker:9   exit status 0", "  worker:10  exit status 0"]
 
+    def test_of_many_tasks_has_a_line_for_each_end(self) -> None:
+        workers = [TaskId("worker", index) for index in range(64)]
+        all_good = render_summary(make_report(history({"a": workers}, *(ended(task, 1050.0) for task in workers))))
+        assert all_good.splitlines()[:2] == ["  64 tasks: exit status 0", "  0 processes left on 1 node"]
+        others = (ended(task, 1052.0, by=signal.SIGTERM) for task in workers[:7] + workers[8:])
+        state = history({"a": workers}, failed(workers[7], 1050.0), *others)
+        assert render_summary(make_report(state)).splitlines()[:2] == [
+            "  worker:7: exit status 1",
+            "  63 tasks: SIGTERM (signal 15), stopped by distlaunch",
+        ]
+
+    def test_of_success_says_that_servers_have_done_their_work(self) -> None:
+        chief, server = TaskId("chief", 0), TaskId("ps", 0)
+        tasks = [chief, W0, server]
+        policy = replace(make_policy({"a": tasks}), strategy=RULES["parameter_server"])
+        ends = [ended(chief, 1050.0), *(ended(task, 1052.0, by=signal.SIGTERM) for task in (W0, server))]
+        state, _ = play(policy, *running(policy), *ends, NodeEmpty("a"))
+        assert render_summary(make_report(state)).splitlines()[:3] == [
+            "  chief:0   exit status 0",
+            "  ps:0      stopped: training has finished",
+            "  worker:0  stopped: training has finished",
+        ]
+
+    def test_of_nodes_that_were_never_reached_counts_no_processes(self) -> None:
+        state, _ = play(make_policy(TWO_NODES), NodeLost("b", "no route"), NodeLost("a", "no route"))
+        assert render_summary(make_report(state, left={"a": 0, "b": 0})).splitlines() == [
+            "Failed after 62.5 s, exit status 3",
+            "Logs: /runs/x · page: distlaunch report",
+        ]
+
     def test_of_an_interruption(self) -> None:
         ends = [ended(W0, 1052.0, by=signal.SIGTERM), ended(W1, 1052.0, 143)]
 
@@ -105,7 +136,7 @@ class TestSummary:
             "  worker:1  exit status 143, stopped by distlaunch\n"
             "  0 processes left on this machine\n"
             "Interrupted after 62.5 s, exit status 130\n"
-            "Logs and report: /runs/x"
+            "Logs: /runs/x · page: distlaunch report"
         )
 
     def test_of_a_refusal_names_no_tasks(self) -> None:
@@ -113,7 +144,7 @@ class TestSummary:
         state, _ = play(make_policy(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
 
         assert render_summary(make_report(state)) == (
-            "  0 processes left on 1 node\nFailed after 62.5 s, exit status 2\nLogs and report: /runs/x"
+            "  0 processes left on 1 node\nFailed after 62.5 s, exit status 2\nLogs: /runs/x · page: distlaunch report"
         )
 
     def test_of_a_lost_node_does_not_claim_to_know(self) -> None:
@@ -126,7 +157,7 @@ class TestSummary:
             "  processes left on b: unknown; once reachable, run:\n"
             "    distlaunch clean /runs/x\n"
             "Failed after 62.5 s, exit status 3\n"
-            "Logs and report: /runs/x"
+            "Logs: /runs/x · page: distlaunch report"
         )
 
     def test_counts_one_process_as_one(self) -> None:

@@ -125,8 +125,10 @@ def test_a_copied_folder_has_the_same_page(failed: Path, tmp_path: Path) -> None
     assert made.sub("", page.make(RunDir(tmp_path / "copy"))) == made.sub("", page.make(RunDir(failed)))
 
 
-def test_a_run_that_was_never_started_has_a_page(distlaunch: Distlaunch) -> None:
-    ran: Ran = distlaunch("local", "-n", "1", "--report", "missing.py")
+def test_a_run_that_was_never_started_has_a_page(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)  # so that its node judges the syntax
+    (tmp_path / "broken.py").write_text("if x\n")
+    ran: Ran = distlaunch("local", "-n", "1", "--python", "./python", "--report", "broken.py")
     assert ran.status == 2
     shown = words((ran.directory / "report.html").read_text())
     assert ran.report["verdict"]["message"] in shown

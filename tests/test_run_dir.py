@@ -334,14 +334,14 @@ class TestCommand:
 
         (root,) = (tmp_path / "state" / "distlaunch" / "runs").iterdir()
         assert ran.status == 0
-        assert ran.stderr.endswith(f"Logs and report: {root}\n")
+        assert ran.stderr.endswith(f"Logs: {root} · page: distlaunch report\n")
         assert (root / "report.json").exists()
         assert mode(tmp_path / "state") == 0o700
 
     def test_named_relative_is_shown_absolute(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         ran = distlaunch("local", "-n", "1", "--run-dir", "here", "--", "true", run_dir=False)
 
-        assert ran.stderr.endswith(f"Logs and report: {tmp_path}/here\n")
+        assert ran.stderr.endswith(f"Logs: {tmp_path}/here · page: distlaunch report\n")
         assert json.loads((tmp_path / "here" / "report.json").read_text())["directory"] == str(tmp_path / "here")
 
 

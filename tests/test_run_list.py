@@ -177,7 +177,7 @@ class TestRealRuns:
         ask("local", "-n", "1", "--", "true")
         process, name = start(SLEEP)
 
-        assert ask("down").stdout == f"Stopped: {runs / name}\n"
+        assert ask("down").stdout == f"Stopped: {name}\n"
         assert process.wait(60) == 143
         nothing = ask("down")
         assert (nothing.returncode, nothing.stdout) == (2, "")

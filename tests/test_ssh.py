@@ -332,8 +332,7 @@ def test_all_nodes_that_are_unusable_are_reported_at_once(distlaunch: Distlaunch
     assert ran.status == 3
     assert f"node {nobody} cannot be used: connection refused: {nobody}:{hosts.port}" in ran.stderr
     assert "node no-such-host.invalid cannot be used: the name no-such-host.invalid is not known" in ran.stderr
-    assert "node gpu-b cannot be used: the agent sent no start marker" in ran.stderr
-    assert "distlaunch: no Python at /opt/none/bin/python" in ran.stderr
+    assert "node gpu-b cannot be used: no Python at /opt/none/bin/python; set `python:` for this node" in ran.stderr
     assert "node gpu-a " not in ran.stderr
     assert [task["started"] for task in ran.report["attempts"][0]["tasks"]] == [None] * 4
 

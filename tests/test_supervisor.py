@@ -412,7 +412,7 @@ def test_a_spare_that_has_not_what_it_takes_ends_the_run_with_a_report(tmp_path:
     assert (first["verdict"]["reference"], last["verdict"]) == ("node-lost", report["verdict"])
     assert [task["started"] for task in last["tasks"]] == [None, None]
     assert " 1 worker with 64 each would need 64 [too-few-gpus]\n" in run.said
-    assert run.said.endswith(f"exit status 3\nLogs and report: {tmp_path}/run")
+    assert run.said.endswith(f"exit status 3\nLogs: {tmp_path}/run · page: distlaunch report")
 
 
 def test_a_smaller_cluster_continues_if_that_is_allowed(tmp_path: Path) -> None:
@@ -624,7 +624,7 @@ def test_an_error_in_the_second_attempt_ends_the_run_with_its_report(
     told = [(attempt["attempt"], attempt["verdict"]["reference"]) for attempt in report["attempts"]]
     assert told == [(1, "task-killed"), (2, reference)][: 2 if plans else 1]
     assert run.said.count(f"[{reference}]") == 1
-    assert f"exit status {status}\nLogs and report: {tmp_path}/run" in run.said
+    assert f"exit status {status}\nLogs: {tmp_path}/run · page: distlaunch report" in run.said
     for node in ("gpu-a", "gpu-b"):
         assert run.nodes.kinds_of(node)[-1] == "Goodbye"  # whatever was started there is ended
 

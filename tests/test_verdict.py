@@ -213,7 +213,14 @@ class TestSuccess:
     def test_of_several_tasks(self) -> None:
         verdict = judged(history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1051.0)))
 
-        assert verdict == Verdict(reference="succeeded", message="all 2 training tasks ended with status 0")
+        assert verdict == Verdict(reference="succeeded", message="both workers ended with status 0")
+
+    def test_names_the_tasks_that_succeeded(self) -> None:
+        three = [TaskId("worker", index) for index in range(3)]
+        chief = TaskId("chief", 0)
+        for tasks, name in ((three, "all 3 workers"), ([chief, W0], "the chief and 1 worker"), ([W0], "worker:0")):
+            verdict = judged(history({"a": tasks}, *(ended(task, 1050.0) for task in tasks)))
+            assert verdict.message == f"{name} ended with status 0"
 
     def test_of_one_task_with_an_evaluator_that_was_stopped(self) -> None:
         policy = make_policy({"a": [W0, EVALUATOR]})
@@ -431,8 +438,8 @@ class TestLoss:
 
         assert judged(state) == Verdict(
             reference="node-unreachable",
-            message="node b cannot be used: connection refused: b:22",
-            evidence=["node a cannot be used: the host key of a has changed"],
+            message="node a cannot be used: the host key of a has changed",
+            evidence=["node b cannot be used: connection refused: b:22"],  # in the order of the spec
         )
 
     def test_while_stopping_is_reported_beside_the_cause(self) -> None:
@@ -528,6 +535,18 @@ def test_a_drain_timeout_names_the_running_tasks_and_the_ended_ones() -> None:
         evidence=["ended with status 0: worker:0"],
         hint="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 disables the timeout",
     )
+
+
+def test_an_interruption_by_distlaunch_down_says_so() -> None:
+    state = history(ONE_NODE, Interrupted(signal.SIGTERM, asked=True))
+    assert judged(state) == Verdict(reference="interrupted", message="stopped by `distlaunch down`")
+
+
+def test_nodes_that_refuse_are_named_in_the_order_of_the_spec() -> None:
+    refusals = [NodeRefused(node, (Problem("no-program", f"no train.py on {node}"),)) for node in ("b", "a")]
+    state, _ = play(make_policy(TWO_NODES), NodeReady("a"), NodeReady("b"), *refusals)
+    verdict = judged(state)
+    assert (verdict.message, verdict.evidence) == ("no train.py on a", ["no train.py on b [no-program]"])
 
 
 @pytest.mark.parametrize(

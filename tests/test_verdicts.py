@@ -78,7 +78,7 @@ def test_a_worker_that_fails_only_because_the_leader_has_finished_does_not_fail_
     assert "StartAbort UNAVAILABLE" in ran.log("worker-1").decode()
     assert "StartAbort" not in ran.stdout
     assert [task["exit_code"] for task in ran.report["attempts"][0]["tasks"]] == [0, 1]
-    assert verdict["message"] == "all 2 training tasks finished"
+    assert verdict["message"] == "both workers finished"
     note = "worker:1 finished its program before its interpreter ended with exit status 1; this does not fail the run"
     assert verdict["evidence"] == [note]
 

@@ -55,6 +55,7 @@ def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool
     from launcher.commands.requests import ask_to_end
     from launcher.errors import UsageError
     from launcher.run.directory import RunDir
+    from launcher.run.naming import name_run
     from launcher.run.selection import list_running, select_run
     from launcher.run.trust import verify_own
     from launcher.transports.in_parallel import map_parallel
@@ -68,7 +69,7 @@ def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool
     else:
         found = [select_run(run, running=True)]
     for files, ended in zip(found, map_parallel(lambda each: ask_to_end(each, now=now), found, 32), strict=True):
-        text = f"Stopped: {files.root}" if ended else f"Already ended: {files.root}"
+        text = f"{'Stopped' if ended else 'Already ended'}: {name_run(files.root)}"
         click.echo(json.dumps({"directory": str(files.root), "stopped": ended}) if as_json else text)
     if not found:
         click.echo("No run is running", err=True)

@@ -7,7 +7,7 @@ from typing import get_args
 
 from launcher.commands.requests import ask_status
 from launcher.printable import printable
-from launcher.report.goodput import render_goodput
+from launcher.report.goodput import SHORT_S, render_goodput
 from launcher.report.state_names import Outcome
 from launcher.report.status_report import RunStatus
 from launcher.report.status_text import COLUMNS, NODE_COLUMNS, make_node_rows, make_rows, render_header
@@ -68,7 +68,7 @@ def render_status(status: RunStatus, said: Sequence[Entry], room: int | None) ->
         room: the width of the tables; None for no limit.
     """
     lines = [render_header(status)]
-    if status.goodput is not None:
+    if status.goodput is not None and sum(status.goodput.by_kind().values()) >= SHORT_S:
         lines.append(render_goodput(status.goodput))
     if status.tasks:
         lines += ["", *render_table(COLUMNS, make_rows(status), room)]

@@ -6,21 +6,9 @@ from collections.abc import Sequence
 
 import click
 
+from launcher.console.palette import ORANGE, RED, TASKS
 from launcher.printable import printable
 from launcher.tasks import TaskId
-
-_COLOURS = (
-    "cyan",
-    "yellow",
-    "green",
-    "magenta",
-    "blue",
-    "bright_cyan",
-    "bright_yellow",
-    "bright_green",
-    "bright_magenta",
-    "bright_blue",
-)
 
 
 class Labels:
@@ -34,7 +22,7 @@ class Labels:
     def of(self, task: TaskId) -> bytes:
         label = f"{task!s:<{self._width}} │ "
         if self._colour:
-            label = click.style(label, fg=_COLOURS[self._order.get(task, 0) % len(_COLOURS)])
+            label = click.style(label, fg=TASKS[self._order.get(task, 0) % len(TASKS)])
         return label.encode()
 
 
@@ -53,6 +41,6 @@ def style_message(level: str, text: str, *, colour: bool) -> str:
     text = printable(text)
     if level == "warning":
         text = f"Warning: {text}"
-        return click.style(text, fg="yellow") if colour else text
+        return click.style(text, fg=ORANGE) if colour else text
     first, line_break, rest = text.partition("\n")
-    return (click.style(first, fg="red") if colour and level == "error" else first) + line_break + rest
+    return (click.style(first, fg=RED) if colour and level == "error" else first) + line_break + rest

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from launcher.console.palette import CYAN, GREEN, ORANGE, RED, style
 from launcher.console.step_history import StepHistory, render_spark
 from launcher.printable import printable
 from launcher.report.status_report import NodeState, RunStatus, TaskState
@@ -19,7 +20,14 @@ from worker_entry.protocol.units import render_size
 
 FAILED, HALTED, SLOW, NOT_UP, AT_WORK, ENDED = range(6)
 """The urgency of a task, most urgent first."""
-_STYLES = {FAILED: "bold red", HALTED: "bold yellow", SLOW: "yellow", NOT_UP: "dim", AT_WORK: "green", ENDED: "dim"}
+_STYLES = {
+    FAILED: style(RED, bold=True),
+    HALTED: style(ORANGE, bold=True),
+    SLOW: style(ORANGE),
+    NOT_UP: "dim",
+    AT_WORK: style(GREEN),
+    ENDED: "dim",
+}
 TITLES_FROM = 6
 """With at least this many lines, one has the titles of the columns."""
 
@@ -195,4 +203,4 @@ _COLUMNS = (
     Column("OWN", 65, lambda shown: "" if shown.task.own_s is None else render_step_time(shown.task.own_s)),
     Column("MINUTE", 50, _render_spark, is_right=False, least=6, most=30, grows=True),
 )
-_CELL_STYLES = {"": "dim", "TASK": "bold", "PROGRESS": "cyan", "MINUTE": "cyan"}
+_CELL_STYLES = {"": "dim", "TASK": "bold", "PROGRESS": style(CYAN), "MINUTE": style(CYAN)}

@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from launcher.console.live_tasks import render_tasks
+from launcher.console.palette import GREEN, ORANGE, RED, style
 from launcher.console.step_history import StepHistory
 from launcher.printable import printable
 from launcher.report.status_report import RunStatus
@@ -15,12 +16,12 @@ from launcher.wording import render_age, render_ago
 from worker_entry.protocol.frozen import dataclass
 
 _STATES = {
-    "running": "bold green",
-    "succeeded": "bold green",
-    "failed": "bold red",
-    "stopping": "bold yellow",
-    "restarting": "bold yellow",
-    "interrupted": "bold yellow",
+    "running": style(GREEN, bold=True),
+    "succeeded": style(GREEN, bold=True),
+    "failed": style(RED, bold=True),
+    "stopping": style(ORANGE, bold=True),
+    "restarting": style(ORANGE, bold=True),
+    "interrupted": style(ORANGE, bold=True),
 }
 
 
@@ -88,7 +89,7 @@ def _render_header(status: RunStatus | None, problem: str, columns: int, asked: 
         parts.append(f"only {asked.selected}")
     line.append("".join(f" · {part}" for part in parts))
     if problem:
-        line.append(f"{' · ' if status is not None else ''}{_clean(problem)}", "bold yellow")
+        line.append(f"{' · ' if status is not None else ''}{_clean(problem)}", style(ORANGE, bold=True))
     end = f" {asked.hint} ──" if asked.hint else ""
     room = columns - cell_len(line.plain) - 1
     if room < len(end):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 
 from launcher.printable import UNSEEN, stand_in
 
@@ -63,18 +65,51 @@ _CONTROL = re.compile(
 because a replacement in bytes could join its neighbours into a new sequence."""
 
 
+_TRACEBACK = b"Traceback (most recent call last):"
+_CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
+
+
+class Tracebacks:
+    """Selects the task whose tracebacks are shown: the one that prints the first. Those of the others follow from it.
+
+    `clock`: seconds. A traceback that comes KEPT_S after the last is a first one again.
+    """
+
+    KEPT_S = 60.0
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._owner: object = None
+        self._last = 0.0
+
+    def is_shown(self, log: object) -> bool:
+        """Whether a traceback that begins in this log now is shown."""
+        now = self._clock()
+        if self._owner is None or now - self._last > self.KEPT_S:
+            self._owner = log
+        self._last = now
+        return self._owner is log
+
+
 class LogLines:
     """The lines of one log.
 
     `keep_colours`: colours pass through; all other control characters are replaced. `fold`: TensorFlow's chatter is
-    left out.
+    left out. `tracebacks`: of all logs together; None to show them all.
     """
 
-    def __init__(self, *, keep_colours: bool = False, fold: bool = True) -> None:
+    def __init__(self, *, keep_colours: bool = False, fold: bool = True, tracebacks: Tracebacks | None = None) -> None:
         self.folded = 0
         """Lines left out so far."""
+        self.folded_traceback = 0
+        """Lines of tracebacks among them."""
         self._keep_colours = keep_colours
         self._fold = fold
+        self._tracebacks = tracebacks if fold else None
+        self._in_traceback = False
+        """Whether the lines of a traceback that is left out continue until its exception."""
+        self._may_chain = False
+        """Whether such an exception may be followed by the traceback of the next one."""
         self._below_chatter = False
         self._continued = _CONTINUED
         """Matches lines that continue the chatter above."""
@@ -113,6 +148,8 @@ class LogLines:
         """Whether all lines can be shown unchanged; one check for all, because most text can."""
         if self._fold and (self._below_chatter or _may_have_chatter(lines)):
             return False
+        if self._tracebacks is not None and (self._in_traceback or self._may_chain or _TRACEBACK in lines):
+            return False
         if _has_long_line(lines):
             return False
         if not lines.translate(None, _PLAIN):
@@ -125,6 +162,10 @@ class LogLines:
     def _finished(self, line: bytes) -> bytes:
         """The shown form of the line, with a line break; empty if the line is left out."""
         shown = _visible(line)
+        if self._is_left_out(shown):
+            self.folded += 1
+            self.folded_traceback += 1
+            return b""
         if self._fold:
             begins = _CHATTER.match(shown)
             chatter = begins or (self._below_chatter and self._continued.match(shown))
@@ -135,6 +176,21 @@ class LogLines:
                 self.folded += 1
                 return b""
         return self._clean(shown) + b"\n"
+
+    def _is_left_out(self, line: bytes) -> bool:
+        """Whether the line belongs to a traceback that is left out."""
+        if self._tracebacks is None:
+            return False
+        if _TRACEBACK in line:
+            self._in_traceback = not self._tracebacks.is_shown(self)
+            return self._in_traceback
+        if not self._in_traceback:
+            self._may_chain = self._may_chain and (not line or line.startswith(_CHAIN))
+            return self._may_chain
+        if line and not line[:1].isspace():  # the exception
+            self._in_traceback, self._may_chain = False, True
+            self._below_chatter, self._continued = True, _CONTINUED  # its message may have more lines
+        return True
 
     def _clean(self, line: bytes) -> bytes:
         if len(line) > LINE_LIMIT:

@@ -127,12 +127,14 @@ def render_restart(restart: Restart, attempt: int, limit: int) -> str:
 
 
 def _render_interruption(before: AttemptState, after: AttemptState, event: Interrupted) -> str | None:
-    name = "" if event.is_by_hand else f"{signal.Signals(event.signal).name}: "
+    name = f"{signal.Signals(event.signal).name}: "
+    if event.is_by_hand:
+        name = "" if event.signal == signal.SIGINT else "distlaunch down: "
     if after.policy.only_checks:
         return _sentence(f"{name}stopping the checks") if before.phase is not Phase.STOPPING else None
     if before.phase is Phase.STOPPING:
         return "Killing all tasks" if event.signal == signal.SIGINT else None
-    insist = "; Ctrl-C again kills them" if event.is_by_hand else ""
+    insist = "; Ctrl-C again kills them" if event.signal == signal.SIGINT else ""
     what = "interrupting" if event.is_by_hand else "stopping"
     return _sentence(f"{name}{what} all tasks, {after.policy.stop_grace_s:g} s grace{insist}")
 

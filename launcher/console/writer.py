@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from launcher.console.followed_log import FollowedLog
 from launcher.console.labels import Labels, prefix_lines, style_message, style_remark
 from launcher.console.live_area import LiveArea
-from launcher.console.log_lines import LogLines
+from launcher.console.log_lines import LogLines, Tracebacks
 from launcher.console.terminal import NowhereSink, Sink
 from launcher.tasks import TaskId
 from launcher.wording import count_of
@@ -89,6 +89,7 @@ class Console:
         self._needed = needed
         self._area = LiveArea(region, colour=colour, is_ours=is_ours)
         self._only: TaskId | None = None
+        self._tracebacks = Tracebacks(clock)
         self._paused = threading.Event()
         self._left = threading.Event()
         self._logs: list[FollowedLog] = []
@@ -225,6 +226,7 @@ class Console:
             for log in self._logs:
                 self._finish(log)
             self._logs.clear()
+            self._tracebacks = Tracebacks(self._clock)
             if order is _Order.LEAVE:
                 self._out(methodcaller("close"))
                 self._sink = NowhereSink()
@@ -252,7 +254,7 @@ class Console:
             self._broken.set()
 
     def _open(self, task: TaskId, path: Path, offset: int) -> FollowedLog:
-        lines = LogLines(keep_colours=self._colour, fold=not self._verbose)
+        lines = LogLines(keep_colours=self._colour, fold=not self._verbose, tracebacks=self._tracebacks)
         return FollowedLog(task, path, self._labels.of(task), lines, offset)
 
     def _show_new(self) -> bool:
@@ -299,7 +301,9 @@ class Console:
     def _finish(self, log: FollowedLog) -> None:
         self._show_zeros(log)
         self._write(log, log.lines.close())
-        if log.lines.folded:
-            text = f"({count_of(log.lines.folded, 'line')} of TensorFlow's start-up messages only in the log)"
-            self._write(log, style_remark(text, colour=self._colour))
+        start_up, traceback = log.lines.folded - log.lines.folded_traceback, log.lines.folded_traceback
+        for count, what in ((start_up, "TensorFlow's start-up messages"), (traceback, "another traceback")):
+            if count:
+                text = f"({count_of(count, 'line')} of {what} only in the log)"
+                self._write(log, style_remark(text, colour=self._colour))
         log.close()

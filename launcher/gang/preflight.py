@@ -205,7 +205,13 @@ class Preflight:
             problem = answers.inspected.problem if answers.inspected is not None else ""
             if problem:
                 message = f"checkpoint_directory {folder} cannot be written on {node}: {problem}"
-                yield Finding(level="error", node=node, reference="checkpoint-directory", message=message)
+                yield Finding(
+                    level="error",
+                    node=node,
+                    reference="checkpoint-directory",
+                    message=message,
+                    hint="create it on a disk that all nodes share, writable for this user",
+                )
             elif answers.inspected is not None and answers.dialled is not None:
                 seen[node] = set(answers.dialled.marks)
         for node, marks in seen.items():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.gang.events import Event, NodePrepared, TaskUnguarded
-from launcher.tasks import TaskId
+from launcher.gang.events import Event, TaskListening, TaskUnguarded
+from launcher.gang.state import AttemptState
+from launcher.tasks import TaskId, name_tasks, parse_task_id
 from launcher.wording import count_of
 from worker_entry.protocol.strangers import Repelled
 
@@ -18,12 +19,12 @@ def render_stranger(repelled: Repelled) -> str:
     )
 
 
-def render_news_of_guards(event: Event) -> list[str]:
-    """Lines for ports that turn out to be unguarded."""
+def render_news_of_guards(state: AttemptState, event: Event) -> list[str]:
+    """Lines for open ports that strangers can reach; `state`: after the event."""
     match event:
-        case NodePrepared(unguarded=unguarded):
-            return render_unguarded(unguarded)
-        case TaskUnguarded(task, why):
+        case TaskListening(task) if task in state.unguarded:
+            return render_unguarded({task: state.unguarded[task]})
+        case TaskUnguarded(task, why) if task in state.listening:
             return render_unguarded({task: why})
     return []
 
@@ -33,4 +34,7 @@ def render_unguarded(unguarded: Mapping[TaskId, str]) -> list[str]:
     tasks: dict[str, list[str]] = {}
     for task, why in unguarded.items():
         tasks.setdefault(why, []).append(str(task))
-    return [f"anyone can reach the ports of {', '.join(names)}: {why}" for why, names in tasks.items()]
+    return [
+        f"anyone can reach the port{'s' if len(names) > 1 else ''} of {name_tasks(map(parse_task_id, names))}: {why}"
+        for why, names in tasks.items()
+    ]

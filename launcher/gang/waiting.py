@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId, find_leader, name_tasks
+from worker_entry.protocol.values import NOT_IMPORTED
 
 SHOWN_TASKS = 4
 
@@ -33,7 +34,8 @@ def _render_task(state: AttemptState, task: TaskId, now: float) -> str:
         known.append("stopped by a signal")
     elif task in state.status and not not_joined:
         status = state.status[task]
-        known.append(f"{status.phase}, {max(now - status.since, 0.0):.0f} s")
+        if status.phase != NOT_IMPORTED:  # the program may never import it
+            known.append(f"{status.phase}, {max(now - status.since, 0.0):.0f} s")
         if status.strategy:
             known.append(f"has built {status.strategy}")
     return f"{task} on {node} ({', '.join(known)})" if known else f"{task} on {node}"

@@ -62,12 +62,13 @@ def make_check_report(
 
 def _unusable(state: AttemptState) -> Iterator[Finding]:
     refused = {refusal.node for refusal in state.refusals}
-    for node, reason in state.lost.items():
+    order = list(state.policy.nodes)
+    for node, reason in sorted(state.lost.items(), key=lambda item: order.index(item[0])):
         if node in refused:  # its refusal says why
             continue
         reference = "node-lost" if node in state.ready else "node-unreachable"
         yield Finding(level="error", node=node, reference=reference, message=f"node {node} cannot be used: {reason}")
-    for refusal in state.refusals:
+    for refusal in sorted(state.refusals, key=lambda refusal: order.index(refusal.node)):
         for problem in refusal.problems:
             yield Finding(
                 level="error",

@@ -35,6 +35,10 @@ class Goodput(Result):
         return {kind.removesuffix("_s"): getattr(self, kind) for kind in KINDS}
 
 
+LEAST_S = 0.05
+"""Less is shown as 0.0 s."""
+SHORT_S = 10.0
+"""Of a shorter run, most of the time is its start, and says nothing."""
 SHOWN = 4
 LEAST_SHARE = 0.01
 """Besides training, the text names at most SHOWN kinds, each with at least LEAST_SHARE of the time."""
@@ -49,7 +53,7 @@ def make_goodput(seconds: dict[str, float]) -> Goodput:
 
 def render_goodput(goodput: Goodput) -> str:
     """`Goodput 83 %: 41.2 s of 49.6 s trained; 3.1 s forming, 2.0 s restarting`, with the largest of the rest."""
-    spent = {kind: seconds for kind, seconds in goodput.by_kind().items() if seconds > 0}
+    spent = {kind: seconds for kind, seconds in goodput.by_kind().items() if seconds >= LEAST_S}
     whole_s = sum(spent.values())
     rest = sorted((kind for kind in spent if kind != "training"), key=lambda kind: -spent[kind])
     shown = [f"{render_duration(spent[kind])} {kind}" for kind in rest[:SHOWN] if spent[kind] >= LEAST_SHARE * whole_s]

@@ -8,13 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from launcher.errors import error_lines
-from launcher.report.goodput import Goodput, render_goodput
+from launcher.report.goodput import SHORT_S, Goodput, render_goodput
 from launcher.report.models import AttemptReport, RunReport, TaskReport
+from launcher.tasks import name_tasks, parse_task_id
 from launcher.verdict.models import Verdict
 from launcher.wording import count_of, render_age, render_duration
 from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import TaskExit
 
+SHOWN_TASKS = 12
+"""With more tasks, the summary has a line for each end instead of one for each task."""
+NAMED_TASKS = 6
+"""Such a line names at most this many tasks."""
 SHOWN_ATTEMPTS = 20
 """The most attempts before the last that get a line each in the summary."""
 
@@ -43,9 +48,8 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
     attempt = report.attempts[-1]
     lines = []
     if any(task.started is not None for task in attempt.tasks):
-        width = max(len(task.task) for task in attempt.tasks)
-        lines += [f"  {task.task:<{width}}  {render_end(task)}" for task in attempt.tasks]
-    lines += _render_left(report)
+        lines += _render_ends(attempt)
+    lines += _render_left(report) if _has_met(report) else []
     lines += _render_kept(report)
     lines += _render_cache(attempt)
     lines += [f"  {attempt.divergence}"] if attempt.divergence else []
@@ -61,15 +65,44 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
         lines += [f"  {line}" for line in attempt.verdict.evidence]
     else:
         lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
-    lines.append(f"Logs{' and report' if written else ''}: {report.directory}")
+    lines.append(f"Logs: {report.directory}{' · page: distlaunch report' if written and not page else ''}")
     lines += [f"Open in a browser: {page}"] if page else []
     return "\n".join(lines)
 
 
 def _is_worth_a_line(report: RunReport, goodput: Goodput) -> bool:
     """Whether training was interrupted, or was not most of a run that took minutes."""
+    if report.ended - report.started < SHORT_S:
+        return False
     interrupted_s = goodput.lost_s + goodput.restarting_s + goodput.stalled_s + goodput.waiting_s
     return interrupted_s > 0 or (goodput.share < MOST and report.ended - report.started > LONG_S)
+
+
+def _render_ends(attempt: AttemptReport) -> list[str]:
+    """A line for each task or, if there are many, for each end with the tasks that ended so."""
+    servers_done = attempt.verdict.reference == "succeeded"
+    ends = {task.task: _render_server_end(task) if servers_done else render_end(task) for task in attempt.tasks}
+    if len(ends) <= SHOWN_TASKS:
+        width = max(map(len, ends))
+        return [f"  {task:<{width}}  {end}" for task, end in ends.items()]
+    tasks: dict[str, list[str]] = {}
+    for task, end in ends.items():
+        tasks.setdefault(end, []).append(task)
+    few = sorted(tasks.items(), key=lambda item: len(item[1]))
+    return [f"  {_name_tasks(names, len(ends))}: {end}" for end, names in few]
+
+
+def _name_tasks(names: Sequence[str], count: int) -> str:
+    if len(names) > NAMED_TASKS or len(names) == count:
+        return count_of(len(names), "task")
+    return name_tasks(map(parse_task_id, names))
+
+
+def _render_server_end(task: TaskReport) -> str:
+    """The end of a task of a run that succeeded: what was stopped has served its purpose."""
+    if task.stopped_by_us and task.ended is not None and task.task.partition(":")[0] != "chief":
+        return "stopped: training has finished"
+    return render_end(task)
 
 
 def _render_earlier(report: RunReport) -> list[str]:
@@ -82,6 +115,14 @@ def _render_earlier(report: RunReport) -> list[str]:
     references.update(report.left_out.references if report.left_out is not None else {})
     counts = ", ".join(f"{count:,} {reference}" for reference, count in references.most_common())
     return [*lines[:half], f"    … {references.total():,} more: {counts}", *lines[-half:]]
+
+
+def _has_met(report: RunReport) -> bool:
+    """Whether a node was reached; otherwise, nothing can be left there."""
+    unmet = report.verdict.reference == "node-unreachable" and not any(
+        task.started for each in report.attempts for task in each.tasks
+    )
+    return not unmet or any(each.unverified for each in report.attempts)
 
 
 def _render_left(report: RunReport) -> list[str]:

@@ -195,7 +195,7 @@ class AttemptLoop:
                     Straggler(straggler.task, straggler.message, straggler.score, straggler.reason)
                 )
         if self._number == 1 and self._context.spec.guard != "off":
-            for line in render_news_of_guards(event):
+            for line in render_news_of_guards(self.state, event):
                 console.warn(line)
         if patches := render_patches(event):
             console.note_once(patches)

@@ -151,7 +151,8 @@ class Notifier:
 
     def _fail(self, target: str, reason: str) -> None:
         if not self._stopped:
-            self._say(f"the {target} of `notify` has failed: {reason}; the run continues")
+            what = "was not delivered" if target == "webhook" else "has failed"
+            self._say(f"the {target} of `notify` {what}: {reason}")
 
     def _say(self, text: str) -> None:
         with self._idle:

@@ -23,7 +23,7 @@ from launcher.transports.base import (
 from launcher.transports.clock_offset import ClockOffset
 from launcher.transports.outgoing import Outgoing
 from launcher.transports.reconnect import Reconnector
-from launcher.transports.streams import NoAgentError, Stream, bring_archive, skip_noise
+from launcher.transports.streams import NoAgentError, NoPythonError, Stream, bring_archive, skip_noise
 from worker_entry.protocol.framing import Decoder, ProtocolError
 from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
@@ -191,7 +191,7 @@ class ResumableLink:
             bring_archive(stream, streams.FIRST_WORD_S)
             self._outgoing.start_writing(stream, f"write-{self._node}")
             data = skip_noise(stream, streams.FIRST_WORD_S)
-        except NoAgentError:
+        except (NoAgentError, NoPythonError):
             self.ended = True
             raise
         self.began, self._last_heard = True, time.monotonic()

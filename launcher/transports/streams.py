@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import select
 import threading
 import time
@@ -65,7 +66,13 @@ class NoAgentError(ProtocolError):
     """The started process ended without becoming an agent."""
 
 
+class NoPythonError(LinkError):
+    """The node has no Python that an agent can run on; our own command line says so."""
+
+
 _SILENT = "the agent does not start"
+_OWN_WORDS = re.compile(rb"^distlaunch: (.+?)\r?$", re.MULTILINE)
+"""What the command line of `payload` says before it gives up."""
 
 
 def bring_archive(stream: Stream, within_s: float, silent: str = _SILENT) -> None:
@@ -126,6 +133,8 @@ def _read_noise(stream: Stream, noise: bytes, size: int, deadline: float, silent
     if ECHO in noise:
         raise LinkError(f"{silent}{_shown(noise)}")
     if not data:
+        if (said := _OWN_WORDS.search(noise)) is not None:
+            raise NoPythonError(f"{said[1].decode(errors='replace')}; set `python:` for this node")
         status = stream.exit_status()
         ended = f" (its login shell ended with status {status})" if status is not None else ""
         raise NoAgentError(f"no start marker{ended}{_shown(noise)}")

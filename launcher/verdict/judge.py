@@ -19,6 +19,7 @@ from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.models import OutcomeName, Verdict
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
 from launcher.verdict.task_failure import judge_failure
+from launcher.wording import count_of
 from worker_entry.protocol.values import Problem, TaskExit
 
 SIGNAL_S = 1.0
@@ -65,7 +66,7 @@ def judge(
             verdict = _judge_drain_timeout(state)
         case _:
             verdict = _judge_interruption(state)
-    more = [_render_loss(state, node) for node in state.lost]
+    more = [_render_loss(state, node) for node in _order_lost(state)]
     if state.stacks:
         if verdict.reference != "out-of-step":  # its message already has the places
             more += render_places(state.stacks)
@@ -147,14 +148,26 @@ def _judge_success(state: AttemptState) -> Verdict:
     ]
     if state.separate:
         evidence.append(f"{name_tasks(sorted(trainers))} trained separately")
-    what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
+    what = _name_all(trainers)
     ends = [state.exits[task] for task in trainers if task in state.exits]
     how = "ended with status 0" if len(ends) == len(trainers) and all(end.exit.ok for end in ends) else "finished"
     return Verdict(reference="succeeded", message=f"{what} {how}", evidence=evidence)
 
 
+def _name_all(tasks: Sequence[TaskId]) -> str:
+    """`worker:0`, `both workers`, `all 3 workers`, `the chief and 2 workers`."""
+    if len(tasks) == 1:
+        return str(tasks[0])
+    workers = [task for task in tasks if task.type == "worker"]
+    if len(workers) < len(tasks):
+        return f"the chief and {count_of(len(workers), 'worker')}"
+    return "both workers" if len(tasks) == 2 else f"all {len(tasks)} workers"
+
+
 def _judge_refusal(state: AttemptState) -> Verdict:
-    problems = [(refusal.node, problem) for refusal in state.refusals for problem in refusal.problems]
+    order = list(state.policy.nodes)
+    refusals = sorted(state.refusals, key=lambda refusal: order.index(refusal.node))
+    problems = [(refusal.node, problem) for refusal in refusals for problem in refusal.problems]
     if not problems:
         return Verdict(
             reference="refused", message=f"node {state.refusals[0].node} refused to start its tasks and gave no reason"
@@ -185,7 +198,7 @@ def _same(one: Problem, other: Problem) -> bool:
 
 
 def _judge_loss(state: AttemptState, agent_stderr: Sequence[str]) -> Verdict:
-    node, *rest = state.lost
+    node, *rest = _order_lost(state)
     running = state.policy.nodes[node] & state.stopped
     return Verdict(
         reference="node-lost" if node in state.ready else "node-unreachable",
@@ -196,6 +209,12 @@ def _judge_loss(state: AttemptState, agent_stderr: Sequence[str]) -> Verdict:
             *agent_stderr,
         ],
     )
+
+
+def _order_lost(state: AttemptState) -> list[str]:
+    """The lost nodes: those that were ready in the order of their losses, then the others in the order of the spec."""
+    never = [node for node in state.policy.nodes if node in state.lost and node not in state.ready]
+    return [*(node for node in state.lost if node in state.ready), *never]
 
 
 def _render_loss(state: AttemptState, node: str) -> str:
@@ -264,6 +283,8 @@ def _judge_interruption(state: AttemptState) -> Verdict:
     assert state.signal is not None
     if state.signal == signal.SIGPIPE:
         message = "the reader of the output is gone (SIGPIPE); all tasks were stopped"
+    elif state.interrupts and state.signal != signal.SIGINT:
+        message = "stopped by `distlaunch down`"
     else:
         message = f"interrupted by {TaskExit(signal=state.signal)}; all tasks were stopped"
     return Verdict(reference="interrupted", message=message)

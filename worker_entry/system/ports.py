@@ -137,7 +137,7 @@ class HeldPorts:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, not request.reuse_address)
         self._sockets.append(held)
         self.numbers[request.task] = port
-        problem = "its program does not share the port" if request.reuse_address else "guard: off in the spec"
+        problem = "PyTorch does not share it" if request.reuse_address else "guard: off in the spec"
         if self._guards and not request.reuse_address:
             problem = _guard(held)  # before the option changes below: `listen` checks the port again
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, request.reuse_address)

@@ -32,6 +32,8 @@ def authenticate(target: SshTarget, transport: paramiko.Transport) -> None:
         else:
             return
     reasons = [f"refused: {', '.join(tried)}"] if tried else ["no key to try"]
+    if not tried and not locked:
+        reasons.append(f"make one with ssh-keygen, then run ssh-copy-id {target.user}@{target.hostname}")
     reasons += [f"{path} has a passphrase; unlock it with ssh-add" for path in locked]
     raise LinkError(f"{target.user}@{place_of(target)} rejects the login; {'; '.join(reasons)}")
 

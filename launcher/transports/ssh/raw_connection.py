@@ -97,7 +97,9 @@ def dial(target: SshTarget, within_s: float) -> RawConnection:
     try:
         connected = socket.create_connection((target.hostname, target.port), timeout=within_s)
     except socket.gaierror:
-        raise LinkError(f"the name {target.hostname} is not known") from None
+        raise LinkError(
+            f"the name {target.hostname} is not known; add it to ~/.ssh/config, or give its address with ssh.hostname"
+        ) from None
     except TimeoutError:
         raise LinkError(f"no answer from {place} within {within_s:.0f} s") from None
     except ConnectionResetError:
