@@ -552,7 +552,7 @@ def test_a_disk_with_little_space_is_warned_about(network: Network, check: Check
     assert report["good"]
     [finding] = report["findings"]
     assert (finding["level"], finding["node"], finding["reference"]) == ("warning", "gpu-b", "disk-space")
-    assert re.fullmatch(r"gpu-b has 6[0-4] MiB left for the run's files", finding["message"])
+    assert re.fullmatch(r"gpu-b has 6[0-4](\.\d)? MiB left for the run's files", finding["message"])
 
 
 OFFSETS = {"gpu-a": -50.0, "gpu-b": 100.0}
@@ -648,8 +648,8 @@ def test_versions_that_differ_are_warned_about(oddities: dict[str, Any]) -> None
 
 
 def test_a_gpu_in_use_is_warned_about(oddities: dict[str, Any]) -> None:
-    assert warnings(oddities, "gpu-busy") == ["GPU 1 of gpu-b is busy: 20,480 of 24,576 MiB are in use"]
-    assert oddities["nodes"][1]["gpus"] == ["0 (3 of 24576 MiB in use)", "1 (20480 of 24576 MiB in use)"]
+    assert warnings(oddities, "gpu-busy") == ["GPU 1 of gpu-b is busy: 20 GiB of 24 GiB are in use"]
+    assert oddities["nodes"][1]["gpus"] == ["0 (3 MiB of 24 GiB in use)", "1 (20 GiB of 24 GiB in use)"]
 
 
 def test_a_proxy_is_warned_about(oddities: dict[str, Any]) -> None:

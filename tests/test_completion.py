@@ -17,8 +17,10 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.cli.completion import complete_tasks, join_at_colons
+from launcher.cli.completion import complete_tasks, join_words
 from launcher.cli.main import cli
+from launcher.spec.field_names import find_fields
+from launcher.spec.models import ClusterSpec
 from tests.available import find_program
 from tests.cases import first_quick
 from tests.conftest import distlaunch_command
@@ -126,6 +128,9 @@ def test_a_tab_completes_commands_runs_and_specs(shell: str, folder: Path) -> No
             "distlaunch check od": "distlaunch check odd\\ words.yml ",
             "distlaunch plan deep/on": "distlaunch plan deep/one.yaml ",
             "distlaunch clean tw": "distlaunch clean two_nodes.yaml ",
+            "distlaunch up --set rest": "distlaunch up --set restart.",
+            "distlaunch up --set restart.max_r": "distlaunch up --set restart.max_restarts=",
+            "distlaunch up --set stdin=ch": "distlaunch up --set stdin=chief ",
         }
         assert {typed: terminal.complete(typed) for typed in expected} == expected
         write_run(folder.parent / "state" / "distlaunch" / "runs" / "with:colon", outcome="succeeded")
@@ -176,6 +181,48 @@ def test_files_are_offered_for_a_program_and_for_its_arguments(folder: Path) -> 
     assert offered(folder, "up", "two_nodes.yaml", "tr") == ["file,tr"]
 
 
+def test_hosts_are_those_of_the_ssh_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = folder.parent / "home"
+    (home / ".ssh" / "more.d").mkdir(parents=True)
+    (home / ".ssh" / "config").write_text(
+        "Include more.d/*\nHost gpu-a gpu-b\n  User alice\nHost *.example !gpu-x\n  Port 22\nhost=gpu-c\n"
+    )
+    (home / ".ssh" / "more.d" / "lab").write_text("Host lab-1\nInclude ~/.ssh/config\n")
+    monkeypatch.setenv("HOME", str(home))
+    assert offered(folder, "up", "-H", "gpu-")[-3:] == ["plain,gpu-a", "plain,gpu-b", "plain,gpu-c"]
+    assert offered(folder, "check", "-H", "gpu-a,la") == ["plain,gpu-a,lab-1"]
+    assert offered(folder, "init", "-H", "gpu-a,lo") == ["plain,gpu-a,local"]
+    assert "plain,gpu-a,gpu-a" not in offered(folder, "up", "-H", "gpu-a,g")
+
+
+def test_fields_of_a_spec_are_offered_one_level_at_a_time_and_their_values(folder: Path) -> None:
+    assert offered(folder, "up", "--set", "time") == ["plain,timeouts."]
+    assert offered(folder, "local", "--set", "timeouts.st") == [
+        f"plain,timeouts.{name}=" for name in ("start_s", "stop_grace_s", "stall_s")
+    ]
+    assert offered(folder, "up", "--set", "nodes[0].spa") == ["plain,nodes[0].spare="]
+    assert offered(folder, "up", "--set", "nodes[0].spare=t") == ["plain,nodes[0].spare=true"]
+    assert offered(folder, "up", "--set", "guard=") == [f"plain,guard={value}" for value in ("auto", "required", "off")]
+    for nothing in ("none.", "timeouts.start_s.", "timeouts.start_s="):
+        assert offered(folder, "up", "--set", nothing) in ([], [""])
+
+
+def test_every_field_of_a_spec_is_offered() -> None:
+    offered_names = {name.rstrip(".=").partition("[")[0] for name in find_fields("")}
+    assert offered_names == {*ClusterSpec.model_fields}
+
+
+def test_a_description_has_commas_in_fish(folder: Path) -> None:
+    if find_program("fish", "-c", "true") is None:
+        pytest.skip("fish is not installed")
+    script = subprocess.run(distlaunch_command("completion", "fish"), capture_output=True, text=True, check=True).stdout
+    asks = f"{script}\ncomplete --do-complete 'distlaunch ls'\n"
+    done = subprocess.run(["fish", "--no-config", "-c", asks], cwd=folder, capture_output=True, text=True, check=True)
+    summary = cli.commands["ls"].get_short_help_str(100)
+    assert "," in summary
+    assert f"ls\t{summary}" in done.stdout
+
+
 def test_tasks_are_those_of_the_run_that_is_named(folder: Path) -> None:
     command = click.Command("logs", params=[click.Argument(["run"], required=False)])
 
@@ -196,12 +243,13 @@ def test_tasks_are_those_of_the_run_that_is_named(folder: Path) -> None:
         (["logs", "worker", ":"], ["logs", "worker:"]),
         (["logs", "worker", ":", "0", "x"], ["logs", "worker:0", "x"]),
         (["kill", ":", "worker", ":", "1"], ["kill:worker:1"]),
+        (["--set", "stdin", "=", "ch"], ["--set", "stdin=ch"]),
         ([":"], [":"]),
         ([""], [""]),
     ],
 )
-def test_words_that_bash_broke_at_colons_are_whole_again(words: list[str], joined: list[str]) -> None:
-    assert join_at_colons(words) == joined
+def test_words_that_bash_broke_are_whole_again(words: list[str], joined: list[str]) -> None:
+    assert join_words(words) == joined
 
 
 def test_every_argument_that_is_a_run_or_a_spec_is_completed() -> None:

@@ -201,7 +201,7 @@ def test_a_server_that_does_not_let_us_work_says_so(node: Nodes, options: Mappin
     node.start(options=options)
     said = node.refused()
     assert re.search(why, said)
-    assert "0 processes left on 1 node" in said  # no agent ever ran there, so the number is known
+    assert "processes left" not in said  # no agent ever ran there
 
 
 def test_a_server_that_takes_passwords_only_says_so(node: Nodes) -> None:

@@ -17,6 +17,7 @@ from plotly import offline
 from launcher.gang import events as gang
 from launcher.gang.findings import Finding, LinkSpeed, NodeSpeed, SpeedReport
 from launcher.pages.charts import LEAST_POINTS, MOST_POINTS, make_machine_charts, make_training_charts, thin
+from launcher.pages.grouping import find_odd, group_curves
 from launcher.pages.html import inline, make_ticks, read_plotly, read_script, render_page, to_script
 from launcher.pages.material import LogEnd, Material, NodeSamples, TaskSamples
 from launcher.pages.series import Point, Series, downsample, make_series, pack, shorten
@@ -243,14 +244,36 @@ class TestCurves:
         assert [series.label for series in charts["gpu-memory"].series] == ["gpu-a GPU 0", "gpu-a GPU 1"]
         assert [(series.label, series.values) for series in charts["gpu-use"].series] == [("gpu-a GPU 0", [50.0, 50.0])]
 
-    def test_of_very_many_curves_those_with_the_greatest_values_stay(self) -> None:
-        samples = [
-            TaskSamples(attempt=1, task=f"worker:{n}", progress=[ProgressSample(T0, 1, metrics={"loss": float(n)})])
-            for n in range(100)
-        ]
+    @pytest.mark.parametrize(("count", "grouped"), [(12, 0), (13, 13), (64, 64)])
+    def test_many_curves_are_a_median_a_band_and_those_that_differ(self, count: int, grouped: int) -> None:
+        def losses(number: int) -> list[ProgressSample]:
+            value = 900.0 if number == 7 else float(number)
+            return [ProgressSample(T0 + at, at, metrics={"loss": value}) for at in range(3)]
+
+        samples = [TaskSamples(attempt=1, task=f"worker:{n}", progress=losses(n)) for n in range(count)]
         [chart] = [each for each in make_training_charts(make_material(tasks=samples)) if each.title == "loss"]
-        assert [series.label for series in chart.series] == [f"worker:{n}" for n in range(68, 100)]
-        assert chart.left_out == 68
+        assert chart.grouped == grouped
+        if not grouped:
+            assert [series.label for series in chart.series] == [f"worker:{n}" for n in range(count)]
+            return
+        middle, below, above, odd = chart.series
+        assert (middle.label, odd.label) == (f"median of {count}", "worker:7")
+        assert [series.fills for series in chart.series] == [False, False, True, False]
+        for low, mid, high in zip(below.values, middle.values, above.values, strict=True):
+            assert 0 <= low < mid < high < count
+        assert odd.values == [900.0] * 3
+
+    def test_curves_that_are_alike_are_not_named(self) -> None:
+        curves = [Series(str(n), [(T0, 1.0 + n / 1000), (T0 + 1, 1.0)]) for n in range(20)]
+        assert find_odd(curves) == []
+        far = [*curves, *(Series(f"far {n}", [(T0, 10.0 * n)]) for n in range(2, 12))]
+        assert [each.label for each in find_odd(far)] == [f"far {n}" for n in range(6, 12)]
+
+    def test_a_window_of_time_has_one_value_of_each_curve(self) -> None:
+        often = Series("often", [(T0 + n / 1000, 100.0) for n in range(500)])
+        rarely = [Series(str(n), [(T0, 1.0), (T0 + 100, 1.0)]) for n in range(12)]
+        middle = group_curves([often, *rarely])[0]
+        assert middle.values == [1.0, *[100.0] * (len(middle.values) - 2), 1.0]
 
 
 class TestSteps:
@@ -613,7 +636,9 @@ class TestPage:
     @pytest.mark.parametrize("state", ["succeeded", "failed", "interrupted", "lost", "ended"])
     def test_a_run_of_which_nothing_is_known_has_a_page(self, state: str) -> None:
         page = render_page(make_material(state=state, plan={}))
-        assert "Nothing was measured" in page
+        assert "No steps were reported. Steps of <code>model.fit</code> are counted" in page
+        assert "Nothing was measured: the run was too short, or <code>--sample-every 0</code>" in page
+        assert "There are no logs, because no task was started" in page
         assert "The command was not recorded" in page
 
     @pytest.mark.parametrize("plan", [{"tasks": 5}, {"tasks": [3, None]}, {"tasks": [{}]}, {"x": [[[]]]}])

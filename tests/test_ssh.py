@@ -196,7 +196,7 @@ def test_unknown_host_keys_are_refused_with_the_line_that_helps(distlaunch: Dist
     assert ran.status == 3
     assert ran.stderr.count("is unknown (ssh-ed25519 SHA256:") == 2  # once for each node
     assert f"ssh-keyscan -p {hosts.port} {hosts.addresses['gpu-a']} >> {hosts.known_hosts}" in ran.stderr
-    assert "0 processes left on 2 nodes" in ran.stderr
+    assert "processes left" not in ran.stderr  # no node was reached
 
 
 def test_a_changed_host_key_is_refused(distlaunch: Distlaunch, hosts: Hosts) -> None:

@@ -298,3 +298,16 @@ class TestInit:
         for field in fields:
             above = text[: text.index(f"\n{field}:")].splitlines()[-1]
             assert above.startswith("# "), field
+
+
+class TestCompose:
+    def test_writes_a_file_and_overwrites_none_without_force(self, folder: Path) -> None:
+        printed = run_here("compose", "spec.yaml", cwd=folder)
+        done = run_here("compose", "spec.yaml", "-o", "compose.yaml", cwd=folder)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == "Wrote compose.yaml; `docker compose run --rm controller` runs it\n"
+        assert (folder / "compose.yaml").read_text() == printed.stdout
+        again = run_here("compose", "spec.yaml", "-o", "compose.yaml", cwd=folder)
+        assert again.returncode == 2
+        assert again.stderr.startswith("Error: compose.yaml exists [usage]\n")
+        assert run_here("compose", "spec.yaml", "-o", "compose.yaml", "--force", cwd=folder).returncode == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ from launcher.cli.values import OneOf
 
 VARIABLE = "_DISTLAUNCH_COMPLETE"
 SPEC_SUFFIXES = (".yaml", ".yml")
+BREAKS = (":", "=")
+"""Characters at which bash ends a word."""
+INCLUDES = 8
+"""How deeply files of OpenSSH's configuration may include each other; OpenSSH allows 16."""
 
 _BASH = """\
 %(complete_func)s() {
@@ -28,7 +32,10 @@ _BASH = """\
     COMPREPLY=()
     while IFS=, read -r type value; do
         case $type in
-            plain) COMPREPLY+=("$value") ;;
+            plain)
+                COMPREPLY+=("$value")
+                case $value in *[.=,]) compopt -o nospace ;; esac
+                ;;
             dir) compopt -o plusdirs -o filenames ;;
             file) compopt -o default -o filenames ;;
         esac
@@ -39,39 +46,103 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 """Replaces click's script, which loses names with spaces and does not complete folders together with other names."""
 
+_ZSH = """\
+#compdef %(prog_name)s
+
+%(complete_func)s() {
+    local -a plain described open response
+    (( ! $+commands[%(prog_name)s] )) && return 1
+    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \
+%(complete_var)s=zsh_complete %(prog_name)s)}")
+    for type key descr in ${response}; do
+        case $type in
+            dir) _path_files -/ ;;
+            file) _path_files -f ;;
+            plain)
+                if [[ "$key" == *[.=,] ]]; then
+                    open+=("${key//\\\\:/:}")
+                elif [[ "$descr" == "_" ]]; then
+                    plain+=("$key")
+                else
+                    described+=("$key":"$descr")
+                fi
+                ;;
+        esac
+    done
+    [ -n "$described" ] && _describe -V unsorted described -U
+    [ -n "$plain" ] && compadd -U -V unsorted -a plain
+    [ -n "$open" ] && compadd -S '' -U -V unsorted -a open
+}
+
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+"""Replaces click's script, which puts a space after a word that is to be continued, such as `restart.`."""
+
+_FISH = """\
+function %(complete_func)s
+    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \
+COMP_CWORD=(commandline -t) %(prog_name)s)
+    for completion in $response
+        set -l parts (string split -m 1 "," -- $completion)
+        switch $parts[1]
+            case dir
+                __fish_complete_directories $parts[2]
+            case file
+                __fish_complete_path $parts[2]
+            case plain
+                echo -- $parts[2]
+        end
+    end
+end
+
+complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
+"""
+"""Replaces click's script, which ends a description at its first comma."""
+
 
 def prepare() -> None:
-    """Registers our script for bash; called when a shell asks."""
-    from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+    """Registers our scripts; called when a shell asks."""
+    from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete, add_completion_class
+
+    class Zsh(ZshComplete):
+        source_template = _ZSH
+
+    class Fish(FishComplete):
+        source_template = _FISH
 
     class Bash(BashComplete):
         source_template = _BASH
         _cut = ""
-        """The beginning of the word, up to a colon, which bash takes for a separate word."""
+        """The beginning of the word, up to a colon or `=`, which bash takes for a separate word."""
 
         def get_completion_args(self) -> tuple[list[str], str]:
             arguments, incomplete = super().get_completion_args()
-            words = join_at_colons([*arguments, incomplete])
+            words = join_words([*arguments, incomplete])
             if len(words) <= len(arguments):
-                self._cut = words[-1][: words[-1].rfind(":") + 1]
+                self._cut = words[-1][: max(map(words[-1].rfind, BREAKS)) + 1]
             return words[:-1], words[-1]
 
         def format_completion(self, item: CompletionItem[Any]) -> str:
             return f"{item.type},{str(item.value).removeprefix(self._cut)}"
 
-    add_completion_class(Bash)
+    for shell in (Bash, Zsh, Fish):
+        add_completion_class(shell)
 
 
-def join_at_colons(words: list[str]) -> list[str]:
-    """Joins `worker`, `:`, `0`: bash ends a word at a colon and makes the colon a word."""
+def join_words(words: list[str]) -> list[str]:
+    """Joins `worker`, `:`, `0`: bash ends a word at a colon or `=`, and makes that a word."""
     joined: list[str] = []
     glued = False
     for word in words:
-        if joined and (glued or word == ":"):
+        if joined and (glued or word in BREAKS):
             joined[-1] += word
         else:
             joined.append(word)
-        glued = word == ":"
+        glued = word in BREAKS
     return joined
 
 
@@ -129,6 +200,47 @@ def complete_specs(_context: click.Context, _parameter: click.Parameter, incompl
     before = incomplete[: len(incomplete) - len(start)]
     folders = CompletionItem(incomplete, type="dir")
     return [folders, *(CompletionItem(before + name) for name in names if name.startswith(start))]
+
+
+def complete_hosts(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """The hosts of ~/.ssh/config and this machine, after the last comma."""
+    from click.shell_completion import CompletionItem
+
+    before, comma, start = incomplete.rpartition(",")
+    named = set(before.split(","))
+    known = dict.fromkeys(("local", *_read_hosts(Path("~/.ssh/config").expanduser())))
+    hosts = [host for host in known if host not in named]
+    return [CompletionItem(f"{before}{comma}{host}") for host in hosts if host.startswith(start)]
+
+
+def _read_hosts(path: Path, depth: int = 0) -> Iterator[str]:
+    """The hosts that OpenSSH's configuration names without a pattern."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
+        if keyword.lower() == "host":
+            yield from (name for name in rest.split() if not set(name) & set('*?!"#'))
+        elif keyword.lower() == "include" and depth < INCLUDES:
+            for pattern in rest.split():
+                place = Path("~/.ssh").expanduser() / Path(pattern).expanduser()
+                for found in sorted(place.parent.glob(place.name)):
+                    yield from _read_hosts(found, depth + 1)
+
+
+def complete_settings(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """The fields of a spec, one level at a time, and the values of those that have few."""
+    from click.shell_completion import CompletionItem
+
+    from launcher.spec.field_names import find_fields, find_values
+
+    name, equals, value = incomplete.partition("=")
+    if equals:
+        return [CompletionItem(f"{name}={each}") for each in find_values(name) if each.startswith(value)]
+    above, dot, start = name.rpartition(".")
+    return [CompletionItem(f"{above}{dot}{field}") for field in find_fields(above) if field.startswith(start)]
 
 
 def complete_tasks(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from launcher.cli.completion import complete_running_runs, complete_runs
+from launcher.cli.completion import complete_hosts, complete_running_runs, complete_runs, complete_settings
 from launcher.cli.sections import SectionedOption
 from launcher.cli.values import Duration, Number, Whole
 
@@ -41,6 +41,7 @@ _SETTING = option(
     section="Cluster",
     multiple=True,
     metavar="FIELD=VALUE",
+    shell_complete=complete_settings,
     help="Set any field of the spec, like restart.max_restarts=3 or nodes[0].python=/opt/python; VALUE is YAML; "
     "repeatable.",
 )
@@ -72,6 +73,7 @@ _HOST_OPTIONS = (
         section="Cluster",
         multiple=True,
         metavar="HOST[:SLOTS],…",
+        shell_complete=complete_hosts,
         help="Use these machines, with SLOTS (1) workers on each, instead of a spec; repeatable.",
     ),
     option(

@@ -75,11 +75,21 @@ def init(
     default_text="one per node of SPEC",
     help="Write N (1 to 64) containers: SPEC's first nodes, or more like its last.",
 )
-def compose(spec: Path, nodes: int | None) -> None:
+@option(
+    "--output",
+    "-o",
+    type=click.Path(),
+    metavar="FILE",
+    default=STDOUT,
+    default_text="stdout",
+    help="Write FILE.",
+)
+@option("--force", is_flag=True, help="Overwrite FILE.")
+def compose(spec: Path, nodes: int | None, output: str, force: bool) -> None:
     """Write a Compose file to rehearse a spec in containers.
 
     \b
-    distlaunch compose two_nodes.yaml > compose.yaml
+    distlaunch compose two_nodes.yaml -o compose.yaml
     docker compose run --rm controller
     docker compose down --volumes
 
@@ -91,6 +101,7 @@ def compose(spec: Path, nodes: int | None) -> None:
     from launcher.run.naming import current_directory
     from launcher.run.node_list import expect
     from launcher.spec.loading import load_spec
+    from launcher.spec.writing import write_new
 
     here = current_directory()
     path = spec.resolve()
@@ -99,7 +110,12 @@ def compose(spec: Path, nodes: int | None) -> None:
         raise UsageError(
             f"{spec} is not below {here}, the only folder that containers see", hint="change to its folder"
         )
-    click.echo(render_compose(cluster, str(path.relative_to(here)), nodes or len(cluster.nodes)), nl=False)
+    text = render_compose(cluster, str(path.relative_to(here)), nodes or len(cluster.nodes))
+    if output == STDOUT:
+        click.echo(text, nl=False)
+        return
+    write_new(Path(output), text, force=force)
+    click.echo(f"Wrote {output}; `docker compose run --rm controller` runs it", err=True)
 
 
 @click.command(cls=SectionedCommand)

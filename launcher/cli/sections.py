@@ -12,11 +12,14 @@ from launcher.cli.usage_errors import naming_command, refuse_command, refuse_ext
 OTHER = "Options"
 """The section of options that name no section; it has `--help` and comes last."""
 SHORT_HELP_LIMIT = 100
-"""Characters of a command's line in the list; a longer one would be cut."""
+"""Characters of a command's line in a list and in completions; a longer one would be cut."""
 
 
 class Group(click.Group):
     """A group whose errors are ours."""
+
+    def get_short_help_str(self, limit: int = SHORT_HELP_LIMIT) -> str:
+        return super().get_short_help_str(limit)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -80,6 +83,9 @@ class SectionedCommand(click.Command):
     """A command that lists its options by section."""
 
     allow_extra_args = True  # they are refused here
+
+    def get_short_help_str(self, limit: int = SHORT_HELP_LIMIT) -> str:
+        return super().get_short_help_str(limit)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with naming_command(ctx):

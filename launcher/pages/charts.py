@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
+from launcher.pages.grouping import MOST_CURVES, group_curves
 from launcher.pages.material import Material, NodeSamples, TaskSamples
 from launcher.pages.series import Series, downsample, make_series, quantile
 from launcher.report.samples import (
@@ -24,8 +25,6 @@ POINTS = 60_000
 MOST_POINTS = 2000
 """Points of one curve: more than the columns of a screen."""
 LEAST_POINTS = 100
-SHOWN = 32
-"""Curves in one chart; more cannot be told apart."""
 METRICS = 24
 """How many metrics have a chart."""
 WINDOWS = 200
@@ -36,8 +35,8 @@ WINDOWS = 200
 class Chart:
     """Curves over the time of the run.
 
-    `key`: the chart's anchor. `unit`: the unit of the values, see `wording.render_value`. `left_out`: how many curves
-    are not shown.
+    `key`: the chart's anchor. `unit`: the unit of the values, see `wording.render_value`. `grouped`: how many curves
+    are shown as a few; see `grouping`.
     """
 
     key: str
@@ -45,7 +44,7 @@ class Chart:
     unit: str
     series: Sequence[Series]
     about: str = ""
-    left_out: int = 0
+    grouped: int = 0
 
 
 def make_training_charts(material: Material) -> list[Chart]:
@@ -126,16 +125,15 @@ def thin(charts: Sequence[Chart]) -> list[Chart]:
     curves = sum(len(chart.series) for chart in charts)
     limit = min(max(POINTS // max(curves, 1), LEAST_POINTS), MOST_POINTS)
     return [
-        replace(chart, series=[Series(each.label, downsample(each.points, limit)) for each in chart.series])
+        replace(chart, series=[replace(each, points=downsample(each.points, limit)) for each in chart.series])
         for chart in charts
     ]
 
 
 def _chart(key: str, title: str, unit: str, series: Iterable[Series], about: str = "") -> Chart:
-    """The chart; if there are too many curves, only those with the greatest values."""
     curves = [each for each in series if each.values]
-    shown = {id(each) for each in sorted(curves, key=lambda each: -max(each.values))[:SHOWN]}
-    return Chart(key, title, unit, [each for each in curves if id(each) in shown], about, len(curves) - len(shown))
+    shown = group_curves(curves)
+    return Chart(key, title, unit, shown, about, len(curves) if len(curves) > MOST_CURVES else 0)
 
 
 _Values = Sequence[tuple[float, "float | None"]]

@@ -120,7 +120,10 @@ def _shown(value: object) -> object:
 
 
 def _chart_data(chart: Chart, start: float) -> dict[str, Any]:
-    series = [{"label": each.label, **pack(each.points, start=start)} for each in chart.series]
+    series = [
+        {"label": each.label, **pack(each.points, start=start), **({"fills": True} if each.fills else {})}
+        for each in chart.series
+    ]
     return {"unit": chart.unit, "series": series}
 
 

@@ -16,10 +16,11 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. `points` are in the order of their times."""
+    """One curve. `points` are in the order of their times; `fills`: whether the area to the curve before is filled."""
 
     label: str
     points: Sequence[Point]
+    fills: bool = False
 
     @property
     def values(self) -> list[float]:

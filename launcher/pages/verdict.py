@@ -12,7 +12,7 @@ from launcher.pages.material import Material
 from launcher.pages.wording import render_duration, render_rate, render_times
 from launcher.report.goodput import Goodput
 from launcher.report.models import AttemptReport, TaskReport
-from launcher.report.run_text import render_end
+from launcher.report.run_text import group_by_end, render_end
 from launcher.verdict.models import Verdict
 from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass
@@ -94,6 +94,8 @@ class Outcome:
     attempts: Sequence[AttemptReport]
     left_out: str
     tasks: Sequence[TaskRow]
+    ends: str
+    """How many tasks have each end or state."""
     chaos: Sequence[str]
 
 
@@ -102,6 +104,7 @@ def make_outcome(material: Material) -> Outcome:
     report, status = material.report, material.status
     goodput = report.goodput if report is not None else status.goodput if status is not None else None
     attempts = list(material.attempts)
+    tasks = _make_tasks(material)
     shown = attempts if len(attempts) <= SHOWN_ATTEMPTS else [*attempts[:20], *attempts[20 - SHOWN_ATTEMPTS :]]
     return Outcome(
         title=_render_title(material),
@@ -112,7 +115,8 @@ def make_outcome(material: Material) -> Outcome:
         goodput=goodput.share if goodput is not None else None,
         attempts=shown,
         left_out=_render_left_out(material, len(attempts) - len(shown)),
-        tasks=_make_tasks(material),
+        tasks=tasks,
+        ends="; ".join(group_by_end({task.task: task.state for task in tasks})),
         chaos=[fault.message for fault in report.chaos] if report is not None else [],
     )
 

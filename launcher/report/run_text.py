@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher.errors import error_lines
 from launcher.report.goodput import SHORT_S, Goodput, render_goodput
@@ -85,11 +85,16 @@ def _render_ends(attempt: AttemptReport) -> list[str]:
     if len(ends) <= SHOWN_TASKS:
         width = max(map(len, ends))
         return [f"  {task:<{width}}  {end}" for task, end in ends.items()]
+    return [f"  {line}" for line in group_by_end(ends)]
+
+
+def group_by_end(ends: Mapping[str, str]) -> list[str]:
+    """`worker:7: exit status 1`, `63 tasks: exit status 0`: the tasks with each end or state, the fewest first."""
     tasks: dict[str, list[str]] = {}
     for task, end in ends.items():
         tasks.setdefault(end, []).append(task)
     few = sorted(tasks.items(), key=lambda item: len(item[1]))
-    return [f"  {_name_tasks(names, len(ends))}: {end}" for end, names in few]
+    return [f"{_name_tasks(names, len(ends))}: {end}" for end, names in few]
 
 
 def _name_tasks(names: Sequence[str], count: int) -> str:

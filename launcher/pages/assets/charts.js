@@ -76,6 +76,7 @@ const draw = (place) => {
     mode: x.length < 60 ? "lines+markers" : "lines",
     line: { color: colour(`--c${index % 8}`), width: series.length > 4 ? 1 : 1.5, dash: dashes[Math.floor(index / 8) % 4] },
     marker: { size: 4 },
+    fill: series[index].fills ? "tonexty" : "none",
     visible: !chart.hidden.has(index),
     hoverinfo: "none", // curve names come from others, and Plotly would read them as markup
   }));
