@@ -160,7 +160,9 @@ def attach(run: str | None, verbose: bool, no_live: bool) -> int:
     except BrokenPipeError:
         return CLOSED_PIPE
     except (Left, KeyboardInterrupt):
-        click.echo(f"Detached; the run continues: distlaunch attach {files.root}", err=True)
+        from launcher.run.naming import name_run
+
+        click.echo(f"Detached; the run continues: distlaunch attach {name_run(files.root)}", err=True)
         return 0
     if attachment.run.is_lost:
         from launcher.errors import EXIT_INFRASTRUCTURE

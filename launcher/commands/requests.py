@@ -12,6 +12,7 @@ from launcher.run import control
 from launcher.run.control import AskProfile, AskStacks, AskStatus, AskStop, RefusedError, Request
 from launcher.run.controller import Controller, ElsewhereError, is_alive
 from launcher.run.directory import RunDir
+from launcher.run.naming import name_run
 from launcher.run.profile_requests import profile_limit_s
 from launcher.run.queue import cancel, find_queued, look_up
 from launcher.run.record import RunRecord, read_record
@@ -91,7 +92,8 @@ def ask_to_end(files: RunDir, *, now: bool = False, within_s: float = END_S) -> 
     control.wait_for_end(connection, within_s)
     if not _is_gone(controller, deadline):
         raise RunDirectoryError(
-            f"run {run_id} has not ended within {within_s:g} s", hint=f"see `distlaunch logs --distlaunch {files.root}`"
+            f"run {run_id} has not ended within {within_s:g} s",
+            hint=f"see `distlaunch logs --distlaunch {name_run(files.root)}`",
         )
     return True
 

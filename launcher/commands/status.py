@@ -16,6 +16,7 @@ from launcher.run.directory import RunDir
 from launcher.run.journal_reading import Entry, read_last_entries, said_text
 from launcher.run.last_state import read_last_status
 from launcher.run.log_reading import find_attempts
+from launcher.run.naming import name_run
 from launcher.run.queue import Queued, find_queued
 from launcher.run.record import RunRecord, read_record
 from launcher.run.summary import find_controller, summarize
@@ -89,8 +90,8 @@ def render_said(status: RunStatus, said: Sequence[Entry]) -> list[str]:
 def describe_lost(files: RunDir) -> str:
     """What a user can do about a run whose controller is gone."""
     return (
-        f"The controller of this run is gone; resume the run: `distlaunch resume {files.root}`; "
-        f"or stop what is left of it: `distlaunch clean {files.root}`"
+        f"The controller of this run is gone; resume the run: `distlaunch resume {name_run(files.root)}`; "
+        f"or stop what is left of it: `distlaunch clean {name_run(files.root)}`"
     )
 
 

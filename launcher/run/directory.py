@@ -16,7 +16,7 @@ from launcher.errors import RunDirectoryError, UsageError
 from launcher.plan.paths import RunPaths
 from launcher.printable import has_control
 from launcher.run.controller import Controller, ElsewhereError, is_alive, this_process
-from launcher.run.naming import absolute, is_utf_8
+from launcher.run.naming import absolute, is_utf_8, name_run
 from launcher.run.record import last_written, read_record
 from launcher.run.replacement import replace_text
 from launcher.tasks import TaskId
@@ -133,7 +133,8 @@ class RunDir(RunPaths):
         is_successor = start.generation > 0
         if (is_successor and self.find_generation() >= start.generation) or (not is_successor and self.events.exists()):
             raise UsageError(
-                f"another process has just resumed the run {self.root}", hint=f"see `distlaunch status {self.root}`"
+                f"another process has just resumed the run {self.root}",
+                hint=f"see `distlaunch status {name_run(self.root)}`",
             )
         written = last_written(self)
         # Padded, so that the end can be written even on a disk that is full by then.

@@ -9,6 +9,7 @@ from launcher.errors import DistlaunchError, UsageError
 from launcher.report.models import RunReport
 from launcher.report.status_report import RunStatus
 from launcher.run.directory import RunDir
+from launcher.run.naming import name_run
 from launcher.run.replacement import replace_text
 from worker_entry.system import clock
 
@@ -49,6 +50,6 @@ def write_at_end(files: RunDir, report: RunReport, warn: Callable[[str], None]) 
         write_page(files.page, make_page(files, report=report))
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is over and must be reported
         reason = error.message if isinstance(error, DistlaunchError) else repr(error)
-        warn(f"the page of the run is missing: {reason}; `distlaunch report {files.root}` writes it")
+        warn(f"the page of the run is missing: {reason}; `distlaunch report {name_run(files.root)}` writes it")
         return ""
     return str(files.page)

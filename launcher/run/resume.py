@@ -23,7 +23,7 @@ from launcher.run.directory import RunDir, RunStart
 from launcher.run.history import History, read_history
 from launcher.run.interrupts import Interrupts
 from launcher.run.launch import conduct, prepare_nothing
-from launcher.run.naming import absolute, choose_folder, name_job
+from launcher.run.naming import absolute, choose_folder, name_job, name_run
 from launcher.run.node_list import ask_first
 from launcher.run.record import RunRecord, last_written, read_record
 from launcher.run.slurm_engine import count_restarts
@@ -77,7 +77,9 @@ def resume(
     clock.share()
     record = read_record(files)
     if files.read_run()[1] is not None:
-        raise UsageError(f"run {record.run_id} is still running", hint=f"follow it: `distlaunch attach {files.root}`")
+        raise UsageError(
+            f"run {record.run_id} is still running", hint=f"follow it: `distlaunch attach {name_run(files.root)}`"
+        )
     history = read_history(files.events)
     attended = max(history.attended, last_written(files) if history.is_attended else 0.0)
     recorded = _load_recorded(files, environ) if spec is None else spec
