@@ -24,6 +24,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_]+)(?![\w.(])")
 
 FOREIGN: Mapping[str, set[str]] = {
+    "fish": {"--no-files", "--command", "--arguments"},
     "gcloud compute ssh": {"--command", "--zone"},
     "click": {"--help"},
     "TensorFlow": {"--tf_xla_persistent_cache_directory"},
