@@ -175,8 +175,8 @@ def test_a_lost_run_shows_how_its_tasks_were(tmp_path: Path, distlaunch: Distlau
     assert [task["state"] for task in status["tasks"]] == ["exit status 0", "training"]
     assert status["tasks"][0]["step"] == 5
     assert all(task["pid"] and task["address"] for task in status["tasks"])
-    assert f"The controller of this run is gone; resume the run: `distlaunch resume {folder}`; " in done.stderr
-    assert f"or stop what is left of it: `distlaunch clean {folder}`\n" in done.stderr
+    assert f"The controller of this run is gone; resume the run: `distlaunch resume {folder.name}`; " in done.stderr
+    assert f"or stop what is left of it: `distlaunch clean {folder.name}`\n" in done.stderr
     for arguments in ((), ("-a",)):
         listed = distlaunch("ls", *arguments, "--json", env=state, run_dir=False)
         assert [(run["name"], run["state"]) for run in json.loads(listed.stdout)] == [(folder.name, "lost")]

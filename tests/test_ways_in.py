@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from launcher.spec.loading import load_spec, parse_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.writing import SUGGESTED, render_commented
-from tests.conftest import Distlaunch
+from tests.conftest import Distlaunch, distlaunch_command
 from tests.generated_specs import specs
 from tests.in_process import run_here
 
@@ -107,7 +108,8 @@ class TestPython:
 
 class TestCheckOfHosts:
     def test_checks_what_up_would_run(self, folder: Path) -> None:
-        done = run_here("check", "--json", "-H", "local", "show.py", cwd=folder)
+        command = distlaunch_command("check", "--json", "-H", "local", "show.py")
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
         report = json.loads(done.stdout)
         assert [node["node"] for node in report["nodes"]] == ["local"]
         assert report["good"]

@@ -75,6 +75,12 @@ def _cross_device(tf: Any, name: Optional[str]) -> Any:
     return kinds[name]() if name is not None else None
 
 
+def _first_sentence(error: Exception) -> str:
+    """The error's class and its first sentence, whole: a text cut at a length says half of what to do."""
+    text = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def _make_tpu_strategy(tf: Any, environ: Mapping[str, str]) -> Any:
     """The strategy for the TPU that TPU_NAME names, or for this TPU VM if TPU_NAME is not set."""
     name = environ.get("TPU_NAME", "local")
@@ -86,7 +92,7 @@ def _make_tpu_strategy(tf: Any, environ: Mapping[str, str]) -> Any:
     except Exception as error:
         missing = "TPU_NAME is not set, and this is not a TPU VM" if name == "local" else f"{name} cannot be used"
         raise RuntimeError(
-            f"no TPU: {missing} ({type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}); "
+            f"no TPU: {missing} ({_first_sentence(error)}); "
             "run this on a TPU VM with the build of TensorFlow for TPUs (`pip install tensorflow-tpu`)"
         ) from error
     return tf.distribute.TPUStrategy(resolver)

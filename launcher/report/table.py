@@ -36,7 +36,7 @@ def render_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room:
         widths = fit_columns(
             widths,
             keep={
-                place: column.keep if any(row[place] != EMPTY for row in rows) else -1
+                place: -1 if rows and all(row[place] == EMPTY for row in rows) else column.keep
                 for place, column in enumerate(columns)
             },
             least={place: column.least for place, column in enumerate(columns) if column.least},
@@ -63,7 +63,7 @@ def fit_columns(
     def left() -> int:
         return room - sum(used.values()) - gap * (len(used) - 1)
 
-    while left() < 0 and min(keep[place] for place in used) < SPARE:
+    while left() < 0 and len(used) > 1 and min(keep[place] for place in used) < SPARE:
         del used[min(used, key=lambda place: keep[place])]
     if left() < 0:
         used = {place: min(width, least.get(place, width)) for place, width in used.items()}
