@@ -62,7 +62,7 @@ _PYTHON = option(
     "--python",
     section="Program",
     metavar="PATH",
-    default_text="see `python:` of a spec",
+    default_text="the one that runs distlaunch, or where it is missing python3",
     help="Use this Python interpreter on all nodes whose spec names none.",
 )
 
