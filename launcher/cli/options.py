@@ -99,7 +99,8 @@ _DETACH_OPTIONS = (
         "--detach",
         "-d",
         is_flag=True,
-        help="Run in the background; return once the cluster is up, or 10 s after its tasks have started.",
+        help="Run in the background; return once the cluster is up, or its tasks import no TensorFlow, at the latest "
+        "10 s after their start.",
     ),
     option("--wait", is_flag=True, help="Run in the background, and return once the cluster is up."),
 )
