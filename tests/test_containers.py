@@ -102,7 +102,9 @@ def test_the_demo_runs_from_inside_with_one_command_and_leaves_nothing(version: 
     project = tmp_path / "project"
     shutil.copytree(ROOT / "cluster_specs", project / "cluster_specs")
     with running_cluster(project, version=version) as made:
-        said = made.compose("run", "--rm", "-T", "controller", "up", "cluster_specs/compose.yaml", "--epochs", "3")
+        said = made.compose(
+            "run", "--rm", "-T", "controller", "up", "cluster_specs/compose.yaml", "--", "--epochs", "3"
+        )
         accuracies = re.findall(r"worker:\d of 2: validation accuracy (0\.\d+)", said)
         assert len(accuracies) == 2
         assert accuracies[0] == accuracies[1] > "0.9"

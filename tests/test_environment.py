@@ -124,6 +124,8 @@ class TestDebug:
     def test_after_the_script_belongs_to_the_script(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "file").touch()
+        for name in ("train.py", "train"):
+            (tmp_path / name).touch(0o755)
         for words in (["train.py", "--debug"], ["--", "./train", "--debug"]):
             ran = distlaunch("local", *words)
             assert ran.status == 3

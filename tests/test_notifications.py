@@ -432,10 +432,10 @@ class TestRuns:
 
     def test_a_run_that_cannot_start_is_reported_as_a_failure(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         with serving() as server:
-            spec = write_spec(tmp_path, f"{{webhook: '{server.url}'}}", "[./missing]")
-            ran = distlaunch("up", "--no-check", spec)
-        assert ran.status == 2
-        assert [(said["happening"], said["reference"]) for said in server.said] == [("failed", "no-program")]
+            spec = write_spec(tmp_path, f"{{webhook: '{server.url}'}}", "['true']")
+            ran = distlaunch("up", "--no-check", "--python", "/bin/true", spec)
+        assert ran.status == 3
+        assert [(said["happening"], said["reference"]) for said in server.said] == [("failed", "node-unreachable")]
 
     def test_no_command_shows_the_url(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         spec = write_spec(tmp_path, "{webhook: 'https://127.0.0.1/sesame'}")

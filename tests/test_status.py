@@ -134,14 +134,13 @@ def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch) -> None:
     status: dict[str, Any] = json.loads(done.stdout)
     assert (status["state"], [task["state"] for task in status["tasks"]]) == ("failed", ["exit status 3"] * 2)
     assert status["goodput"] == ran.report["goodput"]
-    assert sum(status["goodput"][kind] for kind in KINDS) == pytest.approx(status["now"] - status["started"])
+    assert sum(status["goodput"][kind] for kind in KINDS) == pytest.approx(status["ended"] - status["started"])
     shown = distlaunch("status", str(ran.directory), run_dir=False)
     assert "Error: worker:0 on local exited with status 3" in shown.stdout
 
 
 LOST = """
 import os, time
-from worker_entry.protocol.units import render_size
 from worker_entry import progress
 for step in range(5):
     progress.report()
