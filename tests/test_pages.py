@@ -40,6 +40,7 @@ from launcher.report.run_events import (
     State,
     Straggler,
 )
+from launcher.report.run_text import render_end
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
 from launcher.tasks import TaskId
 from launcher.verdict.models import Verdict
@@ -622,6 +623,17 @@ class TestPage:
         ]
         assert len(ids) == len(set(ids))
         assert {"verdict", "timeline", "training", "machines", "said", "logs", "events", "stacks", "spec"} <= set(ids)
+
+    @pytest.mark.parametrize("count", [12, 13])
+    def test_a_table_of_many_tasks_is_folded_below_its_ends(self, count: int) -> None:
+        attempt = make_attempt(1, T0, T0 + 20, failed=True)
+        first, *_ = attempt.tasks
+        tasks = [first.model_copy(update={"task": f"worker:{number}"}) for number in range(count)]
+        attempts = [attempt.model_copy(update={"tasks": tasks})]
+        plan = {"tasks": [{"task": task.task, "node": "gpu-a", "address": "gpu-a:1"} for task in tasks]}
+        page = without_plotly(render_page(make_material(report=make_report(attempts), attempts=attempts, plan=plan)))
+        assert page.count("<details") == page.count("</details>")
+        assert page.count(f"<summary>{count} tasks: {render_end(first)}</summary>") == (count > 12)
 
     def test_the_parts_are_in_their_order(self) -> None:
         elements = Elements(without_plotly(render_page(hostile_material())))

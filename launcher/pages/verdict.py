@@ -12,7 +12,7 @@ from launcher.pages.material import Material
 from launcher.pages.wording import render_duration, render_rate, render_times
 from launcher.report.goodput import Goodput
 from launcher.report.models import AttemptReport, TaskReport
-from launcher.report.run_text import group_by_end, render_end
+from launcher.report.run_text import SHOWN_TASKS, group_by_end, render_end
 from launcher.verdict.models import Verdict
 from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass
@@ -95,7 +95,7 @@ class Outcome:
     left_out: str
     tasks: Sequence[TaskRow]
     ends: str
-    """How many tasks have each end or state."""
+    """How many tasks have each end or state; empty if there are few tasks."""
     chaos: Sequence[str]
 
 
@@ -116,7 +116,7 @@ def make_outcome(material: Material) -> Outcome:
         attempts=shown,
         left_out=_render_left_out(material, len(attempts) - len(shown)),
         tasks=tasks,
-        ends="; ".join(group_by_end({task.task: task.state for task in tasks})),
+        ends="; ".join(group_by_end({task.task: task.state for task in tasks})) if len(tasks) > SHOWN_TASKS else "",
         chaos=[fault.message for fault in report.chaos] if report is not None else [],
     )
 
