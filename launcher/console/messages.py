@@ -24,7 +24,7 @@ from launcher.spec.nodes import LOCAL, LOOPBACK
 from launcher.tasks import TENSORBOARD, name_tasks
 from launcher.verdict.causes import find_cause
 from launcher.verdict.stall_blame import render_stall
-from launcher.wording import count_of
+from launcher.wording import count_of, render_duration
 from worker_entry.protocol.strategy_names import NO_STRATEGY
 from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import TaskExit
@@ -94,7 +94,7 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         first = min(event.time for event in after.started.values())
         seconds = max(0.0, *(event.time - first for event in after.listening.values()))
         count = len(after.policy.forming)
-        return f"The cluster is up after {seconds:.1f} s: {count_of(count, 'task')}"
+        return f"The cluster is up after {render_duration(seconds)}: {count_of(count, 'task')}"
     return None
 
 

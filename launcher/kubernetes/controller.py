@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.kubernetes.pod import HOME, TEMPORARY_VOLUME, Manifest, make_labels, make_pod_spec
 from launcher.own_command import CODE
+from launcher.spec.nodes import PYTHON
 from launcher.spec.pods import PodsSpec
 from worker_entry.protocol import environment
 from worker_entry.protocol.frozen import dataclass
@@ -60,7 +61,7 @@ class ControllerJob:
         pod = make_pod_spec(
             bare,
             self.template,
-            command=[self.source.python or "python3", "-c", _START, *self.options],
+            command=[self.source.python or PYTHON, "-c", _START, *self.options],
             grace_s=self.grace_s + ENDING_S,
             env=[
                 {"name": environment.OWNER_NAME, "value": self.name},

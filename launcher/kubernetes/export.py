@@ -15,6 +15,7 @@ from launcher.kubernetes.refusals import find_refusals
 from launcher.kubernetes.variables import find_secrets
 from launcher.kubernetes.yaml_comments import render_documents
 from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import PYTHON
 from launcher.spec.pods import PodsSpec
 from launcher.tasks import TASK_TYPES
 from launcher.wording import count_of
@@ -89,7 +90,7 @@ def make_export(
         spec=spec,
         pods=pods,
         roles=_find_roles(spec, pods),
-        python=pods.python or (first and first.python) or spec.python or "python3",
+        python=pods.python or (first and first.python) or spec.python or PYTHON,
         port=(first and first.port) or PORT,
         env={**spec.env, **(first.env if first is not None else {})},
         template=template,

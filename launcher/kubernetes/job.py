@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.kubernetes.pod import HOME, QUEUE, TEMPORARY_VOLUME, Manifest, make_labels, make_name, make_pod_spec
+from launcher.spec.nodes import PYTHON
 from launcher.spec.pods import PodsSpec
 from worker_entry.pod import keeper
 
@@ -53,7 +54,7 @@ def make_job(
     name = make_name(run, JOB_NAME_LENGTH)
     text = Path(keeper.__file__).read_text(encoding="utf-8")
     first_s = max(source.wait_s + idle_s, UNMET_S)
-    python = source.python or "python3"
+    python = source.python or PYTHON
     # Otherwise, a pod that is deleted while its Python starts stays until its grace is over.
     stop = {"preStop": {"exec": {"command": [python, "-c", AWAIT_KEEPER]}}}
     pod = make_pod_spec(

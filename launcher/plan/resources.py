@@ -10,6 +10,7 @@ from launcher.spec.strategies import StrategyRules
 from launcher.tasks import TaskId
 from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.messages import Ready
 
 NO_GPU = "-1"
 """CUDA_VISIBLE_DEVICES of a task that must see no GPU; an empty value also works, but is less clear to a reader."""
@@ -25,6 +26,11 @@ class NodeFacts:
     cores: int
     gpus: tuple[str, ...] = ()
     python: str = ""
+
+    @classmethod
+    def of(cls, ready: Ready) -> NodeFacts:
+        """The facts that a node's agent has reported."""
+        return cls(ready.cores, tuple(ready.gpus), ready.executable)
 
 
 def share_resources(

@@ -231,8 +231,7 @@ class NodeLinks:
 
     def facts_of(self, node: str) -> NodeFacts:
         """The facts that a ready node has reported."""
-        ready = self.ready[node]
-        return NodeFacts(ready.cores, tuple(ready.gpus), ready.executable)
+        return NodeFacts.of(self.ready[node])
 
     def find_agent(self, node: str) -> AgentAddress:
         """Where the node's agent is found again."""

@@ -23,6 +23,7 @@ from launcher.run.uses import Uses
 from launcher.spec.nodes import LOCAL
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
+from launcher.wording import render_duration
 from worker_entry.protocol.kept import CacheUsed
 from worker_entry.protocol.messages import (
     AskInput,
@@ -96,7 +97,7 @@ class Observer:
                 console.warn(f"node {node}: {reason}; its tasks continue; reconnecting for up to {wait_s:g} s")
             case LinkResumed(after_s):
                 self._context.journal.write(run_events.LinkResumed(node, after_s))
-                console.note(f"node {node}: reconnected after {after_s:.1f} s; nothing was lost")
+                console.note(f"node {node}: reconnected after {render_duration(after_s)}; nothing was lost")
             case LinkTakenOver():
                 self.taken_over.add(node)
                 console.note(f"node {node}: taken over; its tasks continue")

@@ -15,6 +15,7 @@ from launcher.run.node_links import Incoming
 from launcher.run.recovery import Recover, ReturnWatch
 from launcher.transports.base import LinkClosed
 from launcher.verdict.models import Verdict
+from launcher.wording import render_duration
 from worker_entry.protocol.messages import Signalled
 
 KEPT = (LinkClosed, Signalled, EndAnnounced, StacksAsked, ProfileAsked)
@@ -82,7 +83,7 @@ class Pauses:
         watch.close()
         if chosen is not None:
             self._context.console.note(
-                f"{', '.join(sorted(watch.back))}: back after {self._timing.monotonic() - started:.1f} s"
+                f"{', '.join(sorted(watch.back))}: back after {render_duration(self._timing.monotonic() - started)}"
             )
         return chosen
 

@@ -273,8 +273,7 @@ def find_running_attempt(files: RunDir, history: History, planner: Planner) -> A
     selected = planner.select_nodes([node.host for node in planner.spec.nodes if node.host not in nodes])
     if selected is None:
         return None
-    known = {node: history.ready[node] for node in nodes}
-    facts = {node: NodeFacts(ready.cores, tuple(ready.gpus), ready.executable) for node, ready in known.items()}
+    facts = {node: NodeFacts.of(history.ready[node]) for node in nodes}
     setup = AttemptSetup(planner=selected[0], preflight=None, addresses=addresses, taken_over=history)
     plan = setup.planner.plan(facts, history.ports, addresses)
     now = json.loads(json.dumps(render_file(plan)))

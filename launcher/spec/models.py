@@ -26,7 +26,7 @@ from launcher.spec.fields import (
     Preload,
     VariableName,
 )
-from launcher.spec.nodes import SLURM, MayBeListed, Nodes, NodeSpec, Source
+from launcher.spec.nodes import PYTHON, SLURM, MayBeListed, Nodes, NodeSpec, Source
 from launcher.spec.parts import (
     KerasSpec,
     Model,
@@ -203,7 +203,7 @@ class ClusterSpec(Model):
             own: the interpreter that runs distlaunch.
             found: the interpreter that the node uses, if it is known.
         """
-        own = own if node.is_local or node.way == SLURM else "python3"
+        own = own if node.is_local or node.way == SLURM else PYTHON
         return node.python or self.python or found or own
 
     def placements(self) -> Iterator[tuple[NodeSpec, TaskId]]:

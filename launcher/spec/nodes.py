@@ -17,6 +17,8 @@ from worker_entry.protocol.frozen import dataclass
 LOCAL = "local"
 """The `host` of this machine."""
 LOOPBACK = "127.0.0.1"
+PYTHON = "python3"
+"""The interpreter of another machine by default, found on its PATH."""
 SLURM: Literal["slurm"] = "slurm"
 """As the `nodes` of a spec: the nodes of the Slurm job that distlaunch runs in."""
 

@@ -16,10 +16,9 @@ import zlib
 from pathlib import Path
 
 import worker_entry
+from launcher.spec.nodes import PYTHON
 from worker_entry.protocol.frozen import dataclass
 
-PYTHON = "python3"
-"""The interpreter of a node by default, found on its PATH."""
 IF_THERE = "?"
 """Before the path of an interpreter: if there is none, PYTHON takes its place."""
 PACKAGE = Path(worker_entry.__file__).parent

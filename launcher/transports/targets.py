@@ -15,14 +15,14 @@ from launcher.slurm.allocation import find_group, find_job
 from launcher.slurm.calls import SlurmError
 from launcher.slurm.calls import find_addresses as find_slurm_addresses
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import SLURM, NodeSpec
+from launcher.spec.nodes import PYTHON, SLURM, NodeSpec
 from launcher.spec.parts import CommandWaySpec
 from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.spec.redaction import hide_words
 from launcher.transports.base import LinkError, Transport
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.local import LocalTransport
-from launcher.transports.payload import IF_THERE, PYTHON
+from launcher.transports.payload import IF_THERE
 from launcher.transports.programs import COMMAND, HOST, ProgramWay
 from launcher.transports.remote import RemoteTransport
 from launcher.transports.slurm import SlurmWay, gather

@@ -25,6 +25,7 @@ from launcher.verdict.causes import (
 from launcher.verdict.exception_text import find_sentence
 from launcher.verdict.models import Verdict
 from launcher.verdict.stall_blame import render_steps
+from launcher.wording import render_duration
 from worker_entry.protocol.collateral import SIGNATURES
 from worker_entry.protocol.values import CrashRecord
 
@@ -53,7 +54,7 @@ def judge_failure(
     joint = {"ended-early": ", ", "stalled": " "}.get(cause.reference, ": ")
     return Verdict(
         reference=cause.reference,
-        message=f"{exited.task} on {plans[exited.task].node} {_render_end(cause)} after {ran:.1f} s"
+        message=f"{exited.task} on {plans[exited.task].node} {_render_end(cause)} after {render_duration(ran)}"
         f"{joint if cause.detail else ''}{cause.detail}{_render_injection(state, cause)}",
         task=str(exited.task),
         evidence=evidence,
@@ -129,14 +130,15 @@ def _followers(state: AttemptState, cause: Cause, tails: Mapping[TaskId, Sequenc
         if event is cause.exited or not event.failed or not failed_by_itself(state, event):
             continue
         later = failure_time(event) - when
-        why = f" {later:.1f} s later{_render_follower(state, event, tails)}" if later >= 0 else ", too"
+        why = f" {render_duration(later)} later{_render_follower(state, event, tails)}" if later >= 0 else ", too"
         lines.append(f"{event.task} failed{why}")
     if len(lines) > SHOWN_LIMIT:
         lines[SHOWN_LIMIT:] = [f"{len(lines) - SHOWN_LIMIT} more tasks failed later"]
     early = [event for event in ended_before(state, cause.exited) if event is not cause.exited]
     if early:
         first = when - min(map(ended_time, early))
-        lines.append(f"ended with status 0 up to {first:.1f} s earlier: {name_tasks(event.task for event in early)}")
+        names = name_tasks(event.task for event in early)
+        lines.append(f"ended with status 0 up to {render_duration(first)} earlier: {names}")
     stopped = [e for e in state.exits.values() if was_stopped(state, e) and not failed_by_itself(state, e)]
     if stopped:
         lines.append(f"stopped by distlaunch: {name_tasks(event.task for event in stopped)}")
