@@ -12,7 +12,6 @@ import click
 
 from launcher.cli.look import find_nodes, show_plan
 from launcher.cli.options import (
-    host_options,
     module_option,
     option,
     python_option,
@@ -22,11 +21,11 @@ from launcher.cli.options import (
 )
 from launcher.cli.programs import (
     ProgramCommand,
+    SpecOrHosts,
     SpecOrProgramCommand,
     complete_first_spec,
-    find_beside,
     find_misplaced,
-    load_command_spec,
+    takes_spec_or_hosts,
 )
 from launcher.cli.running import run_command, runs_attached
 from launcher.cli.values import OneOf, Whole
@@ -156,7 +155,7 @@ def local(
 
 
 @click.command(cls=SpecOrProgramCommand)
-@host_options
+@takes_spec_or_hosts
 @run_options
 @option("--no-check", is_flag=True, help="Start without checking the nodes.")
 @rehearsal_option
@@ -167,21 +166,14 @@ def local(
     metavar="SPEC [--] [ARGS]… | (-H HOSTS | --slurm) [SCRIPT] [ARGS]…",
     shell_complete=complete_first_spec,
 )
-@click.pass_context
 @runs_attached
 def up(
-    context: click.Context,
+    given: SpecOrHosts,
     /,
-    hosts: tuple[str, ...],
-    hostfile: Path | None,
-    slurm: bool,
-    settings: tuple[str, ...],
-    module: bool,
-    python: str | None,
+    *,
     variables: tuple[str, ...],
     no_check: bool,
     rehearsal: int | None,
-    program: tuple[str, ...],
     **options: Any,
 ) -> int:
     """Run a cluster from a spec or a list of hosts.
@@ -200,11 +192,9 @@ def up(
     """
     from launcher.errors import StartError
 
-    spec = load_command_spec(
-        context, hosts, hostfile, program, module=module, slurm=slurm, python=python, variables=variables
-    )
-    spec = _adapt(spec, settings, variables)
-    beside, misplaced = find_beside(context, spec), find_misplaced(context, program)
+    spec = _adapt(given.load(variables), given.settings, variables)
+    beside = given.find_beside(spec)
+    misplaced = find_misplaced(given.context, given.program) if given.names_hosts else []
     try:
         return _run(find_nodes(spec, rehearsal), checks=not no_check, beside=beside, misplaced=misplaced, **options)
     except StartError as error:

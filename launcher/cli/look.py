@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.completion import complete_specs
-from launcher.cli.options import host_options, json_option, option, rehearsal_option
-from launcher.cli.programs import SpecOrProgramCommand, complete_first_spec, load_command_spec
+from launcher.cli.options import json_option, option, rehearsal_option
+from launcher.cli.programs import SpecOrHosts, SpecOrProgramCommand, complete_first_spec, takes_spec_or_hosts
 from launcher.cli.sections import SectionedCommand
 from launcher.cli.watching import find_width
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=SpecOrProgramCommand)
-@host_options
+@takes_spec_or_hosts
 @json_option
 @option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
 @option("--speed", is_flag=True, help="Also measure nodes and links; report any below 0.75 × the median.")
@@ -33,21 +33,13 @@ if TYPE_CHECKING:
     metavar="SPEC | (-H HOSTS | --slurm) [SCRIPT] [ARGS]…",
     shell_complete=complete_first_spec,
 )
-@click.pass_context
 def check(
-    context: click.Context,
+    given: SpecOrHosts,
     /,
-    hosts: tuple[str, ...],
-    hostfile: Path | None,
-    slurm: bool,
-    settings: tuple[str, ...],
-    module: bool,
-    python: str | None,
     as_json: bool,
     spec_only: bool,
     speed: bool,
     rehearsal: int | None,
-    program: tuple[str, ...],
 ) -> int:
     """Check a spec, or hosts, without starting anything.
 
@@ -62,10 +54,9 @@ def check(
     """
     from launcher.spec.settings import set_fields
 
-    cluster = load_command_spec(context, hosts, hostfile, program, module=module, slurm=slurm, python=python)
-    cluster = set_fields(cluster, settings)
+    cluster = set_fields(given.load(), given.settings)
     if spec_only:
-        spec = program[0] if program else "the command line"
+        spec = "the command line" if given.names_hosts else given.program[0]
         if not cluster.nodes:
             where = (
                 "its nodes come from a Slurm job"

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from launcher.cli.completion import complete_specs
-from launcher.cli.options import host_options, option
-from launcher.cli.programs import ProgramCommand, make_host_spec
+from launcher.cli.options import option
+from launcher.cli.programs import ProgramCommand, SpecOrHosts, takes_spec_or_hosts
 from launcher.cli.sections import SectionedCommand
 from launcher.cli.values import OneOf, Whole
 
@@ -18,7 +18,7 @@ STDOUT = "-"
 
 
 @click.command(cls=ProgramCommand)
-@host_options
+@takes_spec_or_hosts
 @option(
     "--output",
     "-o",
@@ -30,19 +30,11 @@ STDOUT = "-"
 )
 @option("--force", is_flag=True, help="Overwrite FILE.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT | -m MODULE | -- COMMAND] [ARGS]…")
-@click.pass_context
 def init(
-    context: click.Context,
+    given: SpecOrHosts,
     /,
-    hosts: tuple[str, ...],
-    hostfile: Path | None,
-    slurm: bool,
-    settings: tuple[str, ...],
-    module: bool,
-    python: str | None,
     output: str,
     force: bool,
-    program: tuple[str, ...],
 ) -> None:
     """Write a commented spec, for hosts or for this machine.
 
@@ -55,9 +47,8 @@ def init(
     from launcher.spec.settings import set_fields
     from launcher.spec.writing import render_commented, write_new
 
-    named = hosts if hosts or hostfile is not None or slurm else ("local:2",)
-    spec = make_host_spec(context, named, hostfile, program, module=module, slurm=slurm, python=python)
-    spec = set_fields(spec, settings)
+    spec = given.make_host_spec(given.hosts if given.names_hosts else ("local:2",))
+    spec = set_fields(spec, given.settings)
     if output == STDOUT:
         click.echo(render_commented(spec), nl=False)
         return

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.completion import complete_specs
+from launcher.cli.options import host_options
 from launcher.cli.sections import SectionedCommand
 from launcher.cli.usage_errors import is_flag
 
@@ -81,28 +84,6 @@ class SpecOrProgramCommand(ProgramCommand):
         return given
 
 
-def find_misplaced(context: click.Context, words: Sequence[str]) -> list[str]:
-    """The options of this command among the words of a script or module, in its order; none after `--`."""
-    if context.meta["distlaunch.is_command"]:
-        return []
-    known = {name for each in context.command.get_params(context) for name in each.opts if name.startswith("-")}
-    if context.meta.get("distlaunch.names_hosts") is False:  # a spec: such words are options
-        return []
-    words = words[: words.index("--")] if "--" in words else words
-    return list(dict.fromkeys(name for name in (word.partition("=")[0] for word in words[1:]) if name in known))
-
-
-def find_beside(context: click.Context, spec: ClusterSpec) -> str:
-    """What to do about a script that is missing in the current folder and there beside the spec; empty otherwise."""
-    path, script = context.meta.get("distlaunch.spec"), spec.program.script
-    if path is None or script is None or spec.working_directory is not None or spec.sync is not None:
-        return ""
-    folder = path.absolute().parent
-    if Path(script).exists() or not (folder / script).exists():
-        return ""
-    return f"{script} is beside the spec: change to {folder}, or set `working_directory: {folder}`"
-
-
 def complete_first_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """A spec, if it can be the first word; else any file."""
     from click.shell_completion import CompletionItem
@@ -113,70 +94,97 @@ def complete_first_spec(context: click.Context, parameter: click.Parameter, inco
     return complete_specs(context, parameter, incomplete)
 
 
-def make_host_spec(
-    context: click.Context,
-    hosts: Sequence[str],
-    hostfile: Path | None,
-    program: Sequence[str],
-    *,
-    module: bool,
-    slurm: bool,
-    python: str | None,
-) -> ClusterSpec:
-    """The spec for the program on the machines of `-H`, `--hostfile` or `--slurm`."""
-    from launcher.errors import UsageError
-    from launcher.spec import command_line
-    from launcher.spec.overrides import Override, override
+@dataclass(frozen=True, eq=False)
+class SpecOrHosts:
+    """What `host_options` and the words after them say: a spec and arguments, or hosts and a program."""
 
-    if not module and program and Path(program[0]).suffix in (".yaml", ".yml"):
-        hint = "remove --slurm, and write `nodes: slurm` in the spec" if slurm else "remove -H and --hostfile"
-        raise UsageError(f"{program[0]} is a spec, which names its own machines", hint=hint)
-    if slurm and (hosts or hostfile is not None):
-        raise UsageError("--slurm cannot be combined with -H or --hostfile", hint="use one of them")
-    is_command = context.meta["distlaunch.is_command"]
-    what = command_line.make_program(program, is_module=module, is_command=is_command)
-    if slurm:
-        spec = command_line.make_slurm_spec(what)
-    else:
-        spec = command_line.make_host_spec(*command_line.read_hosts(hosts, hostfile), what)
-    return override(spec, Override("--python", ("python",), python))
+    context: click.Context
+    hosts: Sequence[str]
+    hostfile: Path | None
+    slurm: bool
+    settings: Sequence[str]
+    module: bool
+    python: str | None
+    program: Sequence[str]
+
+    @property
+    def names_hosts(self) -> bool:
+        """Whether they name hosts, and no spec."""
+        return bool(self.hosts or self.slurm) or self.hostfile is not None
+
+    def load(self, variables: Sequence[str] = ()) -> ClusterSpec:
+        """The spec, without the settings; `variables`: those that `-e` names need not be set in this environment."""
+        if self.names_hosts:
+            return self.make_host_spec(self.hosts)
+        from launcher.spec import command_line
+        from launcher.spec.loading import load_spec
+        from launcher.spec.variables import name_of
+
+        path = check_spec_argument(self.program, module=self.module)
+        spec = load_spec(path, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
+        return command_line.append_arguments(self._with_python(spec), self.program[1:])
+
+    def make_host_spec(self, hosts: Sequence[str]) -> ClusterSpec:
+        """The spec for the program on these hosts, or on those of `--hostfile` or `--slurm`."""
+        from launcher.errors import UsageError
+        from launcher.spec import command_line
+
+        if not self.module and self.program and Path(self.program[0]).suffix in (".yaml", ".yml"):
+            hint = "remove --slurm, and write `nodes: slurm` in the spec" if self.slurm else "remove -H and --hostfile"
+            raise UsageError(f"{self.program[0]} is a spec, which names its own machines", hint=hint)
+        if self.slurm and (hosts or self.hostfile is not None):
+            raise UsageError("--slurm cannot be combined with -H or --hostfile", hint="use one of them")
+        is_command = self.context.meta["distlaunch.is_command"]
+        what = command_line.make_program(self.program, is_module=self.module, is_command=is_command)
+        if self.slurm:
+            return self._with_python(command_line.make_slurm_spec(what))
+        return self._with_python(command_line.make_host_spec(*command_line.read_hosts(hosts, self.hostfile), what))
+
+    def find_beside(self, spec: ClusterSpec) -> str:
+        """What to do if the script is missing in the current folder and is there beside the spec; else empty."""
+        script = spec.program.script
+        if self.names_hosts or script is None or spec.working_directory is not None or spec.sync is not None:
+            return ""
+        folder = Path(self.program[0]).absolute().parent
+        if Path(script).exists() or not (folder / script).exists():
+            return ""
+        return f"{script} is beside the spec: change to {folder}, or set `working_directory: {folder}`"
+
+    def _with_python(self, spec: ClusterSpec) -> ClusterSpec:
+        from launcher.spec.overrides import Override, override
+
+        return override(spec, Override("--python", ("python",), self.python))
 
 
-def load_command_spec(
-    context: click.Context,
-    hosts: Sequence[str],
-    hostfile: Path | None,
-    program: Sequence[str],
-    *,
-    module: bool,
-    slurm: bool,
-    python: str | None,
-    variables: Sequence[str] = (),
-) -> ClusterSpec:
-    """The spec of a command line that names one, or hosts and a program.
+def takes_spec_or_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `host_options`; the command gets their values and its words as one SpecOrHosts."""
 
-    Args:
-        context: of a SpecOrProgramCommand.
-        hosts: of `-H`.
-        hostfile: of `--hostfile`.
-        program: the other words.
-        module: whether the program is a module.
-        slurm: whether `--slurm` is given.
-        python: of `--python`.
-        variables: the variables that `-e` names; they need not be set in this environment.
-    """
-    from launcher.spec import command_line
-    from launcher.spec.loading import load_spec
-    from launcher.spec.overrides import Override, override
-    from launcher.spec.variables import name_of
+    @click.pass_context
+    @functools.wraps(command)
+    def run(
+        context: click.Context,
+        /,
+        hosts: tuple[str, ...],
+        hostfile: Path | None,
+        slurm: bool,
+        settings: tuple[str, ...],
+        module: bool,
+        python: str | None,
+        program: tuple[str, ...],
+        **options: Any,
+    ) -> Any:
+        return command(SpecOrHosts(context, hosts, hostfile, slurm, settings, module, python, program), **options)
 
-    if context.meta["distlaunch.names_hosts"]:
-        return make_host_spec(context, hosts, hostfile, program, module=module, slurm=slurm, python=python)
-    path = check_spec_argument(program, module=module)
-    context.meta["distlaunch.spec"] = path
-    spec = load_spec(path, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
-    spec = override(spec, Override("--python", ("python",), python))
-    return command_line.append_arguments(spec, program[1:])
+    return host_options(run)
+
+
+def find_misplaced(context: click.Context, words: Sequence[str]) -> list[str]:
+    """The options of this command among the words of a script or module, in its order; none after `--`."""
+    if context.meta["distlaunch.is_command"]:
+        return []
+    known = {name for each in context.command.get_params(context) for name in each.opts if name.startswith("-")}
+    words = words[: words.index("--")] if "--" in words else words
+    return list(dict.fromkeys(name for name in (word.partition("=")[0] for word in words[1:]) if name in known))
 
 
 def check_spec_argument(words: Sequence[str], *, module: bool) -> Path:
