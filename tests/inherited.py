@@ -48,6 +48,7 @@ def reset_inherited_state() -> None:
     for name in [*os.environ]:
         if name not in SETTINGS and (name in NAMES or name.startswith(PREFIXES)):
             del os.environ[name]
+    os.environ["DISTLAUNCH_CONFIG"] = os.devnull  # the user's own defaults
     os.environ["LC_ALL"] = LOCALE
     with contextlib.suppress(locale.Error):  # a system without this locale
         locale.setlocale(locale.LC_ALL, LOCALE)

@@ -45,7 +45,7 @@ class TestDrain:
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         program = write(tmp_path, "while mine and time.monotonic() < began + 7: pass")
-        ran = distlaunch("local", "-n", "2", "--drain-timeout", "2", program)
+        ran = distlaunch("local", "-n", "2", "--set", "timeouts.drain_s=2", program)
         assert ran.status == 0, ran.stderr
         assert "worker:1 has been in <module> at" in ran.stderr
 
@@ -53,7 +53,7 @@ class TestDrain:
 class TestStart:
     def test_reported_steps_show_that_a_program_trains(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         program = write(tmp_path, "while time.monotonic() < began + 12: progress.report(); time.sleep(0.05)")
-        ran = distlaunch("local", "-n", "2", "--start-timeout", "8", program)
+        ran = distlaunch("local", "-n", "2", "--set", "timeouts.start_s=8", program)
         assert ran.status == 0, ran.stderr
         assert "separately" not in ran.stderr  # it may use Horovod, say
 
@@ -61,13 +61,13 @@ class TestStart:
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         program = write(tmp_path, "while time.monotonic() < began + 7: pass")
-        ran = distlaunch("local", "-n", "2", "--start-timeout", "4", program)
+        ran = distlaunch("local", "-n", "2", "--set", "timeouts.start_s=4", program)
         assert ran.status == 0, ran.stderr
 
     def test_copies_of_a_jax_program_are_not_stopped(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "jax.py").touch()  # distlaunch only sees that jax is imported
         program = write(tmp_path, "import jax\nwhile time.monotonic() < began + 7: time.sleep(0.1)")
-        ran = distlaunch("local", "-n", "2", "--start-timeout", "4", program)
+        ran = distlaunch("local", "-n", "2", "--set", "timeouts.start_s=4", program)
         assert ran.status == 0, ran.stderr
         assert "separately" not in ran.stderr
 
@@ -82,7 +82,9 @@ class TestStart:
                 strategy.run(lambda: tf.constant(1) + 1)
         """
         # Without an early import the tasks themselves import TensorFlow, which counts as work however long it takes.
-        ran = distlaunch("local", "-n", "2", "--start-timeout", "3", "--no-preload", write(tmp_path, source))
+        ran = distlaunch(
+            "local", "-n", "2", "--set", "timeouts.start_s=3", "--set", "preload=false", write(tmp_path, source)
+        )
         assert ran.status == 0, ran.stderr
         separate = "worker:0, worker:1 train separately: the program uses MirroredStrategy, not"
         assert ran.stderr.count(separate) == 1
@@ -119,7 +121,19 @@ class TestOwnConfig:
         print("removed", NAME in os.environ, repr(child()), workers())
     """
 
-    @pytest.mark.parametrize(("options", "seen"), [((), [2, 2, 2]), (("--keep-own-tf-config",), [0, 3, 0])])
+    @pytest.mark.parametrize(
+        ("options", "seen"),
+        [
+            ((), [2, 2, 2]),
+            (
+                (
+                    "--set",
+                    "keep_own_tf_config=true",
+                ),
+                [0, 3, 0],
+            ),
+        ],
+    )
     def test_the_programs_own_tf_config(
         self, warm: Distlaunch, tmp_path: Path, options: tuple[str, ...], seen: list[int]
     ) -> None:

@@ -306,7 +306,7 @@ def test_a_task_that_waits_after_the_others_have_ended_is_stopped_after_a_warnin
     verdict = report.attempts[0].verdict
     assert (report.outcome, verdict.reference) == ("failed", "drain-timeout")
     assert verdict.hint is not None
-    assert "--drain-timeout" in verdict.hint
+    assert "timeouts.drain_s" in verdict.hint
     assert "worker:1 is still running, the others have ended; stopping in 15 s unless at work then" in run.said
     assert 50 < run.timing.monotonic() - 1000 < 52
 

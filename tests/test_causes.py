@@ -123,7 +123,7 @@ def test_exit_status_42_means_preempted_only_with_a_handler_that_saves() -> None
         ),
         ("Serialized cache key does not match. [Op:__inference_f_176]", "remove the folder"),
         ("InternalError: Failed to parse serialized CpuAotCompilationResult.", "remove the folder"),
-        ("Attempt to convert a value (PerReplica:{ 0: <tf.Tensor", "remove --no-keras-patch"),
+        ("Attempt to convert a value (PerReplica:{ 0: <tf.Tensor", "set keras.patch to true"),
         ("you need to pass this dataset to ClusterCoordinator.create_per_worker_dataset.", "TF_USE_LEGACY_KERAS=1"),
         ("Keras 3 only supports V3 `.keras` files and legacy H5 format files", "TF_USE_LEGACY_KERAS=1"),
         ("Collective ops must be configured at program startup", "before any other operation"),

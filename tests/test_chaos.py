@@ -16,8 +16,8 @@ from launcher.gang.state import AttemptState
 from launcher.report.fault_report import report_faults
 from launcher.spec.command_line import make_spec
 from launcher.spec.models import ClusterSpec
-from launcher.spec.overrides import Override, override
 from launcher.spec.parts import ProgramSpec
+from launcher.spec.settings import set_fields
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import W0, W1, make_policy, play, running
 from worker_entry.protocol.values import Injection, Progress
@@ -30,10 +30,7 @@ def spec_of(program: ProgramSpec | None = None) -> ClusterSpec:
         tasks={"worker": 2},
         strategy="multi_worker_mirrored",
         framework="tensorflow",
-        devices=None,
         program=program,
-        python=None,
-        gpus_per_worker=None,
     )
 
 
@@ -63,7 +60,7 @@ class TestParsing:
     def test_needs_a_python_program_and_steps_that_are_counted(self) -> None:
         with pytest.raises(UsageError, match="needs a Python program"):
             parse_fault("kill:worker:1@seconds=3", spec_of(ProgramSpec(command=["./train"])))
-        silent = override(spec_of(), Override("--no-progress", ("progress",), False))
+        silent = set_fields(spec_of(), ["progress=false"])
         with pytest.raises(UsageError, match="needs `progress: true`"):
             parse_fault("kill:worker:1@epoch=3", silent)
         assert parse_fault("kill:worker:1@seconds=3", silent)
@@ -165,7 +162,17 @@ class TestRealFaults:
     def test_a_stop_after_seconds_before_the_cluster_is_up(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "wait.py").write_text("import time\ntime.sleep(600)\n")
         ran = distlaunch(
-            *("local", "-n", "2", "--start-timeout", "5", "--max-restarts", "0", "--chaos", "stop:worker:1@seconds=1"),
+            *(
+                "local",
+                "-n",
+                "2",
+                "--set",
+                "timeouts.start_s=5",
+                "--max-restarts",
+                "0",
+                "--chaos",
+                "stop:worker:1@seconds=1",
+            ),
             "wait.py",
         )
         assert ran.status == 3

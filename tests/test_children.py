@@ -196,7 +196,7 @@ class TestSteps:
 
     def test_steps_are_not_counted_with_no_progress(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "count.py").write_text("from worker_entry import progress; progress.report(step=1)")
-        ran = distlaunch("local", "-n", "1", "--no-progress", "--", sys.executable, "count.py")
+        ran = distlaunch("local", "-n", "1", "--set", "progress=false", "--", sys.executable, "count.py")
         assert ran.status == 0, ran.stderr
         assert ran.report["attempts"][0]["tasks"][0]["progress"] is None
 

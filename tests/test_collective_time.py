@@ -22,7 +22,7 @@ def test_deterministic_operations_give_the_same_bits_with_and_without_progress(
     weights = []
     for number, (run, options, arguments, env) in enumerate(
         [
-            (warm, ["--no-progress"], ["call"], {}),
+            (warm, ["--set", "progress=false"], ["call"], {}),
             (warm, [], ["call"], {}),
             (distlaunch, [], [], {"TF_DETERMINISTIC_OPS": "1"}),  # which TensorFlow reads when it is imported
         ]

@@ -95,7 +95,7 @@ def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path:
 
     assert ran.status == 0, ran.stderr
     assert "distlaunch: patched" not in ran.stdout + ran.stderr  # printed once; the logs have names
-    patched = r"Keras \S+: \d+ faults patched for multi-worker training \(--no-keras-patch turns this off\)\n"
+    patched = r"Keras \S+: \d+ faults patched for multi-worker training \(--set keras.patch=false turns this off\)\n"
     assert len(re.findall(patched, ran.stderr)) == ("patched" in ran.log().decode())
     accuracies = set()
     for index in range(2):

@@ -118,7 +118,7 @@ class TestUp:
         assert ask_status(RunDir(folder))["state"] == "forming"
 
     def test_waits_for_the_cluster_if_asked_to_and_says_why_it_is_not_up(self, folder: Path) -> None:
-        done = detach(folder, "--wait", "--start-timeout", "3", *NEVER_UP)
+        done = detach(folder, "--wait", "--set", "timeouts.start_s=3", *NEVER_UP)
         assert done.returncode == 3
         assert "the run continues in the background" not in done.stderr
         assert "[start-timeout]" in done.stderr

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from launcher import errors
+from launcher.cli.defaults import options_of
 from launcher.cli.main import cli
 from launcher.failures import FAILURES, FailureName
 from launcher.gang.findings import Finding
@@ -22,6 +23,7 @@ from launcher.gang.state import Phase
 from launcher.report.state_names import RunState
 from launcher.run.summary import RunSummary
 from launcher.spec.models import ClusterSpec
+from launcher.spec.settings import PATHS
 from tests.conftest import ROOT
 from tests.in_process import run_here
 from tests.test_hints import PAGES
@@ -290,6 +292,16 @@ def test_the_table_of_fields_matches_the_schema(anchor: str, schema: dict[str, A
             assert plain_default(field) is None, f"{name} has a default"
 
 
+def test_the_table_names_the_option_of_each_field_that_has_one() -> None:
+    of_fields = {str(path[-1]): option for option, path in PATHS.items() if path[0] != "nodes"}
+    named = {}
+    for anchor in ("a-cluster", "restart"):
+        for cells in rows(section(SPECS_PAGE, anchor)):
+            for name in re.findall(r"\(`--([a-z-]+)[^`]*`\)", cells[2]):
+                named[code(cells[0])[0]] = name
+    assert named == {field: option.name for field, option in of_fields.items()}
+
+
 def plain_default(field: Mapping[str, Any]) -> object:
     """The default of a field as a user writes it."""
     default = field.get("default")
@@ -318,6 +330,9 @@ def test_the_examples_within_the_page_are_valid() -> None:
     examples = [yaml.load(block, Loader=yaml.BaseLoader) for block in blocks(SPECS_PAGE, "yaml")]
     assert len(examples) >= 3
     for example in examples:
+        if "local" in example:  # the file of defaults
+            assert {*example} <= {*options_of(cli.commands["up"]), *cli.commands}
+            continue
         ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], **example})
 
 

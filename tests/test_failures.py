@@ -138,7 +138,7 @@ def test_leftover_processes_of_a_task_are_stopped_and_counted_though_the_run_suc
 
 
 def test_no_cluster_in_time_names_the_tasks_whose_port_is_not_open(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "--workers", "2", "--start-timeout", "1", "--", "sleep", "600")
+    ran = distlaunch("local", "--workers", "2", "--set", "timeouts.start_s=1", "--", "sleep", "600")
     assert ran.status == 3
     first, second = (task["address"].rpartition(":")[2] for task in ran.report["attempts"][0]["tasks"])
     assert "Error: no cluster within 1 s: " in ran.stderr
@@ -579,7 +579,7 @@ def test_a_worker_that_never_builds_the_strategy_is_named(warm: Distlaunch, tmp_
         "import tensorflow as tf\n"
         "tf.distribute.MultiWorkerMirroredStrategy()\n"
     )
-    ran = warm("local", "--workers", "2", "--start-timeout", "15", "train.py")
+    ran = warm("local", "--workers", "2", "--set", "timeouts.start_s=15", "train.py")
     assert ran.status == 3
     verdict = ran.report["attempts"][0]["verdict"]
     sentence = r"waiting for worker:1 on local \(port \d+ not open\); worker:0 is ready"

@@ -260,7 +260,7 @@ class TestRealClusters:
             "keras.utils.set_random_seed(7)\nsys.argv[1:] = ['--epochs', '3']\ndemo.main()\n"
         )
         said = []
-        for number, option in enumerate(([], ["--no-preload"])):
+        for number, option in enumerate(([], ["--set", "preload=false"])):
             directory = tmp_path / str(number)
             ran = distlaunch("local", "-n", "2", *option, "--run-dir", str(directory), str(program))
             assert ran.status == 0, ran.stderr
@@ -277,7 +277,7 @@ class TestRealClusters:
             "numbers = [random.random(), np.random.rand(), tf.random.uniform([]), keras.random.uniform([])]\n"
             "print('drawn', early, threading.active_count(), *map(float, numbers))\n"
         )
-        ran = warm("local", "-n", "2", "draw.py", "--start-timeout", "60")
+        ran = warm("local", "-n", "2", "draw.py", "--set", "timeouts.start_s=60")
         assert ran.status == 0, ran.stderr
         logs = [ran.log(f"worker-{number}").decode() for number in range(2)]
         drawn = [re.findall(r"^drawn True 1 (.*) (.*) (.*) (.*)$", log, re.MULTILINE)[0] for log in logs]

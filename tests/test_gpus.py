@@ -342,7 +342,7 @@ def test_a_run_shows_its_gpus_and_leaves_no_reader_behind(
     monkeypatch.setenv("NVML_GPUS", kind)
     run = RunDir(tmp_path / "run")
     wait = "until [ -e go ]; do sleep 0.1; done"
-    command = distlaunch_command("local", "-n", "1", "--sample-every", "0.2", "--run-dir", str(run.root))
+    command = distlaunch_command("local", "-n", "1", "--set", "sample_every_s=0.2", "--run-dir", str(run.root))
     with subprocess.Popen([*command, "--", "sh", "-c", wait], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
 
         def check() -> None:

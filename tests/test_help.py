@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from importlib import metadata
+from typing import get_args
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from launcher.cli.changes import FieldParameter
 from launcher.cli.main import CONTEXT, cli
 from launcher.cli.sections import OTHER, SectionedOption
-from launcher.spec.parts import RestartSpec, TimeoutsSpec
+from launcher.spec.field_options import MAX_RESTARTS, PYTHON
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import NodeSpec
+from launcher.spec.parts import RestartSpec
+from launcher.spec.settings import PATHS
 
 COMMANDS = sorted(cli.commands)
 
@@ -43,7 +49,7 @@ def test_commands_are_listed_by_their_purpose() -> None:
         "Run:": ["local", "up", "submit", "resume"],
         "Look:": ["check", "plan", "ls", "status", "logs", "attach", "report", "stacks", "profile"],
         "End:": ["wait", "down", "clean", "rm", "prune"],
-        "Prepare:": ["init", "compose", "export", "schema", "completion"],
+        "Prepare:": ["init", "compose", "export", "schema", "config", "completion"],
     }
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 
@@ -83,17 +89,21 @@ def test_no_section_has_more_than_ten_options(name: str) -> None:
     assert max(map(sections.count, sections), default=0) <= 10
 
 
+def test_the_help_of_up_fits_on_a_small_terminal() -> None:
+    assert len(help_of("up")) < 40
+
+
 @pytest.mark.parametrize("name", ["local", "up"])
-def test_defaults_in_the_help_match_those_of_a_spec(name: str) -> None:
-    shown = {
-        option.name: option.default_text
-        for option in cli.commands[name].params
-        if isinstance(option, SectionedOption) and option.default_text
-    }
-    assert shown["max_restarts"] == str(RestartSpec().max_restarts)
-    for field, value in TimeoutsSpec():
-        if field != "stall_s":  # its default depends on the cluster's step time
-            assert shown[field] == f"{value:g}"
+def test_defaults_and_choices_in_the_help_match_those_of_a_spec(name: str) -> None:
+    fields = {**ClusterSpec.model_fields, **NodeSpec.model_fields, **RestartSpec.model_fields}
+    options = [each for each in cli.commands[name].params if isinstance(each, FieldParameter)]
+    for option in options:
+        field = fields[PATHS[option.field][-1]]  # type: ignore[index]  # the last part is always a name
+        if option.default_text and field.default is not None:
+            assert option.default_text == str(field.default)
+        if option.field.choices:
+            assert option.field.choices == get_args(field.annotation)
+    assert {option.field for option in options} >= {MAX_RESTARTS, PYTHON}
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

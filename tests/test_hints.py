@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 
 import click
-import pytest
 
 from launcher.cli.main import cli
 from launcher.spec.models import ClusterSpec
-from launcher.spec.parts import Model, TimeoutsSpec
+from launcher.spec.parts import Model
 from tests.conftest import ROOT
 
 PAGES = [
@@ -43,7 +42,8 @@ FOREIGN: Mapping[str, set[str]] = {
     "kubectl": {"--field-selector", "--follow", "--force", "--grace-period", "--ignore-not-found", "--output"}
     | {"--output-watch-events", "--selector", "--wait", "--watch", "--cascade", "--filename"}
     | {"--context", "--from-literal", "--server-side"},
-    "the first process of a pod": {"--sync", "--termination-log", "--tfjob"},
+    "the first process of a pod": {"--sync", "--termination-log", "--tfjob", "--no-keras-patch", "--no-progress"}
+    | {"--keep-own-tf-config", "--start-timeout", "--stop-grace"},
     "git": {"--cached", "--others", "--exclude-standard"},
     "ansible-inventory": {"--list"},
     "docker": {"--rm", "--volumes", "--profile"},
@@ -77,7 +77,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def test_every_option_that_is_named_exists() -> None:
     known = options_of(cli).union(*FOREIGN.values())
-    assert {"--drain-timeout", "--workers", "--no-check"} <= known
+    assert {"--max-restarts", "--workers", "--no-check"} <= known
     unknown = {(place, option) for place, text in texts() for option in OPTION.findall(text) if option not in known}
     assert unknown == set()
 
@@ -96,9 +96,3 @@ def test_every_field_that_is_named_exists() -> None:
             if fields and name not in fields:
                 wrong.add((place, f"{part}.{name}"))
     assert wrong == set()
-
-
-@pytest.mark.parametrize("command", ["local", "up"])
-def test_every_duration_of_a_spec_can_be_set_on_the_command_line(command: str) -> None:
-    names = {parameter.name for parameter in cli.commands[command].params}
-    assert TimeoutsSpec.model_fields.keys() <= names

@@ -85,7 +85,7 @@ def test_a_user_of_the_machine_can_reach_a_port_only_without_isolation(
     looking = threading.Thread(target=look)
     looking.start()
     ports = loopback.ports()  # no other run uses them outside
-    options = ["--set", f"ports={ports[0]}-{ports[-1]}", *(["--isolate"] if isolated else [])]
+    options = ["--set", f"ports={ports[0]}-{ports[-1]}", *(["--set", "isolation=namespace"] if isolated else [])]
     ran = distlaunch("local", "--workers", "2", *options, "serve.py", str(tmp_path))
     looking.join()
     assert ran.status == 0, ran.stderr
@@ -131,7 +131,7 @@ def test_a_system_without_namespaces_starts_nothing_and_says_why(tmp_path: Path)
     limit = Path("/proc/sys/user/max_net_namespaces")
     # In the test's own user namespace, the limit applies only to that namespace.
     script = (
-        f"echo 0 >{limit}; exec {sys.executable} -m launcher local --isolate --run-dir {tmp_path}/run "
+        f"echo 0 >{limit}; exec {sys.executable} -m launcher local --set isolation=namespace --run-dir {tmp_path}/run "
         f"-- touch {tmp_path}/started"
     )
     done = subprocess.run(

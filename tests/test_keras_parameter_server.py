@@ -245,8 +245,8 @@ def test_a_worker_that_is_killed_during_fit_is_restarted_and_every_batch_counts_
 
 def test_without_the_patch_the_failure_says_what_to_do(warm_python: WarmPython, tmp_path: Path) -> None:
     program = (str(PROGRAM), str(tmp_path), "raise:fit_on_dataset")
-    done = start(warm_python.command, tmp_path, "--workers", "1", "--no-keras-patch", *program)
+    done = start(warm_python.command, tmp_path, "--workers", "1", "--set", "keras.patch=false", *program)
     assert done.returncode == 1
     assert "create_per_worker_dataset" in done.stderr
-    assert "remove --no-keras-patch" in done.stderr
+    assert "set keras.patch to true" in done.stderr
     assert "TF_USE_LEGACY_KERAS=1" in done.stderr

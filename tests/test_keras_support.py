@@ -416,9 +416,8 @@ def without(*fixed: str) -> list[str]:
 def test_faulty_code_is_replaced_and_named_in_one_line(write_keras: WriteKeras) -> None:
     write_keras()
     _, lines = import_patched()
-    assert lines == [
-        f"patched Keras 3.99.0 for distributed training: {', '.join(EVERYTHING)} (--no-keras-patch turns this off)"
-    ]
+    off = "(--set keras.patch=false turns this off)"
+    assert lines == [f"patched Keras 3.99.0 for distributed training: {', '.join(EVERYTHING)} {off}"]
 
 
 def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras) -> None:
@@ -520,7 +519,7 @@ def test_an_error_in_an_inspection_breaks_neither_the_import_nor_the_other_patch
     write_keras(layer="BatchNormalization = None")
     _, (problem, patched) = import_patched()
     assert problem.startswith(f"could not inspect {layers.BATCH_NORMALIZATION} of Keras 3.99.0, which runs unpatched (")
-    assert patched.endswith(f": {', '.join(without(*OF_OTHERS[:2]))} (--no-keras-patch turns this off)")
+    assert patched.endswith(f": {', '.join(without(*OF_OTHERS[:2]))} (--set keras.patch=false turns this off)")
 
 
 def test_keras_that_cannot_be_inspected_is_imported_unpatched(write_keras: WriteKeras) -> None:
@@ -866,7 +865,7 @@ def start(
 
     Without a limit for stalls: TensorFlow may take minutes to drop the iterator of an epoch on a busy machine.
     """
-    place = ("--run-dir", str(run_dir), "--stall-timeout", "0")
+    place = ("--run-dir", str(run_dir), "--set", "timeouts.stall_s=0")
     words = command("local", *place, *flags, str(PROGRAM), *arguments)
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=START_AND_TRAIN_S, check=False)
 
@@ -930,12 +929,14 @@ class Runs:
             return Run([read_results(out, 0, done)], [done.stderr])
         if configuration in ("mirrored", "mirrored unpatched", "central storage", "one device"):
             strategy = configuration.removesuffix(" unpatched").replace(" ", "_")
-            patch = ["--no-keras-patch"] if configuration.endswith("unpatched") else []
+            patch = ["--set", "keras.patch=false"] if configuration.endswith("unpatched") else []
             options = ["--strategy", strategy, "--devices", "2", *patch]
             done = start(command, run_dir, str(out), *cases, flags=options, env=env)
             log = run_dir / "attempt-1" / "worker-0.log"
             return Run([read_results(out, 0, done)], [log.read_text(errors="replace")])
-        flags = {"unpatched": ["--no-keras-patch"], ONE_BY_ONE: ["--no-preload"]}.get(configuration, [])
+        flags = {"unpatched": ["--set", "keras.patch=false"], ONE_BY_ONE: ["--set", "preload=false"]}.get(
+            configuration, []
+        )
         workers = range(3 if configuration == THREE_WORKERS else 2)
         done = start(command, run_dir, str(out), *cases, flags=["--workers", str(len(workers)), *flags], env=env)
         logs = [run_dir / "attempt-1" / f"worker-{worker}.log" for worker in workers]

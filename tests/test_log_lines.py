@@ -347,7 +347,7 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
     @pytest.mark.parametrize(
         "line",
         [
-            b"distlaunch: patched Keras 3.15.1 for multi-worker training: reduce_per_replica (--no-keras-patch)",
+            b"distlaunch: patched Keras 3.15.1 for multi-worker training: reduce_per_replica (--set keras.patch=false)",
             b"distlaunch: Keras 3.99.0 needs no patch for multi-worker training",
         ],
     )

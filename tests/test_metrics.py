@@ -322,7 +322,7 @@ class TestRuns:
     ) -> None:
         port = free_port()
         folder, file = tmp_path / "run", tmp_path / "run.prom"
-        options = ["--metrics", str(port), "--metrics-file", "run.prom", "--run-dir", str(folder)]
+        options = ["--set", f"metrics={port}", "--set", "metrics_file=run.prom", "--run-dir", str(folder)]
         command = distlaunch_command("local", "-n", "1", *options, "--", "sleep", "600")
         with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as process:
             run = wait_for_state(port, "running")
@@ -341,7 +341,7 @@ class TestRuns:
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         port = free_port()
-        started = distlaunch("local", "-d", "-n", "1", "--metrics", f"127.0.0.1:{port}", "--", "sleep", "600")
+        started = distlaunch("local", "-d", "-n", "1", "--set", f"metrics=127.0.0.1:{port}", "--", "sleep", "600")
         assert started.status == 0, started.stderr
         wait_for_state(port, "running")
         assert distlaunch("down", str(started.directory), run_dir=False).status == 0
@@ -352,30 +352,30 @@ class TestRuns:
         assert distlaunch("down", str(started.directory), run_dir=False).status == 0
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("option", ["--metrics", "--metrics-file"])
+    @pytest.mark.parametrize("field", ["metrics", "metrics_file"])
     def test_a_place_that_cannot_be_used_is_an_error_before_anything_starts(
-        self, option: str, distlaunch: Distlaunch, tmp_path: Path
+        self, field: str, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            place = str(taken.getsockname()[1]) if option == "--metrics" else "missing/run.prom"
-            ran = distlaunch("local", "-n", "1", option, place, "--", "touch", "started")
+            place = str(taken.getsockname()[1]) if field == "metrics" else "missing/run.prom"
+            ran = distlaunch("local", "-n", "1", "--set", f"{field}={place}", "--", "touch", "started")
         said = {
-            "--metrics": f"Error: cannot serve metrics at 127.0.0.1:{place}: Address already in use [usage]\n",
-            "--metrics-file": f"Error: cannot write the metrics to {tmp_path}/missing/run.prom [usage]\n",
+            "metrics": f"Error: cannot serve metrics at 127.0.0.1:{place}: Address already in use [usage]\n",
+            "metrics_file": f"Error: cannot write the metrics to {tmp_path}/missing/run.prom [usage]\n",
         }
         assert (ran.status, ran.directory.exists(), (tmp_path / "started").exists()) == (2, False, False)
-        assert ran.stderr.startswith(said[option])
+        assert ran.stderr.startswith(said[field])
 
     def test_an_address_with_a_mistake_names_the_option(self, distlaunch: Distlaunch) -> None:
-        ran = distlaunch("local", "-n", "1", "--metrics", "x:y", "--", "true")
+        ran = distlaunch("local", "-n", "1", "--set", "metrics=x:y", "--", "true")
         assert (ran.status, ran.directory.exists()) == (2, False)
-        assert "Error: --metrics: expected ADDRESS:PORT; write it like 127.0.0.1:9400" in ran.stderr
+        assert "Error: --set metrics: expected ADDRESS:PORT; write it like 127.0.0.1:9400" in ran.stderr
 
     def test_without_the_library_the_error_says_how_to_install_it(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "prometheus_client.py").write_text("raise ImportError\n")
-        ran = distlaunch("local", "-n", "1", "--metrics", "9400", "--", "true")
+        ran = distlaunch("local", "-n", "1", "--set", "metrics=9400", "--", "true")
         assert (ran.status, ran.directory.exists()) == (2, False)
         assert "install it: pip install 'distlaunch[metrics]'" in ran.stderr
         assert distlaunch("local", "-n", "1", "--", "true").status == 0

@@ -22,7 +22,7 @@ def told(patch: KerasPatch | None) -> TaskReported:
 
 
 def test_it_has_the_version_the_number_of_faults_and_the_option_that_turns_it_off() -> None:
-    line = "Keras 3.15.1: 8 faults patched for multi-worker training (--no-keras-patch turns this off)"
+    line = "Keras 3.15.1: 8 faults patched for multi-worker training (--set keras.patch=false turns this off)"
     assert render_patches(told(KerasPatch("3.15.1", 8))) == line
     assert "1 fault patched" in str(render_patches(told(KerasPatch("3.15.1", 1))))
 
@@ -54,7 +54,7 @@ def test_of_a_real_cluster_it_is_said_once_and_is_not_in_the_end_of_a_log_that_i
     (tmp_path / "train.py").write_text(TRAIN)
     ran = warm("local", "train.py", how, "worker:1")
     said = ran.stdout + ran.stderr
-    assert said.count("patched for multi-worker training (--no-keras-patch turns this off)\n") == count, said
+    assert said.count("patched for multi-worker training (--set keras.patch=false turns this off)\n") == count, said
     assert "worker:1 │ ValueError: the end" in ran.stderr
     assert "patched Keras" not in said
     assert "patched Keras" in ran.log("worker-1").decode()

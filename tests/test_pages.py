@@ -649,7 +649,7 @@ class TestPage:
     def test_a_run_of_which_nothing_is_known_has_a_page(self, state: str) -> None:
         page = render_page(make_material(state=state, plan={}))
         assert "No steps were reported. Steps of <code>model.fit</code> are counted" in page
-        assert "Nothing was measured: the run was too short, or <code>--sample-every 0</code>" in page
+        assert "Nothing was measured: the run was too short, or <code>sample_every_s: 0</code>" in page
         assert "There are no logs, because no task was started" in page
         assert "The command was not recorded" in page
 

@@ -86,7 +86,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]
 
 
 def _start(folder: Path, program: list[str], options: list[str]) -> subprocess.Popen[bytes]:
-    run = ["local", "-n", "2", "--oversubscribe", "--sample-every", "0.2", "--run-dir", str(folder), *options]
+    run = ["local", "-n", "2", "--oversubscribe", "--set", "sample_every_s=0.2", "--run-dir", str(folder), *options]
     with folder.with_suffix(".stderr").open("wb") as stderr:
         return subprocess.Popen(
             distlaunch_command(*run, str(PROGRAMS / "loss.py"), *program),

@@ -79,6 +79,6 @@ def test_the_differences_are_those_of_the_table(
     end = next(number for number, line in enumerate(lines) if line.startswith(last))
     assert lines[begin + 2 : end + 1] == [*rows.values()]
     shutil.rmtree(tmp_path / "run")
-    separate, other = run_as_tasks(distlaunch, tmp_path, "--no-preload")
+    separate, other = run_as_tasks(distlaunch, tmp_path, "--set", "preload=false")
     assert separate["hash"] != other["hash"]
     assert render(plain, separate).keys() <= rows.keys()

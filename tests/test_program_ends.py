@@ -123,7 +123,7 @@ class TestThatEndedWell:
 def test_a_program_that_fails_ends_the_run_soon_although_its_process_stays(
     distlaunch: Distlaunch, way: str, sentence: str
 ) -> None:
-    ran = distlaunch("local", "-n", "2", "--stop-grace", "2", "--no-live", STAYS, way, "worker:1")
+    ran = distlaunch("local", "-n", "2", "--set", "timeouts.stop_grace_s=2", "--no-live", STAYS, way, "worker:1")
     assert (ran.status, ran.report["verdict"]["reference"], ran.report["verdict"]["task"]) == (
         1,
         "task-failed",
@@ -136,7 +136,7 @@ def test_a_program_that_fails_ends_the_run_soon_although_its_process_stays(
 
 def test_a_program_that_returns_ends_the_run_with_success_although_its_process_stays(distlaunch: Distlaunch) -> None:
     began = time.monotonic()
-    ran = distlaunch("local", "-n", "2", "--drain-timeout", "3", "--no-live", STAYS, "returns", "worker:1")
+    ran = distlaunch("local", "-n", "2", "--set", "timeouts.drain_s=3", "--no-live", STAYS, "returns", "worker:1")
     assert ran.status == 0, ran.stderr
     assert ran.report["verdict"]["reference"] == "succeeded"
     assert "worker:1 finished its program before its interpreter ended with" in ran.report["verdict"]["evidence"][0]

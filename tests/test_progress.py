@@ -426,7 +426,7 @@ def test_fit_is_counted_by_itself(distlaunch: Distlaunch, warm: Distlaunch, tmp_
 @pytest.mark.tensorflow
 def test_fit_is_not_counted_with_no_progress(warm: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(FIT)
-    ran = warm("local", "-n", "1", "--no-progress", "fit.py", "keras")
+    ran = warm("local", "-n", "1", "--set", "progress=false", "fit.py", "keras")
     assert ran.status == 0, ran.stderr
     assert ran.report["attempts"][0]["tasks"][0]["progress"] is None
 

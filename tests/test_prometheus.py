@@ -74,7 +74,7 @@ def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(warm_python
 
     demo = [str(PROGRAMS / "paced_demo.py"), "--epochs", "2000"]
     with scraping(tmp_path, port) as address:
-        words = ["-n", "2", "--metrics", str(port), *demo]
+        words = ["-n", "2", "--set", f"metrics={port}", *demo]
         run = BackgroundRun(tmp_path, "local", words, popen, warm_python.command)
         try:
 

@@ -43,7 +43,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that has failed in its second attempt, with a page that it has made itself."""
     folder = tmp_path_factory.mktemp("failed")
     command = distlaunch_command(
-        *("local", "-n", "2", "--oversubscribe", "--run-dir", "run", "--report", "--sample-every", "0.2"),
+        *("local", "-n", "2", "--oversubscribe", "--run-dir", "run", "--report", "--set", "sample_every_s=0.2"),
         *("--max-restarts", "1", "-e", "PLAIN=geheim-1", "--env=OTHER=geheim-2", "--set", "env={THIRD: geheim-3}"),
         *("--", sys.executable, "-c", FAILS),
     )

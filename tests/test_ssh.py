@@ -400,7 +400,7 @@ def test_each_node_imports_tensorflow_once_and_forks(distlaunch: Distlaunch, hos
     assert ran.status == 0, ran.stderr
     assert "not forked" not in ran.stderr
     assert ran.stdout.count("early True") == 2
-    alone = distlaunch("up", "--no-preload", "--run-dir", str(tmp_path / "alone"), spec, env=hosts.env)
+    alone = distlaunch("up", "--set", "preload=false", "--run-dir", str(tmp_path / "alone"), spec, env=hosts.env)
     assert alone.status == 0, alone.stderr
     assert alone.stdout.count("early False") == 2
 

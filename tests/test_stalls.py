@@ -301,7 +301,7 @@ def test_the_leaders_lines_about_missing_tasks_are_parsed() -> None:
 def test_a_command_that_goes_silent_has_stalled(distlaunch: Distlaunch) -> None:
     """Each line counts as progress; how exact the limit is, simulated attempts show."""
     program = "for n in 1 2 3 4 5 6; do echo $n; sleep 0.5; done; sleep 600"
-    ran = distlaunch("local", "-n", "1", "--stall-timeout", "2", "--", "sh", "-c", program, timeout=60)
+    ran = distlaunch("local", "-n", "1", "--set", "timeouts.stall_s=2", "--", "sh", "-c", program, timeout=60)
     assert ran.status == 3
     assert ran.log() == b"1\n2\n3\n4\n5\n6\n"
     assert re.search(r"Error: no sign of progress for \d+ s \[stalled\]\n", ran.stderr)
@@ -317,7 +317,18 @@ PATIENCE_S = "40"
 class TestRealClusters:
     def test_one_that_sleeps_in_the_input_pipeline_is_blamed_and_all_start_again(self, warm: Distlaunch) -> None:
         ran = warm(
-            *("local", "-n", "3", "--stall-timeout", "5", "--max-restarts", "1", KERAS, "worker:1", "sleep-in-input"),
+            *(
+                "local",
+                "-n",
+                "3",
+                "--set",
+                "timeouts.stall_s=5",
+                "--max-restarts",
+                "1",
+                KERAS,
+                "worker:1",
+                "sleep-in-input",
+            ),
             *("8",),
         )
         assert ran.status == 0, ran.stderr
@@ -329,20 +340,20 @@ class TestRealClusters:
         assert "load_batch" in (ran.directory / "stacks.txt").read_text()
 
     def test_one_that_a_signal_stopped(self, warm: Distlaunch) -> None:
-        ran = warm("local", "-n", "3", "--stall-timeout", "5", KERAS, "worker:2", "stop")
+        ran = warm("local", "-n", "3", "--set", "timeouts.stall_s=5", KERAS, "worker:2", "stop")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:2"), ran.stderr
         assert "worker:2 was stopped by SIGSTOP (signal 19) and did not continue" in verdict["message"]
 
     def test_one_that_never_joins_keeps_the_cluster_from_forming(self, warm: Distlaunch) -> None:
-        ran = warm("local", "-n", "3", "--start-timeout", PATIENCE_S, KERAS, "worker:1", "never-joins")
+        ran = warm("local", "-n", "3", "--set", f"timeouts.start_s={PATIENCE_S}", KERAS, "worker:1", "never-joins")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
         assert any(f"worker:1 is at {KERAS}:23 <module>" in line for line in verdict["evidence"])
         assert any("worker:0, worker:2 are at" in line for line in verdict["evidence"])
 
     def test_one_that_does_not_find_the_leader_although_its_port_is_open(self, warm: Distlaunch) -> None:
-        options = ["--start-timeout", PATIENCE_S, "--keep-own-tf-config"]
+        options = ["--set", f"timeouts.start_s={PATIENCE_S}", "--set", "keep_own_tf_config=true"]
         ran = warm("local", "-n", "3", *options, LOST_LEADER, "worker:1")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
@@ -352,7 +363,7 @@ class TestRealClusters:
     @pytest.mark.smoke
     def test_collectives_that_wait_for_each_other(self, warm: Distlaunch) -> None:
         loop = str(PROGRAMS / "loop.py")
-        ran = warm("local", "-n", "3", "--stall-timeout", "5", loop, "worker:1", "skip-a-step")
+        ran = warm("local", "-n", "3", "--set", "timeouts.stall_s=5", loop, "worker:1", "skip-a-step")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:1"), ran.stderr
         assert "steps done: 200 by worker:1, 199 by the others" in verdict["evidence"]

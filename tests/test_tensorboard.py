@@ -74,7 +74,7 @@ def test_it_shows_what_each_worker_writes_and_ends_with_the_run(warm_python: War
 
 
 def test_it_stays_after_the_training_if_it_is_to_until_ctrl_c(warm_python: WarmPython, tmp_path: Path) -> None:
-    with running(tmp_path, "-n", "1", "--keep-tensorboard", *DEMO, "1", command=warm_python.command) as run:
+    with running(tmp_path, "-n", "1", "--set", "tensorboard=keep", *DEMO, "1", command=warm_python.command) as run:
         address = address_of(run)
         run.wait_until_said("Training has ended; TensorBoard keeps running until Ctrl-C")
         wait_until(lambda: "worker-0/train" in ask(f"{address}data/runs"), "it shows the worker", 60)
@@ -140,7 +140,17 @@ def test_a_profile_of_parameter_servers_has_the_operations_of_all_in_a_network_o
     distlaunch: Distlaunch, tmp_path: Path
 ) -> None:
     """From outside, only TensorBoard is reachable; distlaunch shows the tasks as always."""
-    options = ("--isolate", "--tensorboard", "--strategy", "parameter_server", "-n", "2", "--ps", "1")
+    options = (
+        "--set",
+        "isolation=namespace",
+        "--tensorboard",
+        "--strategy",
+        "parameter_server",
+        "-n",
+        "2",
+        "--ps",
+        "1",
+    )
     with running(tmp_path, *options, *PACED, "2000") as run:
         captures, log = 1, run.directory / "attempt-1" / "chief-0.log"
         wait_until(lambda: log.exists() and b"Epoch 2/2000" in log.read_bytes(), "it trains", 90)

@@ -455,7 +455,7 @@ class TestLoss:
 class TestStartTimeout:
     HINT = (
         "a program opens its port when it creates MultiWorkerMirroredStrategy; increase timeouts.start_s "
-        "(--start-timeout) if it needs longer; 0 disables the timeout"
+        "if it needs longer; 0 disables the timeout"
     )
 
     def timed_out(self, layout: dict[str, list[TaskId]], *events: Event) -> AttemptState:
@@ -533,7 +533,7 @@ def test_a_drain_timeout_names_the_running_tasks_and_the_ended_ones() -> None:
         reference="drain-timeout",
         message="worker:1, worker:2 did not end within 300 s after the first task ended, and are not at work",
         evidence=["ended with status 0: worker:0"],
-        hint="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 disables the timeout",
+        hint="increase timeouts.drain_s if the others need longer; 0 disables the timeout",
     )
 
 

@@ -41,7 +41,7 @@ def test_the_worker_that_broke_the_cluster_is_named(warm: Distlaunch, culprit: s
 @pytest.mark.parametrize("how", ["raise-early", "exit-text"])
 def test_the_worker_that_broke_the_cluster_is_named_in_plain_python(distlaunch: Distlaunch, how: str) -> None:
     """Where a task could end differently from a forked one."""
-    assert_named(distlaunch, "worker:1", how, "--no-preload", workers=2)
+    assert_named(distlaunch, "worker:1", how, "--set", "preload=false", workers=2)
 
 
 def assert_named(distlaunch: Distlaunch, culprit: str, how: str, *flags: str, workers: int = 3) -> None:

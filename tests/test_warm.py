@@ -156,7 +156,7 @@ def test_the_next_run_finds_tensorflow_imported_and_nothing_else(bench: Bench) -
     assert 30 < known["until"] - time.time() < 60
 
     (bench.folder / "mine.py").write_text("VALUE = 'new'\n")
-    said, second = bench.look("-e", "SHOWN=2", "--no-progress")
+    said, second = bench.look("-e", "SHOWN=2", "--set", "progress=false")
     assert "imports TensorFlow again" not in said
     assert second[:4] == [first[0], "True", "new", "2"]
     # A run that fails keeps it as well, and a run that does not ask for it leaves it unchanged.

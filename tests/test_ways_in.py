@@ -45,12 +45,12 @@ class TestArgumentsAfterASpec:
             ([], []),
             (["--", "--epochs", "3"], ["--epochs", "3"]),
             (["x", "-v", "y"], ["x", "y"]),
-            (["--no-check", "-v", "--lease", "9", "--", "--epochs", "--lease"], ["--epochs", "--lease"]),
+            (["--no-check", "-v", "--set", "timeouts.lease_s=9", "--", "--epochs", "--lease"], ["--epochs", "--lease"]),
             (["--", "--verbose", "--", "x"], ["--verbose", "--", "x"]),
             (["-e", "A=1", "--", "-vx"], ["-vx"]),
-            (["--lease=9", "-", "--", ""], ["-", ""]),
+            (["--keep-warm=9s", "-", "--", ""], ["-", ""]),
             (["-e", "H", "-ve", "A=1", "x", "--", "-e"], ["x", "-e"]),
-            (["x", "--lease", "9", "y", "--no-check"], ["x", "y"]),
+            (["x", "--set", "timeouts.lease_s=9", "y", "--no-check"], ["x", "y"]),
         ],
     )
     def test_follow_those_of_its_program(

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.changes import field_option, find_value, read_changes, setting_option
 from launcher.cli.look import find_nodes, show_plan
 from launcher.cli.options import (
     module_option,
-    option,
-    python_option,
     rehearsal_option,
     run_options,
-    setting_option,
 )
 from launcher.cli.programs import (
     ProgramCommand,
@@ -28,17 +26,14 @@ from launcher.cli.programs import (
     takes_spec_or_hosts,
 )
 from launcher.cli.running import run_command, runs_attached
-from launcher.cli.values import OneOf, Whole
+from launcher.cli.sections import option
+from launcher.cli.values import Whole
+from launcher.spec.field_options import DEVICES, FRAMEWORK, GPUS_PER_WORKER, PYTHON, STRATEGY
 
 if TYPE_CHECKING:
     from launcher.report.models import RunReport
     from launcher.spec.models import ClusterSpec
-    from launcher.spec.strategies import Framework
     from worker_entry.protocol.strategy_names import StrategyName
-
-
-# Not imported from `strategies`, which costs more than the rest of `--help`.
-_STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirrored", "parameter_server", "tpu")
 
 
 @click.command(cls=ProgramCommand)
@@ -48,60 +43,31 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
     section="Cluster",
     type=Whole(min=1),
     metavar="N",
-    default_text="2; 1 for a strategy of one process",
+    default_text="2",
     help="Start N workers.",
 )
-@option(
-    "--strategy",
-    section="Cluster",
-    type=OneOf(_STRATEGIES),
-    metavar="NAME",
-    default="multi_worker_mirrored",
-    default_text="multi_worker_mirrored",
-    help=f"Use this tf.distribute strategy: {', '.join(_STRATEGIES[:-1])} or {_STRATEGIES[-1]}.",
-)
-@option(
-    "--framework",
-    section="Cluster",
-    type=OneOf(("tensorflow", "torch")),
-    metavar="NAME",
-    default="tensorflow",
-    default_text="tensorflow",
-    help="Train with tensorflow or torch; for torch, set torchrun's variables.",
-)
+@field_option(STRATEGY)
+@field_option(FRAMEWORK)
 @option(
     "--ps",
     section="Cluster",
     type=Whole(min=1),
     metavar="N",
     default_text="1",
-    help="Start N parameter servers; parameter_server only.",
+    help="Start N parameter servers.",
 )
 @option(
     "--evaluator",
     section="Cluster",
     is_flag=True,
-    help="Start an evaluator, which runs the same program as the workers.",
+    help="Start an evaluator too.",
 )
-@option(
-    "--devices",
-    section="Cluster",
-    type=Whole(min=1, max=64),
-    metavar="N",
-    help="Split each task's CPU into N (1 to 64) devices if there is no GPU.",
-)
-@option(
-    "--gpus-per-worker",
-    section="Cluster",
-    type=Whole(min=1),
-    metavar="K",
-    default_text="an equal share",
-    help="Give each worker K GPUs.",
-)
-@option("--oversubscribe", section="Cluster", is_flag=True, help="Start the workers even if there are too few cores.")
+@field_option(DEVICES)
+@field_option(GPUS_PER_WORKER)
+@option("--oversubscribe", section="Cluster", is_flag=True, help="Start more workers than the cores can run.")
 @setting_option
 @module_option
-@python_option
+@field_option(PYTHON)
 @run_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT | -m MODULE | -- COMMAND] [ARGS]…")
 @click.pass_context
@@ -110,60 +76,49 @@ def local(
     context: click.Context,
     /,
     workers: int | None,
-    strategy: StrategyName,
-    framework: Framework,
     ps: int | None,
     evaluator: bool,
-    devices: int | None,
     module: bool,
-    python: str | None,
-    gpus_per_worker: int | None,
     oversubscribe: bool,
-    settings: tuple[str, ...],
-    variables: tuple[str, ...],
     program: tuple[str, ...],
     **options: Any,
 ) -> int:
     """Run a cluster on this machine.
 
-    Starts N workers on 127.0.0.1, each with its own port, TF_CONFIG and log, and its share of the cores and GPUs.
-    `worker_entry.strategies.from_environment()` builds the strategy in the program.
+    Each worker has a port, a TF_CONFIG, a log, and its share of the cores and GPUs.
 
     \b
-    distlaunch local --workers 2                      the built-in demo
-    distlaunch local --strategy mirrored --devices 4  one process, four devices
-    distlaunch local --workers 2 train.py --epochs 3  a Python script
-    distlaunch local --workers 2 -m my.module ARGS    a Python module
+    distlaunch local                                  the built-in demo
+    distlaunch local --workers 2 train.py --epochs 3  a script, or -m MODULE
     distlaunch local --workers 2 -- ./program ARGS    any other command
     """
     from launcher.spec import command_line
     from worker_entry.system import hardware
 
+    strategy: StrategyName = find_value(context, STRATEGY, "multi_worker_mirrored")
     tasks = command_line.make_tasks(strategy, workers, ps, evaluator=evaluator)
     if not oversubscribe:
         command_line.check_workers(tasks["worker"], hardware.cores())
     spec = command_line.make_spec(
         tasks=tasks,
         strategy=strategy,
-        framework=framework,
-        devices=devices,
+        framework=find_value(context, FRAMEWORK, "tensorflow"),
         program=command_line.make_program(program, is_module=module, is_command=context.meta["distlaunch.is_command"]),
-        python=python,
-        gpus_per_worker=gpus_per_worker,
     )
-    return _run(_adapt(spec, settings, variables), checks=False, misplaced=find_misplaced(context, program), **options)
+    spec = read_changes(context).apply(spec, os.environ)
+    return _run(spec, checks=False, misplaced=find_misplaced(context, program), **options)
 
 
 @click.command(cls=SpecOrProgramCommand)
 @takes_spec_or_hosts
 @run_options
-@option("--no-check", is_flag=True, help="Start without checking the nodes.")
+@option("--no-check", is_flag=True, help="Start without checking the nodes first.")
 @rehearsal_option
 @click.argument(
     "program",
     nargs=-1,
     type=click.UNPROCESSED,
-    metavar="SPEC [--] [ARGS]… | (-H HOSTS | --slurm) [SCRIPT] [ARGS]…",
+    metavar="SPEC | (-H HOSTS | --slurm) PROGRAM… [ARGS]…",
     shell_complete=complete_first_spec,
 )
 @runs_attached
@@ -171,28 +126,23 @@ def up(
     given: SpecOrHosts,
     /,
     *,
-    variables: tuple[str, ...],
     no_check: bool,
     rehearsal: int | None,
     **options: Any,
 ) -> int:
     """Run a cluster from a spec or a list of hosts.
 
-    Checks all nodes, as `check` does, then runs the cluster until it ends. Connects to other machines over SSH with
-    your ssh configuration. Options override SPEC; ARGS, after `--` if they begin with a dash, are appended
-    to the arguments of its program.
+    Checks the nodes first, as `check` does. Options override SPEC.
 
     \b
-    distlaunch up cluster.yaml                            a spec
-    distlaunch up cluster.yaml -- --epochs 3              more program arguments
-    distlaunch up cluster.yaml --set stdin=none           override a field
-    distlaunch up -H gpu-a:2,gpu-b:2 train.py             two workers on each
-    distlaunch up --hostfile hosts.txt -m my.module ARGS  or -- COMMAND ARGS
-    distlaunch up --slurm train.py --epochs 3             in this Slurm job
+    distlaunch up cluster.yaml                 a spec
+    distlaunch up cluster.yaml -- --epochs 3   more arguments of its program
+    distlaunch up -H gpu-a:2,gpu-b:2 train.py  two workers on each machine
+    distlaunch up --slurm -m my.module ARGS    in this Slurm job
     """
     from launcher.errors import StartError
 
-    spec = _adapt(given.load(variables), given.settings, variables)
+    spec = given.load()
     beside = given.find_beside(spec)
     misplaced = find_misplaced(given.context, given.program) if given.names_hosts else []
     try:
@@ -201,16 +151,6 @@ def up(
         if beside and error.reference == "no-program":
             error.hint = beside
         raise
-
-
-def _adapt(spec: ClusterSpec, settings: Sequence[str], variables: Sequence[str]) -> ClusterSpec:
-    """The spec with the changes of `--set` and `-e`."""
-    from launcher.spec.settings import set_fields
-    from launcher.spec.variables import check_variables, set_variables
-
-    spec = set_variables(set_fields(spec, settings), variables, os.environ)
-    check_variables(spec, os.environ)
-    return spec
 
 
 def _run(
@@ -222,55 +162,14 @@ def _run(
     run_dir: Path | None,
     dry_run: bool,
     verbose: bool,
-    isolate: bool,
     no_live: bool,
-    no_keras_patch: bool,
-    max_restarts: int | None,
-    start_s: float | None,
-    stall_s: float | None,
-    drain_s: float | None,
-    stop_grace_s: float | None,
-    lease_s: float | None,
-    no_progress: bool,
-    sample_every_s: float | None,
-    metrics: str | None,
-    metrics_file: str | None,
-    no_preload: bool,
-    keep_warm_s: float | None,
-    report: bool,
-    keep_own_tf_config: bool,
-    tensorboard: bool,
-    keep_tensorboard: bool,
     detach: bool,
     wait: bool,
     chaos: tuple[str, ...],
 ) -> int:
-    """Runs the spec, overridden by the options of `run_options`."""
-    from launcher.spec.overrides import Override, override
-
-    if chaos and max_restarts is None and not spec.restart.max_restarts:
-        max_restarts = len(chaos)  # without a restart, there is nothing to resume
-    spec = override(
-        spec,
-        Override("--isolate", ("isolation",), "namespace" if isolate else None),
-        Override("--no-keras-patch", ("keras", "patch"), False if no_keras_patch else None),
-        Override("--max-restarts", ("restart", "max_restarts"), max_restarts),
-        Override("--start-timeout", ("timeouts", "start_s"), start_s),
-        Override("--stall-timeout", ("timeouts", "stall_s"), stall_s),
-        Override("--drain-timeout", ("timeouts", "drain_s"), drain_s),
-        Override("--stop-grace", ("timeouts", "stop_grace_s"), stop_grace_s),
-        Override("--lease", ("timeouts", "lease_s"), lease_s),
-        Override("--sample-every", ("sample_every_s",), sample_every_s),
-        Override("--report", ("report",), True if report else None),
-        Override("--metrics", ("metrics",), metrics),
-        Override("--metrics-file", ("metrics_file",), metrics_file),
-        Override("--no-progress", ("progress",), False if no_progress else None),
-        Override("--no-preload", ("preload",), False if no_preload else None),
-        Override("--keep-warm", ("keep_warm_s",), keep_warm_s),
-        Override("--keep-own-tf-config", ("keep_own_tf_config",), True if keep_own_tf_config else None),
-        Override("--tensorboard", ("tensorboard",), True if tensorboard else None),
-        Override("--keep-tensorboard", ("tensorboard",), "keep" if keep_tensorboard else None),
-    )
+    """Runs the spec."""
+    if chaos and "max_restarts" not in spec.restart.model_fields_set:
+        spec = spec.changed(restart=spec.restart.changed(max_restarts=len(chaos)))  # or there is nothing to resume
     from launcher.gang.faults import parse_fault
     from launcher.run.launch import run
     from launcher.run.preview import plan_ahead

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import click
 
+from launcher.cli.changes import setting_option, variable_option
 from launcher.cli.completion import complete_specs
-from launcher.cli.options import option, setting_option, variable_option
-from launcher.cli.programs import SpecCommand
-from launcher.cli.sections import Group
+from launcher.cli.programs import SpecCommand, load_changed
+from launcher.cli.sections import Group, option
 from launcher.cli.values import OneOf
 
 STDOUT = "-"
@@ -59,11 +58,12 @@ def _parse_volumes(context: click.Context, parameter: click.Parameter, texts: tu
 @variable_option
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--] [ARGS]…")
+@click.pass_context
 def kubernetes(
+    context: click.Context,
+    /,
     spec: Path,
     arguments: tuple[str, ...],
-    settings: tuple[str, ...],
-    variables: tuple[str, ...],
     kind: str,
     image: str | None,
     volumes: dict[str, str],
@@ -82,14 +82,9 @@ def kubernetes(
     from launcher.commands.export import read_export
     from launcher.kubernetes.export import render_export
     from launcher.kubernetes.exported import KINDS
-    from launcher.spec import command_line
-    from launcher.spec.loading import load_spec
-    from launcher.spec.settings import set_fields
-    from launcher.spec.variables import set_variables
     from launcher.spec.writing import write_new
 
-    cluster = command_line.append_arguments(load_spec(spec), arguments)
-    cluster = set_variables(set_fields(cluster, settings), variables, os.environ)
+    cluster = load_changed(context, spec, arguments, check=False)
     chosen = next(known for known in KINDS if known == kind)
     text = render_export(read_export(cluster, chosen, image, volumes))
     if output == STDOUT:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.options import json_option, option, run_argument
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.options import json_option, run_argument
+from launcher.cli.sections import SectionedCommand, option
 from launcher.cli.watching import can_repaint, find_width, repaint, repeat
 
 if TYPE_CHECKING:

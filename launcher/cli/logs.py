@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.completion import complete_tasks
-from launcher.cli.options import option, run_argument
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.options import run_argument
+from launcher.cli.sections import SectionedCommand, option
 from launcher.cli.values import Whole, parse_duration
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def _show(
 
 @click.command(cls=SectionedCommand)
 @run_argument
-@click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
-@click.option("--no-live", is_flag=True, help="Print plain lines instead of the live view.")
+@option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
+@option("--no-live", is_flag=True, help="Print plain lines instead of the live view.")
 def attach(run: str | None, verbose: bool, no_live: bool) -> int:
     """Attach to the output of a run, from the last screenful on.
 

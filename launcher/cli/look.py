@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.completion import complete_specs
-from launcher.cli.options import json_option, option, rehearsal_option
+from launcher.cli.options import json_option, rehearsal_option
 from launcher.cli.programs import SpecOrHosts, SpecOrProgramCommand, complete_first_spec, takes_spec_or_hosts
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.sections import SectionedCommand, option
 from launcher.cli.watching import find_width
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ def check(
 
     Exit status: 0 no error found, 2 the spec is wrong, 3 a node cannot run its tasks.
     """
-    from launcher.spec.settings import set_fields
-
-    cluster = set_fields(given.load(), given.settings)
+    cluster = given.load()
     if spec_only:
         spec = "the command line" if given.names_hosts else given.program[0]
         if not cluster.nodes:
@@ -91,7 +89,7 @@ def check(
 
 @click.command(cls=SectionedCommand)
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @rehearsal_option
 def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
     """Show the launch plan of a spec.

@@ -11,13 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from launcher.cli import (
     cluster,
     completion,
+    config,
     exporting,
     listing,
     logs,
@@ -30,7 +32,8 @@ from launcher.cli import (
     runs,
     state,
 )
-from launcher.cli.sections import SectionedGroup
+from launcher.cli.defaults import Defaults, read_defaults
+from launcher.cli.sections import SectionedGroup, option
 from launcher.cli.usage_errors import as_usage_error
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -92,12 +95,20 @@ def _open_closed_streams() -> None:
 
 def run_command(arguments: list[str]) -> int:
     """Runs the command with these arguments, shows its errors, and returns the exit status."""
-    flags: dict[str, bool] = {}
+    flags: dict[str, Any] = {}
     stdout = sys.stdout
-    if completion.VARIABLE in os.environ:
+    completes = completion.VARIABLE in os.environ
+    if completes:
         completion.prepare()
     try:
-        status = cli.main(arguments, prog_name="distlaunch", standalone_mode=False, obj=flags)
+        flags["defaults"] = Defaults(None) if completes else read_defaults(cli, os.environ)
+        status = cli.main(
+            arguments,
+            prog_name="distlaunch",
+            standalone_mode=False,
+            obj=flags,
+            default_map=flags["defaults"].values,
+        )
     except click.ClickException as error:
         return _show_error(as_usage_error(error))
     except click.Abort:
@@ -109,7 +120,7 @@ def run_command(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - every exception becomes an exit status
         if _interrupted:  # a library has turned KeyboardInterrupt into an error of its own
             return EXIT_INTERRUPTED
-        _go_there(error, arguments)
+        _go_there(error, arguments, flags.get("folder", ""))
         if flags.get("debug"):
             import traceback
 
@@ -118,14 +129,16 @@ def run_command(arguments: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _go_there(error: Exception, arguments: Sequence[str]) -> None:
-    """Runs the same command in the Slurm job that has the run's controller."""
+def _go_there(error: Exception, arguments: Sequence[str], folder: str) -> None:
+    """Runs the same command in the Slurm job that has the run's controller, from the folder where it was called."""
     from launcher.run.controller import ElsewhereError
 
     if isinstance(error, ElsewhereError) and error.job:
         from launcher.own_command import own_command
         from launcher.run.queue import run_in_job
 
+        if folder:
+            os.chdir(folder)
         run_in_job(error.job, own_command(*arguments))
 
 
@@ -146,6 +159,19 @@ def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None
     context.obj["debug"] = value
 
 
+def _change_folder(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is None:
+        return
+    try:
+        context.obj["folder"] = str(Path.cwd())
+        os.chdir(value)
+    except OSError as error:
+        if not context.resilient_parsing:
+            raise click.BadParameter(f"cannot change to {value}: {error.strerror}") from None
+    else:
+        os.environ["PWD"] = str(Path.cwd())
+
+
 def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not context.resilient_parsing:
         from importlib import metadata
@@ -155,7 +181,7 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
 
 
 @click.group(cls=SectionedGroup, context_settings=CONTEXT)
-@click.option(
+@option(
     "--version",
     is_flag=True,
     expose_value=False,
@@ -163,7 +189,15 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
     callback=_show_version,
     help="Show the version and exit.",
 )
-@click.option(
+@option(
+    "-C",
+    "folder",
+    metavar="DIR",
+    expose_value=False,
+    callback=_change_folder,
+    help="Change to DIR first; paths are relative to it.",
+)
+@option(
     "--debug",
     is_flag=True,
     expose_value=False,
@@ -201,4 +235,6 @@ cli.add_section(
     ),
 )
 cli.add_section("End", (listing.wait, runs.down, runs.clean, removal.rm, removal.prune))
-cli.add_section("Prepare", (prepare.init, prepare.compose, exporting.export, prepare.schema, completion.completion))
+cli.add_section(
+    "Prepare", (prepare.init, prepare.compose, exporting.export, prepare.schema, config.config, completion.completion)
+)

@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from launcher.cli.completion import complete_specs
-from launcher.cli.options import option
 from launcher.cli.programs import ProgramCommand, SpecOrHosts, takes_spec_or_hosts
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.sections import SectionedCommand, option
 from launcher.cli.values import OneOf, Whole
 
 STDOUT = "-"
@@ -44,11 +43,9 @@ def init(
     distlaunch init                            for the built-in demo
     distlaunch init -H gpu-a:2,gpu-b train.py  for a script on two machines
     """
-    from launcher.spec.settings import set_fields
     from launcher.spec.writing import render_commented, write_new
 
     spec = given.make_host_spec(given.hosts if given.names_hosts else ("local:2",))
-    spec = set_fields(spec, given.settings)
     if output == STDOUT:
         click.echo(render_commented(spec), nl=False)
         return

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from launcher.cli.changes import read_changes
 from launcher.cli.completion import complete_specs
 from launcher.cli.options import host_options
 from launcher.cli.sections import SectionedCommand
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
 
 _MARK = "\0command"
+_HOSTS: dict[str, Any] = {"hosts": (), "hostfile": None, "slurm": False}
+"""The parameters that name machines, and their values if they do not."""
 
 
 class ProgramCommand(SectionedCommand):
@@ -53,20 +57,27 @@ class SpecOrProgramCommand(ProgramCommand):
     appends_arguments = True
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        names_hosts = bool(self._leading(args) & {"hosts", "hostfile", "slurm"})
+        leading, first = self._leading(args)
+        # A spec on the command line comes before the machines of a variable or of the file of defaults.
+        ours = not is_spec(first) and any(
+            isinstance(each, click.Option) and each.name in _HOSTS and each.consume_value(context, {})[0]
+            for each in self.params
+        )
+        names_hosts = bool(leading & {*_HOSTS}) or ours
         context.meta["distlaunch.names_hosts"] = names_hosts
         if names_hosts:
             return super().parse_args(context, args)
         left = SectionedCommand.parse_args(self, context, args)
         context.meta["distlaunch.is_command"] = False
-        if context.params["hosts"] or context.params["hostfile"] or context.params["slurm"]:
+        if any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in _HOSTS):
             from launcher.errors import UsageError
 
             raise UsageError("-H, --hostfile and --slurm go before the program", hint="with a spec, remove them")
+        context.params.update(_HOSTS)
         return left
 
-    def _leading(self, args: Sequence[str]) -> set[str | None]:
-        """The parameters that the options before the first other word set."""
+    def _leading(self, args: Sequence[str]) -> tuple[set[str | None], str]:
+        """The parameters that the options before the first other word set, and that word."""
         known = {name: each for each in self.params for name in each.opts}
         position = 0
         given: set[str | None] = set()
@@ -81,7 +92,7 @@ class SpecOrProgramCommand(ProgramCommand):
                 break
             given.add(known[name].name)
             position += 1 if is_flag(known[name]) or word != name else 2
-        return given
+        return given, args[position] if position < len(args) else ""
 
 
 def complete_first_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -102,9 +113,7 @@ class SpecOrHosts:
     hosts: Sequence[str]
     hostfile: Path | None
     slurm: bool
-    settings: Sequence[str]
     module: bool
-    python: str | None
     program: Sequence[str]
 
     @property
@@ -112,24 +121,18 @@ class SpecOrHosts:
         """Whether they name hosts, and no spec."""
         return bool(self.hosts or self.slurm) or self.hostfile is not None
 
-    def load(self, variables: Sequence[str] = ()) -> ClusterSpec:
-        """The spec, without the settings; `variables`: those that `-e` names need not be set in this environment."""
+    def load(self) -> ClusterSpec:
+        """The spec, with the changes of the options."""
         if self.names_hosts:
             return self.make_host_spec(self.hosts)
-        from launcher.spec import command_line
-        from launcher.spec.loading import load_spec
-        from launcher.spec.variables import name_of
-
-        path = check_spec_argument(self.program, module=self.module)
-        spec = load_spec(path, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
-        return command_line.append_arguments(self._with_python(spec), self.program[1:])
+        return load_changed(self.context, check_spec_argument(self.program, module=self.module), self.program[1:])
 
     def make_host_spec(self, hosts: Sequence[str]) -> ClusterSpec:
-        """The spec for the program on these hosts, or on those of `--hostfile` or `--slurm`."""
+        """The spec for the program on these hosts, or on those of `--hostfile` or `--slurm`, changed by the options."""
         from launcher.errors import UsageError
         from launcher.spec import command_line
 
-        if not self.module and self.program and Path(self.program[0]).suffix in (".yaml", ".yml"):
+        if not self.module and self.program and is_spec(self.program[0]):
             hint = "remove --slurm, and write `nodes: slurm` in the spec" if self.slurm else "remove -H and --hostfile"
             raise UsageError(f"{self.program[0]} is a spec, which names its own machines", hint=hint)
         if self.slurm and (hosts or self.hostfile is not None):
@@ -137,8 +140,10 @@ class SpecOrHosts:
         is_command = self.context.meta["distlaunch.is_command"]
         what = command_line.make_program(self.program, is_module=self.module, is_command=is_command)
         if self.slurm:
-            return self._with_python(command_line.make_slurm_spec(what))
-        return self._with_python(command_line.make_host_spec(*command_line.read_hosts(hosts, self.hostfile), what))
+            spec = command_line.make_slurm_spec(what)
+        else:
+            spec = command_line.make_host_spec(*command_line.read_hosts(hosts, self.hostfile), what)
+        return read_changes(self.context).apply(spec, os.environ)
 
     def find_beside(self, spec: ClusterSpec) -> str:
         """What to do if the script is missing in the current folder and is there beside the spec; else empty."""
@@ -149,11 +154,6 @@ class SpecOrHosts:
         if Path(script).exists() or not (folder / script).exists():
             return ""
         return f"{script} is beside the spec: change to {folder}, or set `working_directory: {folder}`"
-
-    def _with_python(self, spec: ClusterSpec) -> ClusterSpec:
-        from launcher.spec.overrides import Override, override
-
-        return override(spec, Override("--python", ("python",), self.python))
 
 
 def takes_spec_or_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,15 +167,26 @@ def takes_spec_or_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
         hosts: tuple[str, ...],
         hostfile: Path | None,
         slurm: bool,
-        settings: tuple[str, ...],
         module: bool,
-        python: str | None,
         program: tuple[str, ...],
         **options: Any,
     ) -> Any:
-        return command(SpecOrHosts(context, hosts, hostfile, slurm, settings, module, python, program), **options)
+        return command(SpecOrHosts(context, hosts, hostfile, slurm, module, program), **options)
 
     return host_options(run)
+
+
+def load_changed(context: click.Context, path: Path, arguments: Sequence[str], *, check: bool = True) -> ClusterSpec:
+    """The spec of a file, with more arguments for its program and the changes of the options.
+
+    `check`: whether all variables that it takes from the environment must be there.
+    """
+    from launcher.spec.command_line import append_arguments
+    from launcher.spec.loading import load_spec
+
+    changes = read_changes(context)
+    environ = {**dict.fromkeys(changes.names, ""), **os.environ} if check else None
+    return changes.apply(append_arguments(load_spec(path, environ), arguments), os.environ, check=check)
 
 
 def find_misplaced(context: click.Context, words: Sequence[str]) -> list[str]:
@@ -185,6 +196,11 @@ def find_misplaced(context: click.Context, words: Sequence[str]) -> list[str]:
     known = {name for each in context.command.get_params(context) for name in each.opts if name.startswith("-")}
     words = words[: words.index("--")] if "--" in words else words
     return list(dict.fromkeys(name for name in (word.partition("=")[0] for word in words[1:]) if name in known))
+
+
+def is_spec(word: str) -> bool:
+    """Whether a word of the command line is the name of a spec, and not of a program."""
+    return Path(word).suffix in (".yaml", ".yml")
 
 
 def check_spec_argument(words: Sequence[str], *, module: bool) -> Path:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.changes import setting_option, variable_option
 from launcher.cli.completion import complete_specs
-from launcher.cli.options import json_option, option, setting_option, variable_option
-from launcher.cli.programs import SpecCommand
+from launcher.cli.options import json_option
+from launcher.cli.programs import SpecCommand, load_changed
+from launcher.cli.sections import option
 
 if TYPE_CHECKING:
     from launcher.commands.submit_controller import SubmittedController
@@ -27,11 +29,12 @@ if TYPE_CHECKING:
 @json_option
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--] [ARGS]…")
+@click.pass_context
 def submit(
+    context: click.Context,
+    /,
     spec: Path,
     arguments: tuple[str, ...],
-    settings: tuple[str, ...],
-    variables: tuple[str, ...],
     run_dir: Path | None,
     no_check: bool,
     dry_run: bool,
@@ -48,16 +51,9 @@ def submit(
     from launcher.commands import submit as submission
     from launcher.commands import submit_controller
     from launcher.errors import UsageError
-    from launcher.spec import command_line
-    from launcher.spec.loading import load_spec
     from launcher.spec.pods import PodsSpec
-    from launcher.spec.settings import set_fields
-    from launcher.spec.variables import check_variables, name_of, set_variables
 
-    cluster = load_spec(spec, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
-    cluster = command_line.append_arguments(cluster, arguments)
-    cluster = set_variables(set_fields(cluster, settings), variables, os.environ)
-    check_variables(cluster, os.environ)
+    cluster = load_changed(context, spec, arguments)
     if isinstance(cluster.source, PodsSpec):
         if run_dir is not None:
             raise UsageError("the run's files are in its controller's pod", hint="remove --run-dir")

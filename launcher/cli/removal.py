@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from launcher.cli.completion import complete_ended_runs
-from launcher.cli.options import json_option, option
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.options import json_option
+from launcher.cli.sections import SectionedCommand, option
 from launcher.cli.values import Duration, Whole
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.options import option, run_argument
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.options import run_argument
+from launcher.cli.sections import SectionedCommand, option
 
 
 @click.command(cls=SectionedCommand)

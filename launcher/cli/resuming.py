@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.options import detach_options, option, run_argument
+from launcher.cli.options import detach_options, run_argument
 from launcher.cli.running import run_command, runs_attached
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.sections import SectionedCommand, option
 
 
 @click.command(cls=SectionedCommand)

@@ -10,7 +10,7 @@ import click
 
 from launcher.cli.completion import complete_runs_or_specs
 from launcher.cli.options import json_option, running_run_argument
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.sections import SectionedCommand, option
 from launcher.cli.values import Number
 
 
@@ -39,9 +39,9 @@ def clean(what: str, as_json: bool) -> int:
 
 @click.command(cls=SectionedCommand)
 @running_run_argument
-@click.option("--now", is_flag=True, help="Kill the tasks immediately, without a grace period.")
-@click.option("--all", "everything", is_flag=True, help="Stop all running runs.")
-@click.option("--warm", is_flag=True, help="Stop the processes that keep TensorFlow warm on the nodes; stop no run.")
+@option("--now", is_flag=True, help="Kill the tasks immediately, without a grace period.")
+@option("--all", "everything", is_flag=True, help="Stop all running runs.")
+@option("--warm", is_flag=True, help="Stop the processes that keep TensorFlow warm on the nodes; stop no run.")
 @json_option
 def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool) -> int:
     """Stop a run and wait until all its processes are gone.
@@ -107,7 +107,7 @@ def stacks(run: str | None, as_json: bool) -> int:
 
 @click.command(cls=SectionedCommand)
 @running_run_argument
-@click.option(
+@option(
     "--duration",
     type=Number(min=0.1, max=600),
     default=3.0,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
+from launcher.cli.origins import NO_DEFAULT, find_variable, long_name
 from launcher.cli.usage_errors import naming_command, refuse_command, refuse_extra
+from launcher.cli.values import Words
 
 OTHER = "Options"
 """The section of options that name no section; it has `--help` and comes last."""
@@ -64,12 +67,30 @@ class SectionedGroup(Group):
 
 
 class SectionedOption(click.Option):
-    """An option in a section of its command's help, with its default in words instead of click's range."""
+    """An option in a section of its command's help, with its default in words instead of click's range.
+
+    Its variable has its name on the command line, not that of click's parameter.
+    """
 
     def __init__(self, *args: Any, section: str = OTHER, default_text: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.section = section
         self.default_text = default_text
+        if self.multiple and self.type is click.STRING:
+            self.type = Words()
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        name = long_name(self)
+        return os.environ.get(find_variable(ctx.command_path, name)) or None if name not in NO_DEFAULT else None
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        try:
+            return super().value_from_envvar(ctx)
+        except ValueError:  # from a split into words
+            from launcher.errors import UsageError
+
+            variable = find_variable(ctx.command_path, long_name(self))
+            raise UsageError(f"{variable}: expected words as in a shell, but a quote is not closed") from None
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record = super().get_help_record(ctx)
@@ -77,6 +98,11 @@ class SectionedOption(click.Option):
             return None
         text = self.help or ""
         return record[0], f"{text}  [default: {self.default_text}]" if self.default_text else text
+
+
+def option(*names: str, **settings: Any) -> Callable[..., Any]:
+    """`click.option` with a `section` of the help, and a `default_text` for a default that can vary."""
+    return click.option(*names, **{"cls": SectionedOption, **settings})
 
 
 class SectionedCommand(click.Command):

@@ -6,9 +6,11 @@ import contextlib
 import difflib
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import click
+
+from launcher.cli.origins import name_origin
 
 if TYPE_CHECKING:
     from launcher.errors import UsageError
@@ -32,6 +34,24 @@ MEANT = {
 FLAGS = ("help", "version")
 NEVER_MEANT = ("prune", "rm")
 """They remove files: nobody should type them because a hint says so."""
+
+GONE = {
+    "drain-timeout": "timeouts.drain_s=S",
+    "isolate": "isolation=namespace",
+    "keep-own-tf-config": "keep_own_tf_config=true",
+    "keep-tensorboard": "tensorboard=keep",
+    "lease": "timeouts.lease_s=S",
+    "metrics": "metrics=[ADDRESS:]PORT",
+    "metrics-file": "metrics_file=FILE",
+    "no-keras-patch": "keras.patch=false",
+    "no-preload": "preload=false",
+    "no-progress": "progress=false",
+    "sample-every": "sample_every_s=S",
+    "stall-timeout": "timeouts.stall_s=S",
+    "start-timeout": "timeouts.start_s=S",
+    "stop-grace": "timeouts.stop_grace_s=S",
+}
+"""Options of earlier versions, and the settings that do the same."""
 
 ALIKE = 0.75
 """The least similarity (difflib's ratio) of an option that is suggested: a program may have similar ones."""
@@ -73,21 +93,25 @@ def as_usage_error(error: click.ClickException) -> UsageError:
         option = next(each for each in context.command.get_params(context) if error.option_name in each.opts)
         return _make(f"{error.option_name} {_describe_value(option)}", hint=_help(context))
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        return _make(f"`{context.command_path}` needs {_name(error.param)}", hint=_render_usage(context))
+        return _make(f"`{context.command_path}` needs {name_origin(error.param, None)}", hint=_render_usage(context))
+    if isinstance(error, click.BadParameter) and is_flag(error.param):
+        return _make(f"{name_origin(error.param, context)}: expected true or false", hint=_help(context))
     if isinstance(error, click.BadParameter) and error.param is not None:
-        return _make(f"{_name(error.param)}: {error.message.rstrip('.')}", hint=_help(context))
+        return _make(f"{name_origin(error.param, context)}: {error.message.rstrip('.')}", hint=_help(context))
     return _make(error.format_message().rstrip("."), hint=_help(context))
 
 
-def is_flag(parameter: click.Parameter | None) -> bool:
+def is_flag(parameter: click.Parameter | None) -> TypeGuard[click.Option]:
     """Whether the parameter is an option without a value."""
     return isinstance(parameter, click.Option) and parameter.is_flag
 
 
-def refuse_choice(value: str, choices: Sequence[str], parameter: click.Parameter | None) -> UsageError:
+def refuse_choice(
+    value: str, choices: Sequence[str], parameter: click.Parameter | None, context: click.Context | None
+) -> UsageError:
     """The error for a word that is none of the choices."""
     *others, last = choices
-    name = f"{_name(parameter)}: " if parameter is not None else ""
+    name = f"{name_origin(parameter, context)}: " if parameter is not None else ""
     close = difflib.get_close_matches(value, choices, 1)
     return _make(f"{name}expected {', '.join(others)} or {last}, not {shlex.quote(value)}", hint=_suggest(close, ""))
 
@@ -98,6 +122,9 @@ def _describe_value(option: click.Parameter) -> str:
 
 def _refuse_option(name: str, context: click.Context) -> UsageError:
     known = [opt for each in context.command.get_params(context) for opt in each.opts if opt.startswith("--")]
+    gone = GONE.get(name.removeprefix("--"))
+    if gone is not None and "--set" in known:
+        return _make(f"`{context.command_path}` has no option {name}", hint=f"write --set {gone}")
     meant = difflib.get_close_matches(name, known, 1, ALIKE)
     dashes = "write -- before arguments of the program" if _has_spec(context) else _help(context)
     return _make(f"`{context.command_path}` has no option {name}", hint=_suggest(meant, dashes))
@@ -112,11 +139,6 @@ def _make(message: str, hint: str = "") -> UsageError:
 def _has_spec(context: click.Context) -> bool:
     """Whether the words of the command are a spec, and arguments for its program."""
     return bool(getattr(context.command, "appends_arguments", False)) and not context.meta.get("distlaunch.names_hosts")
-
-
-def _name(parameter: click.Parameter) -> str:
-    """As the help shows it."""
-    return parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
 
 
 def _suggest(meant: Sequence[str], rest: str) -> str:

@@ -49,8 +49,20 @@ class OneOf(click.Choice):  # type: ignore[type-arg]  # generic in new versions 
         try:
             converted: str = super().convert(value, param, ctx)
         except click.BadParameter:
-            raise refuse_choice(str(value), [*map(str, self.choices)], param) from None
+            raise refuse_choice(str(value), [*map(str, self.choices)], param, ctx) from None
         return converted
+
+
+class Words(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
+    """Text of an option that can be repeated; in a variable, the texts are separated and quoted as in a shell."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return shlex.split(rv)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only

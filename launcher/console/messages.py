@@ -107,7 +107,8 @@ def render_patches(event: Event) -> str | None:
     if not isinstance(event, TaskReported) or event.keras is None:
         return None
     faults = count_of(event.keras.faults, "fault")
-    return f"Keras {event.keras.version}: {faults} patched for multi-worker training (--no-keras-patch turns this off)"
+    off = "--set keras.patch=false turns this off"
+    return f"Keras {event.keras.version}: {faults} patched for multi-worker training ({off})"
 
 
 def _render_board(state: AttemptState) -> str:
@@ -167,10 +168,10 @@ def _own_configs(state: AttemptState) -> bool:
 def _render_own_config(status: TaskReported) -> str:
     line = status.own_tf_config
     if status.own_tf_config_kept:
-        return f"{status.task} uses the program's TF_CONFIG ({line}), as --keep-own-tf-config allows"
+        return f"{status.task} uses the program's TF_CONFIG ({line}), as keep_own_tf_config allows"
     return (
         f"{status.task} changes TF_CONFIG at {line}; TensorFlow uses the cluster's, or the program's with "
-        "--keep-own-tf-config"
+        "keep_own_tf_config=true"
     )
 
 
@@ -234,9 +235,9 @@ class Reminder:
             return (
                 f"The program of {name_tasks(leaving)} has ended, and {'its' if len(leaving) == 1 else 'their'} "
                 f"{'process has' if len(leaving) == 1 else 'processes have'} not; stopping in {left_s:.0f} s unless at "
-                "work then (--drain-timeout)"
+                "work then (timeouts.drain_s)"
             )
         return (
             f"{name_tasks(going)} {'is' if len(going) == 1 else 'are'} still running, the others have ended; "
-            f"stopping in {left_s:.0f} s unless at work then (--drain-timeout)"
+            f"stopping in {left_s:.0f} s unless at work then (timeouts.drain_s)"
         )

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import UsageError
-from launcher.spec import command_line, loading
+from launcher.spec import command_line, field_options, loading
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import ProgramSpec
-from launcher.spec.settings import set_fields
+from launcher.spec.settings import set_fields, set_option
 from launcher.spec.strategies import Framework
 from launcher.spec.variables import set_variables
 from worker_entry.protocol.strategy_names import StrategyName
@@ -83,13 +83,18 @@ def local_spec(
         tasks=command_line.make_tasks(strategy, workers, ps, evaluator=evaluator),
         strategy=strategy,
         framework=framework,
-        devices=devices,
         program=_make_program(script, args, module, command),
-        python=None if python is None else os.fspath(python),
-        gpus_per_worker=None,
     )
+    own = [
+        set_option(option, value, option.name)
+        for option, value in (
+            (field_options.DEVICES, devices),
+            (field_options.PYTHON, None if python is None else os.fspath(python)),
+        )
+        if value is not None
+    ]
     variables = [f"{name}={value}" for name, value in (env or {}).items()]
-    return set_fields(set_variables(spec, variables, os.environ), settings)
+    return set_fields(set_variables(spec, variables, os.environ), [*own, *settings])
 
 
 def _make_program(

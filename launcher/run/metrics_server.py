@@ -41,7 +41,7 @@ class MetricsServer:
             reason = error.strerror if isinstance(error, OSError) else "not a valid host name"
             raise UsageError(
                 f"cannot serve metrics at {endpoint}: {reason}",
-                hint="choose another address or port with --metrics, or stop the program that uses it",
+                hint="choose another address or port for `metrics`, or stop the program that uses it",
             ) from None
         self._serving: BoundedServer | None = None
 

@@ -14,7 +14,6 @@ from launcher.spec.hosts import Host, HostError, parse_hosts, parse_lines
 from launcher.spec.mistakes import SHOWN_LIMIT, explain_option, refuse_options
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL, SLURM, NodeSpec
-from launcher.spec.overrides import Override, override
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.strategies import RULES, Framework, find_role_problem
 from launcher.tasks import TaskType
@@ -109,40 +108,23 @@ def make_tasks(strategy: StrategyName, workers: int | None, ps: int | None, *, e
 
 
 def make_spec(
-    *,
-    tasks: dict[TaskType, int],
-    strategy: StrategyName,
-    framework: Framework,
-    devices: int | None,
-    program: ProgramSpec | None,
-    python: str | None,
-    gpus_per_worker: int | None,
+    *, tasks: dict[TaskType, int], strategy: StrategyName, framework: Framework, program: ProgramSpec | None
 ) -> ClusterSpec:
     """The spec that the command line describes.
 
     Raises:
         UsageError: the spec would not be valid; the error names every option at fault.
     """
-    if python is not None:
-        check_text(python)
-    if python == "":
-        raise UsageError("--python is empty", hint="name an interpreter, or remove the option")
     if framework == "torch" and (program is None or strategy != "multi_worker_mirrored" or set(tasks) > {"worker"}):
         raise UsageError("--framework torch has no strategies or demo", hint="name a program, and use only --workers")
     given: dict[str, Any] = {} if program is None else {"program": program}
     given |= {"framework": framework} if framework == "torch" else {"strategy": strategy}
     try:
-        spec = ClusterSpec(
+        return ClusterSpec(
             name=f"local-{sum(tasks.values())}", nodes=[NodeSpec(host=LOCAL, tasks=tasks)], ports=PORTS, **given
         )
     except ValidationError as error:
         raise refuse_options(explain_option("--workers", error)) from None
-    return override(
-        spec,
-        Override("--python", ("python",), python),
-        Override("--gpus-per-worker", ("nodes", 0, "gpus_per_worker"), gpus_per_worker),
-        Override("--devices", ("devices",), devices),
-    )
 
 
 def read_hosts(hosts: Sequence[str], hostfile: Path | None) -> tuple[str, list[Host]]:

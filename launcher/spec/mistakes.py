@@ -50,15 +50,9 @@ def find_problems(error: ValidationError) -> Iterator[Problem]:
             yield Problem(path, _explain(detail, path, is_key=is_key), is_key=is_key)
 
 
-def explain_option(option: str, error: ValidationError, path: Path = ()) -> list[str]:
-    """A line for each problem with the value that a command-line option puts at `path`."""
-    return [
-        f"{option}: {problem.message}"
-        # A part that is validated separately does not know its path in the spec.
-        if problem.path and problem.path == path[-len(problem.path) :]
-        else f"{option}: {render_path(problem.path)}: {problem.message}"
-        for problem in find_problems(error)
-    ]
+def explain_option(option: str, error: ValidationError) -> list[str]:
+    """A line for each problem with a spec that a command-line option describes."""
+    return [f"{option}: {line}" for line in explain_fields(error)]
 
 
 def explain_fields(error: ValidationError) -> list[str]:

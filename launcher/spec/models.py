@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from launcher.spec import field_options
 from launcher.spec.contradictions import find_contradictions, render_path
 from launcher.spec.fields import (
     AtMost,
@@ -58,25 +59,27 @@ class ClusterSpec(Model):
     nodes of the Slurm job that distlaunch runs in."""
     program: ProgramSpec = ProgramSpec(module=DEMO_MODULE)
     """The program that every task runs. Default: the built-in demo."""
-    framework: Framework = "tensorflow"
+    framework: Annotated[Framework, field_options.FRAMEWORK] = "tensorflow"
     """The framework of the program; `torch` sets the variables of `torchrun` instead of TF_CONFIG."""
-    strategy: StrategyName = "multi_worker_mirrored"
+    strategy: Annotated[StrategyName, field_options.STRATEGY] = "multi_worker_mirrored"
     """The tf.distribute strategy that the program uses."""
-    devices: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs to emulate")] | None = None
+    devices: Annotated[
+        Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs to emulate")] | None, field_options.DEVICES
+    ] = None
     """Splits the CPU of each task without a GPU into this many devices, to emulate a machine with several GPUs."""
     communication: Communication = "auto"
     """All-reduce algorithm between workers, for programs that let distlaunch build their strategy."""
     cross_device: CrossDevice | None = None
     """All-reduce algorithm between the devices of a mirrored process, for programs that let distlaunch build their
     strategy. Default: TensorFlow's choice."""
-    python: FilledText | None = None
+    python: Annotated[FilledText | None, field_options.PYTHON] = None
     """The Python interpreter of all nodes. Default: on this machine and in a Slurm job, the one that runs distlaunch;
     on other machines, the virtual environment that distlaunch runs in if its path exists there, or else `python3`."""
     working_directory: FilledText | None = None
     """The folder in which the program runs. Default: the folder in which distlaunch is called."""
     sync: SyncSpec | None = None
     """Sends a folder to the other machines, and runs the program in it. Default: the program is already there."""
-    tensorboard: Keepable = False
+    tensorboard: Annotated[Keepable, field_options.TENSORBOARD] = False
     """Runs TensorBoard on the chief's node; with `keep`, TensorBoard stays after training until Ctrl-C."""
     log_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$")] | None = None
     """The folder that TensorBoard shows; DISTLAUNCH_LOG_DIR names each task's own folder in it. Default: `logs` in
@@ -117,7 +120,7 @@ class ClusterSpec(Model):
     """Counts the steps of `model.fit`, to show slow workers and to detect stalled clusters."""
     sample_every_s: Annotated[float, Field(ge=0), AtMost(3600, "a run would have next to no samples")] = 2.0
     """The interval, in seconds, at which each node samples the resource usage of its tasks; 0: never."""
-    report: bool = False
+    report: Annotated[bool, field_options.REPORT] = False
     """Writes `report.html`, the report as one page, to the run's folder when the run ends."""
     metrics: Listen | None = None
     """Serves metrics for Prometheus at this `ADDRESS:PORT` of the machine that runs distlaunch; a port alone means
@@ -130,7 +133,9 @@ class ClusterSpec(Model):
     """Lets TensorFlow use a TF_CONFIG that the program sets or removes. Otherwise, it uses the one of this cluster."""
     preload: Preload = True
     """Imports TensorFlow once per node, and forks the Python tasks from that process; a list adds modules to import."""
-    keep_warm_s: Annotated[float, Field(ge=0), AtMost(86_400, "nodes should not be held for longer")] = 0.0
+    keep_warm_s: Annotated[
+        float, Field(ge=0), AtMost(86_400, "nodes should not be held for longer"), field_options.KEEP_WARM
+    ] = 0.0
     """How long each node keeps TensorFlow imported after the run, in seconds, to start the next run faster; 0: not at
     all."""
     restart: RestartSpec = RestartSpec()

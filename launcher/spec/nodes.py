@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag
 from pydantic_core import CoreSchema, core_schema
 
+from launcher.spec import field_options
 from launcher.spec.fields import MANY, ONE, PODS, Address, AtMost, Environment, FilledText, GpuName, HostName, Port
 from launcher.spec.parts import Model, NodeSourceSpec, SshSpec, Way
 from launcher.spec.pods import KUBERNETES, PodsSpec
@@ -40,7 +41,9 @@ class NodeSpec(Model):
     """The port of the first task here; the next tasks get the next ports. Default: free ports from `ports`."""
     gpus: list[GpuName] | None = None
     """The GPUs that the tasks here share, as CUDA_VISIBLE_DEVICES names them; `[]` for none. Default: all."""
-    gpus_per_worker: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs")] | None = None
+    gpus_per_worker: Annotated[
+        Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs")] | None, field_options.GPUS_PER_WORKER
+    ] = None
     """GPUs for each training task here. Default: an equal share."""
     python: FilledText | None = None
     """The Python interpreter to use on this node. Default: the cluster's `python`."""

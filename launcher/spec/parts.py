@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from launcher.described import describe
 from launcher.failures import RESTARTED, FailureName, render_failures
+from launcher.spec import field_options
 from launcher.spec.fields import (
     LIMITED_S,
     MANY,
@@ -200,7 +201,7 @@ class KerasSpec(Model):
 class RestartSpec(Model):
     """Restarts of the whole cluster after a failure, with the same tasks and fresh ports."""
 
-    max_restarts: Times = 0
+    max_restarts: Annotated[Times, field_options.MAX_RESTARTS] = 0
     """The maximum number of restarts; those after a preemption or a taken port do not count. 0 disables all."""
     period_s: Annotated[Seconds, UNLESS_0] = 0.0
     """The period within which restarts are counted, in seconds; 0: the whole run."""

@@ -1,18 +1,24 @@
-"""`--set FIELD=VALUE`: sets any field of a spec from the command line; the spec is then validated as a whole."""
+"""Changes of single fields of a spec: `--set FIELD=VALUE`, and the options that fields carry.
+
+The changed spec is validated as a whole.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import ValidationError
 
 from launcher.errors import UsageError
 from launcher.spec.command_line import check_text
 from launcher.spec.contradictions import Path, render_path
+from launcher.spec.field_options import FieldOption
 from launcher.spec.mistakes import Problem, find_problems, refuse_options
 from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import NodeSpec
 from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass
 
@@ -26,34 +32,59 @@ class Setting:
 
     path: Path
     value: Any
-
-    @property
-    def option(self) -> str:
-        """The option without its value, which may be a secret."""
-        return f"--set {render_path(self.path)}"
+    origin: str
+    """What errors name, such as the option. Without the value, which may be a secret."""
 
 
 class _NoPlaceError(Exception):
     """The spec has no such place."""
 
 
-def set_fields(spec: ClusterSpec, texts: Sequence[str]) -> ClusterSpec:
-    """The spec with these settings, like `restart.max_restarts=3`, `nodes[0].python=/opt/python` or `preload=[numpy]`;
-    of several settings of a field, the last one wins.
+def parse_setting(text: str, origin: str = "--set") -> Setting:
+    """A setting such as `restart.max_restarts=3`, `nodes[0].python=/opt/python` or `preload=[numpy]`.
 
     Raises:
-        UsageError: the spec would not be valid; the error names every option at fault.
+        UsageError: the text is not a field and a value in YAML.
     """
-    if not texts:
+    check_text(text)
+    name, equals, value = text.partition("=")
+    if not equals or not _PATH.fullmatch(name):
+        raise UsageError(
+            f"{origin} {name[:80]!r}: expected FIELD=VALUE, like restart.max_restarts=3 or nodes[0].spare=true"
+        )
+    path = tuple(word or int(number) for word, number in _PART.findall(name))
+    return Setting(path, _parse_value(value, f"{origin} {name}"), f"{origin} {render_path(path)}")
+
+
+def set_option(option: FieldOption, value: Any, origin: str = "") -> Setting:
+    """The setting of the field that carries the option; of every node's field, it sets that of the first node."""
+    if isinstance(value, str):
+        check_text(value)
+    return Setting(PATHS[option], value, origin or f"--{option.name}")
+
+
+def set_fields(spec: ClusterSpec, given: Sequence[str | Setting], *, defaults: Sequence[Setting] = ()) -> ClusterSpec:
+    """The spec with these settings; of several settings of a field, the last one wins.
+
+    Args:
+        spec: the spec.
+        given: settings, or their texts as for `--set`.
+        defaults: settings that apply to fields without a value in the spec.
+
+    Raises:
+        UsageError: the spec would not be valid; the error names every setting at fault.
+    """
+    if not given and not defaults:
         return spec
-    settings = [_parse(text) for text in texts]
     values = spec.model_dump(mode="json", exclude_unset=True)
+    settings = [setting for setting in defaults if not _has(values, setting.path)]
+    settings += [parse_setting(each) if isinstance(each, str) else each for each in given]
     problems = []
     for setting in settings:
         try:
             _put(values, setting)
         except _NoPlaceError as error:
-            problems.append(f"{setting.option}: {error}")
+            problems.append(f"{setting.origin}: {error}")
     if problems:
         raise refuse_options(problems)
     try:
@@ -62,15 +93,15 @@ def set_fields(spec: ClusterSpec, texts: Sequence[str]) -> ClusterSpec:
         raise refuse_options([_explain(problem, settings) for problem in find_problems(error)]) from None
 
 
-def _parse(text: str) -> Setting:
-    check_text(text)
-    name, equals, value = text.partition("=")
-    if not equals or not _PATH.fullmatch(name):
-        raise UsageError(
-            f"--set {name[:80]!r}: expected FIELD=VALUE, like restart.max_restarts=3 or nodes[0].spare=true"
-        )
-    path = tuple(word or int(number) for word, number in _PART.findall(name))
-    return Setting(path, _parse_value(value, f"--set {name}"))
+def _find_paths(model: type[BaseModel], above: Path = ()) -> Iterator[tuple[FieldOption, Path]]:
+    for name, field in model.model_fields.items():
+        yield from ((mark, (*above, name)) for mark in field.metadata if isinstance(mark, FieldOption))
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _find_paths(field.annotation, (*above, name))
+
+
+PATHS = {**dict(_find_paths(ClusterSpec)), **dict(_find_paths(NodeSpec, ("nodes", 0)))}
+"""The place of each field with an option of its own."""
 
 
 def _parse_value(text: str, option: str) -> Any:
@@ -87,6 +118,19 @@ def _parse_value(text: str, option: str) -> Any:
     if mistakes:
         raise refuse_options([f"{option}: {mistake.message}" for mistake in mistakes])
     return value
+
+
+def _has(values: Any, path: Path) -> bool:
+    """Whether there is a value at this path."""
+    for part in path:
+        if isinstance(values, dict):
+            inside = part in values
+        else:
+            inside = isinstance(values, list) and isinstance(part, int) and part < len(values)
+        if not inside:
+            return False
+        values = values[part]
+    return True
 
 
 def _put(values: Any, setting: Setting) -> None:
@@ -113,8 +157,8 @@ def _explain(problem: Problem, settings: Sequence[Setting]) -> str:
     """Renders the problem with the option whose path is nearest; only fields that an option sets can be invalid."""
     nearest = max(reversed(settings), key=lambda setting: _count_common(setting.path, problem.path))
     if problem.path == nearest.path:
-        return f"{nearest.option}: {problem.message}"
-    return f"{nearest.option}: {render_path(problem.path)}: {problem.message}"
+        return f"{nearest.origin}: {problem.message}"
+    return f"{nearest.origin}: {render_path(problem.path)}: {problem.message}"
 
 
 def _count_common(one: Path, other: Path) -> int:

@@ -75,8 +75,12 @@ class Marks:
         return Mark(1, 1)
 
 
-def parse_yaml(data: bytes) -> tuple[Any, Marks, list[Mistake]]:
+def parse_yaml(data: bytes, *, empty: Any = None) -> tuple[Any, Marks, list[Mistake]]:
     """Returns the file's values as dicts, lists and text, their positions, and mistakes that do not hide others.
+
+    Args:
+        data: the file.
+        empty: the values of an empty file; None: it is a mistake.
 
     Raises:
         MistakesError: because of a mistake, the rest of the file cannot be read.
@@ -93,7 +97,7 @@ def parse_yaml(data: bytes) -> tuple[Any, Marks, list[Mistake]]:
     reader = _Reader()
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
-        values = None if root is None else reader.read(root, (), ())
+        values = empty if root is None else reader.read(root, (), ())
     except yaml.MarkedYAMLError as error:
         raise MistakesError([_syntax_mistake(error)]) from None
     except yaml.reader.ReaderError as error:
@@ -105,7 +109,7 @@ def parse_yaml(data: bytes) -> tuple[Any, Marks, list[Mistake]]:
         place = re.search(r"\\U(?!000|0010)|^%YAML", text, re.MULTILINE)
         message = "a number is out of range; write the character itself, or remove the %YAML line"
         raise _only(_mark_at(text, place.start() if place else 0), message) from None
-    if root is None:
+    if values is None:
         raise _only(Mark(1, 1), "the file is empty; a spec needs at least `nodes: [{host: local}]`")
     return values, reader.marks, reader.mistakes
 

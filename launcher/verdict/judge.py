@@ -232,8 +232,8 @@ def _judge_start_timeout(state: AttemptState) -> Verdict:
         return Verdict(reference="start-timeout", message=message)
     missing = state.missing
     hint = (
-        "a program opens its port when it creates MultiWorkerMirroredStrategy; increase timeouts.start_s "
-        "(--start-timeout) if it needs longer; 0 disables the timeout"
+        "a program opens its port when it creates MultiWorkerMirroredStrategy; increase timeouts.start_s if it needs "
+        "longer; 0 disables the timeout"
     )
     if state.not_joined and state.not_joined.issuperset(missing):
         hint = f"`distlaunch check` shows whether they can reach {find_leader(state.policy.tasks)}"
@@ -262,7 +262,7 @@ def _judge_stall(state: AttemptState) -> Verdict:
         message=f"{render_stall(state)}{blame}",
         task=str(task) if task is not None else None,
         evidence=[*filter(None, [render_steps(state)])],
-        hint="increase timeouts.stall_s (--stall-timeout) if a step may take that long; 0 disables the timeout",
+        hint="increase timeouts.stall_s if a step may take that long; 0 disables the timeout",
     )
 
 
@@ -275,7 +275,7 @@ def _judge_drain_timeout(state: AttemptState) -> Verdict:
         f"{'is' if len(going) == 1 else 'are'} not at work",
         task=str(going[0]) if len(going) == 1 else None,
         evidence=[f"ended with status 0: {name_tasks(done)}"],
-        hint="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 disables the timeout",
+        hint="increase timeouts.drain_s if the others need longer; 0 disables the timeout",
     )
 
 

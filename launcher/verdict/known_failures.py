@@ -85,12 +85,12 @@ _KNOWN = tuple(
         (
             r"Attempt to convert a value \(PerReplica|Invalid reduction dimension 0 for input with 0 dimensions",
             "version-mismatch",
-            "model.fit of Keras 3 fails on several workers unless distlaunch patches it: remove --no-keras-patch",
+            "model.fit of Keras 3 fails on several workers unless distlaunch patches it: set keras.patch to true",
         ),
         (
             r"need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
             "task-failed",
-            "model.fit of Keras 3 fails here unless patched: remove --no-keras-patch, or set TF_USE_LEGACY_KERAS=1",
+            "model.fit of Keras 3 fails here unless patched: set keras.patch to true, or TF_USE_LEGACY_KERAS=1",
         ),
         (
             r"Collective ops must be configured at program startup",

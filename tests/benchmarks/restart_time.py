@@ -14,11 +14,11 @@ from tests.conftest import PROGRAMS
 
 
 def measure(runs: int) -> None:
-    print("3 workers train, one is killed, all are restarted; rival: --no-preload; from the death to …")
+    print("3 workers train, one is killed, all are restarted; rival: preload: false; from the death to …")
     ours, rival = [], []
     for _ in range(runs):
         ours.append(_restart())
-        rival.append(_restart("--no-preload"))
+        rival.append(_restart("--set", "preload=false"))
     for number, title in enumerate(("nothing left", "the cluster is up again", "the first step again")):
         print_pair(title, [parts[number] for parts in ours], [parts[number] for parts in rival])
     print("rival: from the command to the first step of the first attempt; from the death to …")

@@ -55,7 +55,7 @@ def measure(runs: int) -> None:
     print_pair("ms", [1e3 * seconds for seconds in mine], [1e3 * seconds for seconds in theirs], "ms")
     share = statistics.mean(mine) / SAMPLE_S
     print(f"  of a core, every {SAMPLE_S:g} s     {share:.3%} (goal: 0.2 %)")
-    print(f"agent and guardian of {TASKS} such tasks; rival: --sample-every 0; CPU in per cent of a core")
+    print(f"agent and guardian of {TASKS} such tasks; rival: sample_every_s: 0; CPU in per cent of a core")
     mine, theirs = time_pairs(lambda: _run(SAMPLE_S), lambda: _run(0), runs)
     print_pair("agent", mine, theirs, "%")
 
@@ -125,7 +125,7 @@ def _run(sample_s: float) -> float:
         (Path(folder) / "train.py").write_text(PROGRAM)
         command = [sys.executable, "-m", "launcher", "local", "-n", str(TASKS), "--run-dir", "run", "--oversubscribe"]
         with subprocess.Popen(
-            [*command, "--sample-every", str(sample_s), "train.py"],
+            [*command, "--set", f"sample_every_s={sample_s}", "train.py"],
             cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -96,7 +96,18 @@ def run_case(case: Case, keep: Path | None = None) -> dict[str, str]:
     """The tasks that were named in one run, each with its reason; `keep`: the run's folder, to keep it."""
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
-        command = [sys.executable, "-m", "launcher", "local", "-n", "2", "--stop-grace", "1", "--run-dir", str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "launcher",
+            "local",
+            "-n",
+            "2",
+            "--set",
+            "timeouts.stop_grace_s=1",
+            "--run-dir",
+            str(folder),
+        ]
         process = stack.enter_context(
             subprocess.Popen([*command, *case.argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         )

@@ -138,7 +138,7 @@ def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
     patched = list(dict.fromkeys(patched))
     if patched:
         report(KerasPatch(version, len(patched)))
-        log(f"patched {keras} for distributed training: {', '.join(patched)} (--no-keras-patch turns this off)")
+        log(f"patched {keras} for distributed training: {', '.join(patched)} (--set keras.patch=false turns this off)")
     elif not unclear:
         log(f"{keras} needs no patch for distributed training")
 
