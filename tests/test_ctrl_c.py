@@ -151,7 +151,7 @@ def test_down_interrupts_too_and_signals_to_distlaunch_do_not(tmp_path: Path, wa
 
 NOTEBOOK = """
 import sys
-from launcher import run_local
+from distlaunch import run_local
 try:
     run_local(sys.argv[1], "finally", workers=2, run_dir="run")
 except KeyboardInterrupt:

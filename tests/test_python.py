@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from distlaunch import Cluster, ClusterSpec, DistlaunchError, RunReport, load_spec, local_spec, run, run_local
 
-from launcher import Cluster, ClusterSpec, DistlaunchError, RunReport, load_spec, local_spec, run, run_local
 from launcher.errors import ProcessLimitError, RunDirectoryError, SpecError, UsageError
 from launcher.gang.events import TaskStarted
 from launcher.python.process import ControllerLostError
@@ -28,7 +28,7 @@ from tests.conftest import distlaunch_command
 from tests.test_docs import LAUNCHER_PAGE, blocks
 from tests.witness import MARK, assert_none_left, await_none_left, make_mark, marked, wait_until
 
-COVERS = ("launcher/__init__.py", "launcher/described.py", "launcher/result.py", "launcher/python")
+COVERS = ("launcher/__init__.py", "launcher/public", "launcher/described.py", "launcher/result.py", "launcher/python")
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +136,7 @@ def test_a_run_works_in_a_thread() -> None:
 def test_a_run_works_beside_a_running_event_loop_as_in_a_notebook() -> None:
     program = start("""
         import asyncio
-        from launcher import Cluster, local_spec
+        from distlaunch import Cluster, local_spec
 
         async def cell():
             with Cluster(local_spec(command=["echo", "hello"])) as cluster:
@@ -245,7 +245,7 @@ def test_a_system_without_processes_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
 def test_ctrl_c_during_the_start_stops_everything(mark: dict[str, str]) -> None:
     program = start("""
-        from launcher import Cluster, ClusterSpec
+        from distlaunch import Cluster, ClusterSpec
         spec = ClusterSpec.model_validate({"nodes": {"from": {"command": ["sleep", "600"]}}})
         with Cluster(spec):
             print("entered")
@@ -380,7 +380,7 @@ def test_stopping_at_once_waits_for_no_grace(mark: dict[str, str]) -> None:
 
 def test_ctrl_c_leaves_the_block_and_stops_everything(mark: dict[str, str]) -> None:
     program = start(f"""
-        from launcher import Cluster, local_spec
+        from distlaunch import Cluster, local_spec
         with Cluster(local_spec(command={FOREVER})) as cluster:
             print(cluster.directory, flush=True)
             cluster.wait()
@@ -397,7 +397,7 @@ def test_ctrl_c_leaves_the_block_and_stops_everything(mark: dict[str, str]) -> N
 
 def test_a_second_ctrl_c_waits_for_no_grace(mark: dict[str, str]) -> None:
     program = start(f"""
-        from launcher import Cluster, local_spec
+        from distlaunch import Cluster, local_spec
         with Cluster(local_spec(command={IGNORES_TERM}, settings=["timeouts.stop_grace_s=600"])) as cluster:
             assert [next(cluster.logs(task)) for task in cluster.tasks] == ["begins", "begins"]
             print(cluster.directory, flush=True)
@@ -416,7 +416,7 @@ def test_a_second_ctrl_c_waits_for_no_grace(mark: dict[str, str]) -> None:
 def test_a_killed_program_takes_its_run_along_though_its_child_holds_the_pipe(mark: dict[str, str]) -> None:
     program = start(f"""
         import os, time
-        from launcher import Cluster, local_spec
+        from distlaunch import Cluster, local_spec
         with Cluster(local_spec(command={FOREVER})) as cluster:
             child = os.fork()
             if child == 0:
@@ -479,20 +479,25 @@ def test_two_clusters_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert run_local(command=["true"]).outcome == "succeeded"  # and one after them
 
 
-def test_the_name_of_the_folder_can_be_called_whatever_was_imported_before() -> None:
-    for before in (
-        "",
-        "import launcher.run.launch; ",
-        "import launcher.run.launch as launch; from launcher import Cluster; ",
-    ):
-        code = f"{before}from launcher import run; import inspect; print(*inspect.signature(run).parameters); run('no')"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-        assert done.stdout == "spec run_dir checks timeout_s\n", before
-        assert (
-            done.stderr.strip()
-            .splitlines()[-2]
-            .endswith("SpecError: cannot read the spec no: No such file or directory")
-        )
+def test_a_cluster_and_a_report_say_what_they_are() -> None:
+    cluster = Cluster(local_spec(command=["sh", "-c", "exit 3"], workers=1))
+    assert repr(cluster) == "<Cluster of local-1, not started>"
+    with cluster:
+        report = cluster.wait()
+    name = report.run_id
+    assert repr(cluster).startswith(f"<Cluster {name}: failed, attempt 1, ")
+    assert str(report) == repr(report)
+    assert repr(report).startswith(f"<RunReport {name}: failed after ")
+    assert repr(report).endswith(" s, exit status 1: " + f"{report.verdict.message} [task-failed]>")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["local", "-h"]])
+def test_python_runs_the_command_as_a_module(words: list[str]) -> None:
+    ran = [
+        subprocess.run([*command, *words], capture_output=True, text=True, check=True).stdout
+        for command in ([sys.executable, "-m", "distlaunch"], distlaunch_command())
+    ]
+    assert ran[0] == ran[1]
 
 
 # --- what the documents say ---
@@ -510,11 +515,11 @@ def example_files() -> None:
 
 @pytest.mark.usefixtures("example_files")
 @pytest.mark.parametrize(
-    "name", ["launcher", "launcher.python.calls", "launcher.python.cluster", "launcher.python.specs"]
+    "name", ["distlaunch", "launcher.python.calls", "launcher.python.cluster", "launcher.python.specs"]
 )
 def test_the_examples_of_the_docstrings_are_right(name: str) -> None:
     module = importlib.import_module(name)
-    names = {each: getattr(importlib.import_module("launcher"), each) for each in ("local_spec", "Cluster")}
+    names = {each: getattr(importlib.import_module("distlaunch"), each) for each in ("local_spec", "Cluster")}
     failed, tried = doctest.testmod(module, extraglobs=names)
     assert failed == 0
     assert tried > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import signal
 import time
@@ -16,11 +17,14 @@ from launcher.commands.status import read_status
 from launcher.errors import DistlaunchError, UsageError
 from launcher.gang.events import TaskStarted
 from launcher.python.exchange import Order
+from launcher.python.notebook import LiveOutput, is_notebook
 from launcher.python.process import ControllerProcess
 from launcher.python.specs import load_spec
 from launcher.report.models import RunReport
+from launcher.report.notebook import render_status
 from launcher.report.run_events import Record, make_record
 from launcher.report.status_report import RunStatus
+from launcher.report.status_text import render_header
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import JournalReader
 from launcher.run.log_file import Block
@@ -37,7 +41,8 @@ class Cluster:
     The block begins when all tasks have been started, or when the run ends before that. The end of the block, also by
     an exception or Ctrl-C, stops the run and returns when all processes have ended; after Ctrl-C, or an interrupt of a
     notebook's kernel, programs get KeyboardInterrupt too, and this process goes on. `distlaunch ls`, `attach` and the
-    other commands work with the run. The class prints nothing and installs no signal handler.
+    other commands work with the run. The class prints nothing and installs no signal handler. In a notebook, the block
+    shows the tasks, and their last state when it ends.
 
     Args:
         spec: a spec, or the path of a spec file.
@@ -69,6 +74,18 @@ class Cluster:
         self._run_dir = Path(run_dir) if run_dir is not None else None
         self._checks = checks
         self._process: ControllerProcess | None = None
+        self._live: LiveOutput | None = None
+
+    def __repr__(self) -> str:
+        """`<Cluster of two-nodes, not started>`, `<Cluster 20261127-…-two-nodes-ab12: running, attempt 1, 12 s>`."""
+        if self._process is None:
+            return f"<Cluster of {self.spec.name}, not started>"
+        status = self._find_status()
+        return f"<Cluster {render_header(status)}>" if status is not None else f"<Cluster of {self.spec.name}>"
+
+    def _repr_html_(self) -> str:
+        """The tasks in a notebook, as they are now."""
+        return self._render_html() or f"<p>{html.escape(repr(self))}</p>"
 
     def __enter__(self) -> Cluster:
         """Starts the run.
@@ -84,6 +101,8 @@ class Cluster:
         try:
             self._process.began.wait()
             if self._process.directory is not None:
+                if is_notebook():
+                    self._live = LiveOutput(self._render_html, self._process.over)
                 self._wait_for_start()
             if self._process.over.is_set():
                 self._process.result()
@@ -181,6 +200,8 @@ class Cluster:
     def _end(self, error: BaseException | None) -> None:
         """Stops the run at the end of the block; after Ctrl-C, the programs get KeyboardInterrupt as well."""
         self._stop(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        if self._live is not None:
+            self._live.close()
 
     def _stop(self, signum: int, *, now: bool = False) -> None:
         process = self._started
@@ -212,6 +233,18 @@ class Cluster:
         if directory is None:
             raise RuntimeError("the run could not be started")
         return RunDir(directory)
+
+    def _find_status(self) -> RunStatus | None:
+        """The status; None if there is none, such as while the run begins or ends."""
+        if self._started.directory is None:
+            return None
+        with contextlib.suppress(DistlaunchError):
+            return self.status()
+        return None
+
+    def _render_html(self) -> str | None:
+        status = self._find_status() if self._process is not None else None
+        return render_status(status) if status is not None else None
 
     def _wait_for_start(self) -> None:
         """Waits until all tasks of an attempt have been started, or the run is over."""

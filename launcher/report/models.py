@@ -283,3 +283,19 @@ class RunReport(Result):
     """Processes that stay on the nodes on purpose, for the next run."""
     pods_left: int | None = None
     """Pods of the run that are left in Kubernetes; null if the run made none, or if they could not be counted."""
+
+    def __repr__(self) -> str:
+        """`<RunReport local-2-ab12: succeeded in 3 s>`; of another outcome, also the verdict."""
+        from launcher.report.run_text import render_outcome
+
+        verdict = "" if self.outcome == "succeeded" else f": {self.verdict.message} [{self.verdict.reference}]"
+        return f"<RunReport {self.run_id}: {render_outcome(self)}{verdict}>"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        """The report in a notebook."""
+        from launcher.report.notebook import render_report
+
+        return render_report(self)

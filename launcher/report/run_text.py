@@ -59,15 +59,23 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
     lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
     if report.goodput is not None and _is_worth_a_line(report, report.goodput):
         lines.append(f"  {render_goodput(report.goodput)}")
-    took = render_duration(report.ended - report.started)
+    outcome = render_outcome(report)
     if report.outcome == "succeeded":
-        lines.append(f"Succeeded in {took}: {attempt.verdict.message}")
+        lines.append(f"{outcome[:1].upper()}{outcome[1:]}: {attempt.verdict.message}")
         lines += [f"  {line}" for line in attempt.verdict.evidence]
     else:
-        lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
+        lines.append(f"{outcome[:1].upper()}{outcome[1:]}")
     lines.append(f"Logs: {report.directory}{' · page: distlaunch report' if written and not page else ''}")
     lines += [f"Open in a browser: {page}"] if page else []
     return "\n".join(lines)
+
+
+def render_outcome(report: RunReport) -> str:
+    """`succeeded in 3 s`, `failed after 3 s, exit status 1`."""
+    took = render_duration(report.ended - report.started)
+    if report.outcome == "succeeded":
+        return f"succeeded in {took}"
+    return f"{report.outcome} after {took}, exit status {report.exit_status}"
 
 
 def _is_worth_a_line(report: RunReport, goodput: Goodput) -> bool:
