@@ -206,7 +206,7 @@ class TestConfig:
         assert values.pop(("up", "max-restarts")) == ("3", "DISTLAUNCH_UP_MAX_RESTARTS")
         assert values.pop(("up", "env")) == ("'API=(redacted)'", f"{path}:3")
         assert set(values.values()) == {("/opt/python", f"{path}:1")}
-        assert {command for command, _ in values} == {"local", "up", "check", "init"}
+        assert {command for command, _ in values} == {"local", "up", "check", "doctor", "init"}
 
     def test_of_a_command_shows_all_options_with_their_variables(self, folder: Path) -> None:
         lines = run_here("config", "up", cwd=folder).stdout.splitlines()

@@ -49,7 +49,7 @@ def test_commands_are_listed_by_their_purpose() -> None:
         "Run:": ["local", "up", "submit", "resume"],
         "Look:": ["check", "plan", "ls", "status", "logs", "attach", "report", "stacks", "profile"],
         "End:": ["wait", "down", "clean", "rm", "prune"],
-        "Prepare:": ["init", "compose", "export", "schema", "config", "completion"],
+        "Prepare:": ["doctor", "init", "compose", "export", "schema", "config", "completion"],
     }
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 

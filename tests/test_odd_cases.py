@@ -512,8 +512,8 @@ def test_a_port_that_is_taken_meanwhile_is_reported() -> None:
     assert problem.message.startswith("cannot listen on a port: ")
 
 
-def inspected(folder: Path, kind: str, target: str, **mark: str) -> Inspected:
-    return inspect(Inspect(Program(kind, target, []), **mark), str(folder), str(folder))
+def inspected(folder: Path, kind: str, target: str, shared: str = "", mark: str = "") -> Inspected:
+    return inspect(Inspect(Program(kind, target, []), shared, mark), str(folder), str(folder))
 
 
 def test_a_mark_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from launcher.cli import (
     cluster,
     completion,
     config,
+    doctor,
     exporting,
     listing,
     logs,
@@ -236,5 +237,14 @@ cli.add_section(
 )
 cli.add_section("End", (listing.wait, runs.down, runs.clean, removal.rm, removal.prune))
 cli.add_section(
-    "Prepare", (prepare.init, prepare.compose, exporting.export, prepare.schema, config.config, completion.completion)
+    "Prepare",
+    (
+        doctor.doctor,
+        prepare.init,
+        prepare.compose,
+        exporting.export,
+        prepare.schema,
+        config.config,
+        completion.completion,
+    ),
 )

@@ -16,23 +16,26 @@ from launcher.spec.field_options import KEEP_WARM, MAX_RESTARTS, PYTHON, REPORT,
 
 module_option = option("--module", "-m", section="Program", is_flag=True, help="Run a module, as `python -m` does.")
 
+hosts_option = option(
+    "-H",
+    "--hosts",
+    section="Cluster",
+    multiple=True,
+    metavar="HOST[:SLOTS],…",
+    shell_complete=complete_hosts,
+    help="Use these machines, with SLOTS (1) workers each.",
+)
+hostfile_option = option(
+    "--hostfile",
+    section="Cluster",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Use the machines in FILE: `gpu-a slots=2` lines.",
+)
+
 _HOST_OPTIONS = (
-    option(
-        "-H",
-        "--hosts",
-        section="Cluster",
-        multiple=True,
-        metavar="HOST[:SLOTS],…",
-        shell_complete=complete_hosts,
-        help="Use these machines, with SLOTS (1) workers each.",
-    ),
-    option(
-        "--hostfile",
-        section="Cluster",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Use the machines in FILE: `gpu-a slots=2` lines.",
-    ),
+    hosts_option,
+    hostfile_option,
     option(
         "--slurm",
         section="Cluster",

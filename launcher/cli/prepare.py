@@ -107,16 +107,18 @@ def compose(spec: Path, nodes: int | None, output: str, force: bool) -> None:
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("what", type=OneOf(["spec", "report", "check", "events"]), default="spec")
+@click.argument("what", type=OneOf(["spec", "report", "check", "doctor", "events"]), default="spec")
 def schema(what: str) -> None:
     """Print a JSON Schema, for editors and programs.
 
-    Describes specs (the default), report.json, the output of `check --json`, or a line of events.jsonl.
+    Describes specs (the default), report.json, the output of `check --json` or `doctor --json`, or a line of
+    events.jsonl.
     """
     from launcher.report import run_events
+    from launcher.report.doctor import DoctorReport
     from launcher.report.models import CheckReport, RunReport
     from launcher.spec.models import ClusterSpec
 
-    models: dict[str, Any] = {"spec": ClusterSpec, "report": RunReport, "check": CheckReport}
+    models: dict[str, Any] = {"spec": ClusterSpec, "report": RunReport, "check": CheckReport, "doctor": DoctorReport}
     described = run_events.make_schema() if what == "events" else models[what].model_json_schema()
     click.echo(json.dumps(described, indent=2))

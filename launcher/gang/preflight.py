@@ -49,10 +49,19 @@ class Preflight:
     """The checks of one start. `nonce` is a word that no other run uses.
 
     `candidates`: by host, the addresses at which the node's tasks may be reached; by default, those of the spec.
+    `examines`: whether nodes report facts about their machines as well.
     """
 
-    def __init__(self, spec: ClusterSpec, nonce: str, candidates: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        nonce: str,
+        candidates: Mapping[str, Sequence[str]] | None = None,
+        *,
+        examines: bool = False,
+    ) -> None:
         self.nonce = nonce
+        self._examines = examines
         self._candidates = candidates or {node.host: node.candidates for node in spec.nodes}
         self._answers: dict[str, Answers] = {}
         self._complete: set[str] = set()
@@ -71,7 +80,7 @@ class Preflight:
 
     def make_inspect(self, node: str) -> Inspect:
         shared = self._spec.checkpoint_directory or ""
-        return Inspect(program_of(self._spec), shared, self._marks[node] if shared else "")
+        return Inspect(program_of(self._spec), shared, self._marks[node] if shared else "", self._examines)
 
     def make_dials(self, nodes: Collection[str], ports: Mapping[TaskId, int]) -> dict[str, Dial]:
         """What each of these nodes dials: every candidate address of the tasks that it has to reach.

@@ -8,10 +8,11 @@ from launcher.gang.findings import Finding
 from launcher.gang.preflight import Answers, Preflight
 from launcher.gang.state import AttemptState, Reason
 from launcher.gang.strangers import render_unguarded
-from launcher.report.models import CheckReport, JobReport, NodeReport
+from launcher.report.models import CheckReport, FactsReport, JobReport, NodeReport
 from launcher.spec.models import ClusterSpec
 from launcher.verdict.judge import render_place
 from worker_entry.protocol.units import render_size
+from worker_entry.protocol.values import MachineFacts
 
 
 def make_check_report(
@@ -125,4 +126,19 @@ def _node_report(
         clock_offset_s=answers.clock_offset_s,
         directory=inspected.directory if inspected else None,
         program_hash=inspected.program_hash if inspected else None,
+        facts=_make_facts(inspected.facts) if inspected and inspected.facts else None,
+    )
+
+
+def _make_facts(facts: MachineFacts) -> FactsReport:
+    ports = facts.outgoing_ports.split()
+    return FactsReport(
+        kernel=facts.kernel,
+        missing=facts.missing,
+        memory=facts.memory or None,
+        open_files=facts.open_files or None,
+        outgoing_ports=(int(ports[0]), int(ports[1])) if len(ports) == 2 and all(map(str.isdecimal, ports)) else None,
+        reserved_ports=facts.reserved_ports,
+        driver=facts.driver or None,
+        tensorflow_gpus=facts.tensorflow_gpus,
     )

@@ -154,6 +154,27 @@ class LeftOutAttempts(Result):
     """The number of omitted attempts with each verdict, by its reference."""
 
 
+class FactsReport(Result):
+    """A node's system, as `distlaunch doctor` examines it."""
+
+    kernel: str
+    """The operating system and its release."""
+    missing: list[str]
+    """What distlaunch would use and the system does not allow: `pidfd`, `port-filter`, …"""
+    memory: int | None
+    """Bytes of memory that processes may use."""
+    open_files: int | None
+    """The limit of open files of a process; null if there is none."""
+    outgoing_ports: tuple[int, int] | None
+    """The first and the last port that the kernel gives to outgoing connections."""
+    reserved_ports: str
+    """The ports that it does not give to them, like `20000-20999`."""
+    driver: str | None
+    """The version of NVIDIA's driver; null without GPUs."""
+    tensorflow_gpus: int | None
+    """How many GPUs TensorFlow sees; null without GPUs, or if TensorFlow cannot be imported."""
+
+
 class NodeReport(Result):
     """One node as the checks found it."""
 
@@ -189,6 +210,8 @@ class NodeReport(Result):
     """The working directory of the program."""
     program_hash: str | None = None
     """SHA-256 of the program's own code; empty if no code can be compared."""
+    facts: FactsReport | None = None
+    """Only for `distlaunch doctor`."""
 
 
 class JobReport(Result):

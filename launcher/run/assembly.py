@@ -74,6 +74,7 @@ def make_context(
     goodput: GoodputWatch,
     interrupts: Interrupts,
     only_checks: bool = False,
+    examines: bool = False,
 ) -> RunContext:
     bundle = _make_bundle_of(spec, start.cwd, interrupts)
     transports = make_transports(spec, targets, files, start.run_id)
@@ -98,5 +99,6 @@ def make_context(
         goodput=goodput,
         bundle=bundle,
         only_checks=only_checks,
+        examines=examines,
         write_page=lambda report: write_at_end(files, report, console.warn) if spec.report else "",
     )

@@ -46,6 +46,8 @@ class RunContext:
     """Slurm or Kubernetes, if it allocated the nodes and may take them away."""
     only_checks: bool = False
     """Whether the nodes are only checked."""
+    examines: bool = False
+    """Whether they also report facts about their machines."""
     write_page: Callable[[RunReport], str] = lambda _: ""
     """Writes the page of an ended run and returns the page's path; empty if no page is wanted."""
     depart: Callable[[AttemptState], None] = lambda _: None

@@ -31,7 +31,16 @@ class NodeChoice:
         checks: whether nodes are checked before they are used.
     """
 
-    def __init__(self, planner: Planner, links: NodeLinks, console: Console, relist: Relist, *, checks: bool) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        links: NodeLinks,
+        console: Console,
+        relist: Relist,
+        *,
+        checks: bool,
+        examines: bool = False,
+    ) -> None:
         self.lost: dict[str, AgentAddress] = {}
         """The lost nodes, and the addresses of their agents."""
         self._planner = planner
@@ -39,6 +48,7 @@ class NodeChoice:
         self._console = console
         self._relist = relist
         self._checks = checks
+        self._examines = examines
         self._first: Preflight | None = None
 
     @property
@@ -53,7 +63,11 @@ class NodeChoice:
         if selected is None:
             return None
         planner, notes = selected
-        checks = Preflight(planner.spec, os.urandom(8).hex(), planner.candidates) if self._checks else None
+        checks = (
+            Preflight(planner.spec, os.urandom(8).hex(), planner.candidates, examines=self._examines)
+            if self._checks
+            else None
+        )
         self._first = self._first or checks
         return AttemptSetup(planner=planner, preflight=checks, notes=notes)
 

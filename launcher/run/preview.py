@@ -30,8 +30,12 @@ from launcher.transports.targets import find_targets
 from worker_entry.system import clock, hardware
 
 
-def check(spec: ClusterSpec) -> CheckReport:
+def check(spec: ClusterSpec, *, examines: bool = False) -> CheckReport:
     """Checks the nodes as a run does before its start, and starts nothing.
+
+    Args:
+        spec: the spec.
+        examines: whether the report also has `facts` about each machine.
 
     Raises:
         DistlaunchError: the check failed or was interrupted; no process is left running.
@@ -65,6 +69,7 @@ def check(spec: ClusterSpec) -> CheckReport:
                     goodput=goodput,
                     interrupts=interrupts,
                     only_checks=True,
+                    examines=examines,
                 )
                 recovery = Recovery(planner.spec, start.run_id)
                 if pods is not None:

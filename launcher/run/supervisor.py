@@ -91,7 +91,9 @@ class Supervisor:
         self._timing = context.timing
         self._console = context.console
         self._restart = context.spec.restart
-        self._nodes = NodeChoice(planner, context.links, context.console, relist, checks=checks)
+        self._nodes = NodeChoice(
+            planner, context.links, context.console, relist, checks=checks, examines=context.examines
+        )
         self._pauses = Pauses(context, self._nodes, recover, self._goes_on)
         self._last: Attempt | None = None
         """The last ended attempt; `_earlier` has the needed parts of the ones before."""

@@ -38,6 +38,7 @@ from worker_entry.protocol.values import (
     CrashRecord,
     DialResult,
     GpuUse,
+    MachineFacts,
     Problem,
     TaskExit,
     TaskStatus,
@@ -123,6 +124,7 @@ class Inspected:
     the disk of the run's files. `proxies`: variables that make gRPC use a proxy. `problem`: why the mark could not be
     written. `addresses`: the addresses of the node's interfaces, without loopback. `machine`: identifies the running
     kernel, which nodes on the same machine share. `methods`: the methods that can compute a matrix product here.
+    `facts`: if they were asked for.
     """
 
     keras: Optional[Name]
@@ -135,6 +137,7 @@ class Inspected:
     addresses: Annotated[list[Name], Items(10_000)] = field(default_factory=list)
     machine: Name = ""
     methods: Annotated[list[Name], Items(16)] = field(default_factory=list)
+    facts: Optional[MachineFacts] = None
 
 
 @dataclass(frozen=True)

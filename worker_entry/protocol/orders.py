@@ -28,7 +28,7 @@ from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 18
+VERSION = 19
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has certainly ended."""
@@ -118,11 +118,15 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Report facts about the node; if a `mark` is given, create an empty file for it in `shared`."""
+    """Report facts about the node; if a `mark` is given, create an empty file for it in `shared`.
+
+    `examines`: whether to report MachineFacts as well.
+    """
 
     program: Program
     shared: Annotated[str, Path()] = ""
     mark: Annotated[str, Path(128)] = ""
+    examines: bool = False
 
 
 @dataclass(frozen=True)

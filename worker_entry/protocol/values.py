@@ -320,6 +320,26 @@ class GpuUse:
 
 
 @dataclass(frozen=True)
+class MachineFacts:
+    """What `distlaunch doctor` asks of a machine beside the usual checks. Unknown values are empty or 0.
+
+    `missing`: the features of `system.features` that do not work. `open_files`: the limit of a process; 0: none.
+    `memory`: bytes that processes here may use. `outgoing_ports`: the first and the last port that the kernel gives to
+    outgoing connections, without those in `reserved_ports`. `driver`: NVIDIA's version. `tensorflow_gpus`: how many
+    GPUs TensorFlow sees; None if there are none or it cannot be imported.
+    """
+
+    kernel: Name
+    missing: Annotated[list[Name], Items(64)]
+    open_files: Count = 0
+    memory: Count = 0
+    outgoing_ports: Name = ""
+    reserved_ports: Line = ""
+    driver: Name = ""
+    tensorflow_gpus: Optional[Count] = None
+
+
+@dataclass(frozen=True)
 class Target:
     """An address to dial, at which `task` may be reachable."""
 

@@ -38,6 +38,12 @@ def authenticate(target: SshTarget, transport: paramiko.Transport) -> None:
     raise LinkError(f"{target.user}@{place_of(target)} rejects the login; {'; '.join(reasons)}")
 
 
+def list_keys(target: SshTarget) -> tuple[list[str], list[str]]:
+    """The names of the keys that would be tried, and the files whose keys need a passphrase first."""
+    locked: list[str] = []
+    return [name for name, _ in _keys(target, locked)], locked
+
+
 def _keys(target: SshTarget, locked: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
     """The user's keys by name, the ssh-agent's first; adds files that need a passphrase to `locked`."""
     # With IdentitiesOnly, the ssh-agent may still hold the key of one of the identity files.

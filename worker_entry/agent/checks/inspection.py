@@ -11,7 +11,7 @@ from worker_entry.protocol import environment
 from worker_entry.protocol.messages import Inspected
 from worker_entry.protocol.orders import Inspect
 from worker_entry.protocol.speed import METHODS
-from worker_entry.protocol.values import GpuUse, Program
+from worker_entry.protocol.values import GpuUse, MachineFacts, Program
 from worker_entry.system import hardware
 from worker_entry.system.interfaces import own_addresses
 
@@ -34,7 +34,14 @@ def inspect(order: Inspect, cwd: str, directory: str) -> Inspected:
         addresses=[str(address) for address in own_addresses() if not address.is_loopback],
         machine=hardware.machine(),
         methods=[name for name in METHODS if name == "python" or installed_version(name)],
+        facts=_examine() if order.examines else None,
     )
+
+
+def _examine() -> MachineFacts:
+    from worker_entry.system.features import examine
+
+    return examine()
 
 
 def mark_path(shared: str, mark: str) -> str:
