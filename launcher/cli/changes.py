@@ -63,7 +63,7 @@ variable_option = option(
     metavar="NAME[=VALUE]",
     expose_value=False,
     callback=_note,
-    help="Set a variable of all tasks; NAME alone copies it.",
+    help="Set a variable of all tasks, or copy NAME.",
 )
 
 
