@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 DAY_S = 86_400
 EXACT_S = 100.0
 """Durations below this are shown with tenths of seconds."""
+SHOWN_LIMIT = 20
+"""The most lines of a list, such as that of mistakes: users correct the first ones first."""
 
 
 def count_of(count: int, noun: str, plural: str | None = None) -> str:
     """`1 task`, `2 tasks`, `0 processes`; `plural` is needed if it is not `noun` plus s."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def name_mistakes(count: int) -> str:
+    """`a mistake`, `1,200 mistakes`."""
+    return "a mistake" if count == 1 else count_of(count, "mistake")
+
+
+def shorten(lines: Sequence[str], before: str = "") -> list[str]:
+    """The first lines of a long list, and `and 3 more`, which `before` precedes."""
+    more = len(lines) - SHOWN_LIMIT
+    return [*lines[:SHOWN_LIMIT], *([f"{before}and {more:,} more"] if more > 0 else [])]
 
 
 def render_ago(then: float, now: float) -> str:

@@ -19,12 +19,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.sshd import PORT, SSHD
 from tests.witness import wait_until
 
 IP = shutil.which("ip") or "ip"
 CONTROLLER = ("10.77.0.1", "fd77::1")
 """The controller's addresses."""
+
+CAN_RUN = os.geteuid() == 0 and shutil.which("ip") is not None and Path(SSHD).exists()
+needs_namespaces = pytest.mark.skipif(not CAN_RUN, reason="network namespaces need root, iproute2 and OpenSSH's server")
+"""For tests that use a network; `opened_network` skips by itself."""
 
 Run = subprocess.CompletedProcess[str]
 
@@ -161,6 +167,15 @@ class Network:
         nodes = "".join(f"  - {{host: '{name}', python: {python}}}\n" for name in names or self.hosts)
         path.write_text(f"nodes:\n{nodes}{rest}")
         return str(path)
+
+
+@contextlib.contextmanager
+def opened_network(factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """A network of two hosts for a module's tests, which are skipped if there can be none."""
+    if not CAN_RUN:
+        pytest.skip(needs_namespaces.kwargs["reason"])
+    with running_network(factory.mktemp("network")) as started:
+        yield started
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +21,8 @@ import psutil
 import pytest
 
 from tests.conftest import Distlaunch, Ran, distlaunch_command
-from tests.namespaces import CONTROLLER, IP, Host, Network, running_network
-from tests.sshd import SSHD, Hosts, make_hosts, running_sshd, skip_without_openssh
+from tests.namespaces import CONTROLLER, IP, Host, Network, opened_network
+from tests.sshd import Hosts, make_hosts, running_sshd, skip_without_openssh
 from tests.test_namespaces import up
 from tests.witness import wait_until
 
@@ -49,10 +48,8 @@ SECONDS = 0.5
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two hosts, isolated like separate machines; each test undoes its changes to them."""
-    if os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists():
-        pytest.skip("network namespaces need root, iproute2 and OpenSSH's server")
-    with running_network(tmp_path_factory.mktemp("network")) as started:
-        yield started
+    with opened_network(tmp_path_factory) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

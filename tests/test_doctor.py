@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +17,7 @@ from launcher.gang.findings import Finding
 from launcher.report.doctor import COSTS, HERE, DoctorReport, OwnFacts, make_report, render
 from launcher.report.models import CheckReport, FactsReport, NodeReport
 from tests.conftest import distlaunch_command
-from tests.namespaces import Network, running_network
-from tests.sshd import SSHD
+from tests.namespaces import Network, opened_network
 from worker_entry.system import features
 
 COVERS = (
@@ -138,6 +136,12 @@ def test_findings_of_the_checks_stand_with_their_machine() -> None:
     ][-4:]  # fmt: skip
 
 
+def test_of_a_node_that_was_not_inspected_nothing_is_said_that_is_not_known() -> None:
+    node = NodeReport(node="gpu-a", usable=False, hostname="gpu-a", python="3.11.2", executable="/usr/bin/python3")
+    lines = [line.subject for line in examined(node).lines if line.place == "gpu-a"]
+    assert lines == ["Python"]
+
+
 class TestFeatures:
     def test_each_has_a_cost_and_a_remedy(self) -> None:
         assert features.ATTEMPTS.keys() == COSTS.keys()
@@ -207,10 +211,8 @@ def test_gpus_that_tensorflow_does_not_see_are_an_error(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    if os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists():
-        pytest.skip("network namespaces need root, iproute2 and OpenSSH's server")
-    with running_network(tmp_path_factory.mktemp("network")) as started:
-        yield started
+    with opened_network(tmp_path_factory) as opened:
+        yield opened
 
 
 @pytest.mark.ssh

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Ran, distlaunch_command
-from tests.namespaces import CONTROLLER, Network, running_network, sshd_command
+from tests.namespaces import CONTROLLER, Network, needs_namespaces, running_network, sshd_command
 from tests.second_chance import assert_same_bytes
-from tests.sshd import PORT, SSHD
+from tests.sshd import PORT
 from tests.witness import assert_none_left, make_mark, marked, wait_until
 
 COVERS = (
@@ -30,10 +30,7 @@ COVERS = (
 
 pytestmark = [
     pytest.mark.ssh,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
-        reason="network namespaces need root, iproute2 and OpenSSH's server",
-    ),
+    needs_namespaces,
 ]
 
 WHO = "program: {command: [sh, -c, 'echo $(hostname) $(id -un) $HOME']}\n"

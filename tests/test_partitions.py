@@ -15,19 +15,15 @@ import pytest
 
 from tests.background import BackgroundRun
 from tests.conftest import PROGRAMS, distlaunch_command
-from tests.namespaces import CONTROLLER, Network, running_network
+from tests.namespaces import CONTROLLER, Network, needs_namespaces, running_network
 from tests.second_chance import assert_same_bytes
-from tests.sshd import SSHD
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 COVERS = ("launcher/gang", "launcher/transports", "worker_entry/system")
 
 pytestmark = [
     pytest.mark.ssh,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
-        reason="network namespaces need root, iproute2 and OpenSSH's server",
-    ),
+    needs_namespaces,
 ]
 
 

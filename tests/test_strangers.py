@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,18 +12,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS, Ran, distlaunch_command
-from tests.namespaces import CONTROLLER, Host, Network, running_network
-from tests.sshd import SSHD
+from tests.namespaces import CONTROLLER, Host, Network, needs_namespaces, running_network
 
 COVERS = ("worker_entry/agent/port_guards.py", "launcher/gang/strangers.py", "worker_entry/system")
 
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.ssh,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
-        reason="network namespaces need root, iproute2 and OpenSSH's server",
-    ),
+    needs_namespaces,
 ]
 
 

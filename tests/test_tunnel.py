@@ -17,20 +17,16 @@ import pytest
 
 from launcher.run.tunnel_key import make_tunnel_key
 from tests.conftest import PROGRAMS, Ran, distlaunch_command
-from tests.namespaces import Host, Network, running_network
+from tests.namespaces import Host, Network, needs_namespaces, running_network
 from tests.own_network import networks
 from tests.polling import eventually
-from tests.sshd import SSHD
 from worker_entry.agent.isolation.tunnel_process import make_context
 
 COVERS = ("worker_entry/agent/isolation", "launcher/run/tunnel_key.py", "worker_entry/system")
 
 pytestmark = [
     pytest.mark.ssh,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
-        reason="network namespaces need root, iproute2 and OpenSSH's server",
-    ),
+    needs_namespaces,
 ]
 
 WORD = "what-only-the-cluster-says" * 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -16,6 +16,7 @@ from launcher.spec.field_options import FieldOption
 
 if TYPE_CHECKING:
     from launcher.spec.changes import Changes
+    from launcher.spec.settings import Setting
 
 _GIVEN = "distlaunch.given"
 
@@ -99,24 +100,32 @@ def read_changes(context: click.Context) -> Changes:
         UsageError: the text of a setting is wrong.
     """
     from launcher.spec.changes import Changes
-    from launcher.spec.settings import Setting, parse_setting, set_option
 
-    settings: list[tuple[bool, Setting]] = []
-    variables: list[tuple[bool, str]] = []
-    for given in _read(context):
-        is_default = given.source is ParameterSource.DEFAULT_MAP
-        if isinstance(given.option, FieldParameter):
-            settings.append((is_default, set_option(given.option.field, given.value, given.origin)))
-        elif given.option.name == "set":
-            settings += [(is_default, parse_setting(text, given.origin)) for text in given.value]
-        else:
-            variables += [(is_default, text) for text in given.value]
+    given = _read(context)
+    defaults = [each for each in given if each.source is ParameterSource.DEFAULT_MAP]
+    changes = [each for each in given if each.source is not ParameterSource.DEFAULT_MAP]
     return Changes(
-        settings=tuple(setting for is_default, setting in settings if not is_default),
-        variables=tuple(text for is_default, text in variables if not is_default),
-        default_settings=tuple(setting for is_default, setting in settings if is_default),
-        default_variables=tuple(text for is_default, text in variables if is_default),
+        settings=_settings_of(changes),
+        variables=_variables_of(changes),
+        default_settings=_settings_of(defaults),
+        default_variables=_variables_of(defaults),
     )
+
+
+def _settings_of(given: Sequence[_Given]) -> tuple[Setting, ...]:
+    from launcher.spec.settings import parse_setting, set_option
+
+    settings: list[Setting] = []
+    for each in given:
+        if isinstance(each.option, FieldParameter):
+            settings.append(set_option(each.option.field, each.value, each.origin))
+        elif each.option.name == "set":
+            settings += [parse_setting(text, each.origin) for text in each.value]
+    return tuple(settings)
+
+
+def _variables_of(given: Sequence[_Given]) -> tuple[str, ...]:
+    return tuple(text for each in given if each.option.name == "env" for text in each.value)
 
 
 def _read(context: click.Context) -> list[_Given]:

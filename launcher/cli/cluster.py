@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     section="Cluster",
     type=Whole(min=1),
     metavar="N",
-    default_text="2",
+    default_text="2; 1 for a strategy of one process",
     help="Start N workers.",
 )
 @field_option(STRATEGY)
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     "--evaluator",
     section="Cluster",
     is_flag=True,
-    help="Start an evaluator too.",
+    help="Start an evaluator as well.",
 )
 @field_option(DEVICES)
 @field_option(GPUS_PER_WORKER)
@@ -118,7 +118,7 @@ def local(
     "program",
     nargs=-1,
     type=click.UNPROCESSED,
-    metavar="SPEC | (-H HOSTS | --slurm) PROGRAM… [ARGS]…",
+    metavar="SPEC | (-H HOSTS | --slurm) PROGRAM [ARGS]…",
     shell_complete=complete_first_spec,
 )
 @runs_attached

@@ -43,10 +43,13 @@ def config(context: click.Context, /, as_json: bool, command: tuple[str, ...]) -
     A variable, like DISTLAUNCH_UP_MAX_RESTARTS, or ~/.config/distlaunch/config.yaml sets the default of an option:
 
     \b
-    python: /opt/tf/bin/python  # for all commands
-    up: {max-restarts: 3}       # for one command; a list, if an option repeats
+    python: /opt/tf/bin/python        # for all commands with --python
+    up: {max-restarts: 3, env: [A=1]} # for one command
 
-    The command line comes first, then variables, the spec, and the file. With COMMAND, shows all of its options.
+    The command line wins over variables, variables over the spec, and the spec over the file. With COMMAND, shows all
+    options of this command.
+
+    Exit status: 0, or 2 if a variable belongs to no option.
     """
     defaults: Defaults = context.obj["defaults"]
     group = context.find_root().command

@@ -63,19 +63,16 @@ def read_defaults(group: click.Group, environ: Mapping[str, str]) -> Defaults:
         return Defaults(path)
     from launcher.errors import UsageError
     from launcher.spec.yaml_positions import MistakesError, parse_yaml
+    from launcher.wording import name_mistakes
 
     try:
         values, marks, mistakes = parse_yaml(data, empty={})
-    except MistakesError as error:
-        mistakes = error.mistakes
-    else:
         reader = _Reader(group, marks, mistakes)
         reader.read(values)
-        if not mistakes:
-            return Defaults(path, reader.values, reader.lines)
-    count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-    lines = [mistake.render(str(path)) for mistake in sorted(mistakes, key=lambda mistake: mistake.mark)]
-    raise UsageError(f"the file of defaults has {count}; nothing was started", evidence=lines)
+    except MistakesError as error:
+        count, lines = name_mistakes(len(error.mistakes)), error.render(str(path))
+        raise UsageError(f"the file of defaults has {count}; nothing was started", evidence=lines) from None
+    return Defaults(path, reader.values, reader.lines)
 
 
 def _read(path: Path) -> bytes:
@@ -103,9 +100,21 @@ class _Reader:
         self._mistakes = mistakes
 
     def read(self, values: Any) -> None:
-        if not isinstance(values, dict):
+        """Reads the whole file.
+
+        Raises:
+            MistakesError: it has mistakes.
+        """
+        from launcher.spec.yaml_positions import MistakesError
+
+        if isinstance(values, dict):
+            self._read_all(values)
+        else:
             self._refuse((), "expected options and commands, like `up: {no-live: true}`")
-            return
+        if self._mistakes:
+            raise MistakesError(self._mistakes)
+
+    def _read_all(self, values: Mapping[str, Any]) -> None:
         of_commands = {name: value for name, value in values.items() if isinstance(value, dict)}
         for name, value in values.items():
             if name not in of_commands:

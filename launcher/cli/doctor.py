@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 def doctor(context: click.Context, /, hosts: tuple[str, ...], hostfile: Path | None, as_json: bool) -> int:
     """Examine this machine, or others, and say what to do.
 
-    Looks at Python, TensorFlow, GPUs and drivers, SSH keys, the state folder, disks, ports, clocks, limits, and
-    features of the kernel whose absence costs something. With -H, also connects to these machines, and from each to
-    the others.
+    Examines Python, TensorFlow, GPUs and drivers, SSH keys, the state folder, disks, ports, clocks, limits, and the
+    features of the kernel that distlaunch uses. With -H, examines these machines, and whether each reaches the others.
 
     \b
     distlaunch doctor
@@ -35,8 +35,6 @@ def doctor(context: click.Context, /, hosts: tuple[str, ...], hostfile: Path | N
 
     Exit status: 0 no error found, 3 something keeps a cluster from running.
     """
-    import os
-
     from launcher.commands.doctor import read_own_facts
     from launcher.report.doctor import make_report, render
     from launcher.run import preview

@@ -30,7 +30,7 @@ hostfile_option = option(
     section="Cluster",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Use the machines in FILE: `gpu-a slots=2` lines.",
+    help="Use the machines in FILE, one per line.",
 )
 
 _HOST_OPTIONS = (

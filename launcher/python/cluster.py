@@ -78,10 +78,10 @@ class Cluster:
 
     def __repr__(self) -> str:
         """`<Cluster of two-nodes, not started>`, `<Cluster 20261127-…-two-nodes-ab12: running, attempt 1, 12 s>`."""
-        if self._process is None:
-            return f"<Cluster of {self.spec.name}, not started>"
         status = self._find_status()
-        return f"<Cluster {render_header(status)}>" if status is not None else f"<Cluster of {self.spec.name}>"
+        if status is not None:
+            return f"<Cluster {render_header(status)}>"
+        return f"<Cluster of {self.spec.name}{', not started' if self._process is None else ''}>"
 
     def _repr_html_(self) -> str:
         """The tasks in a notebook, as they are now."""
@@ -235,15 +235,15 @@ class Cluster:
         return RunDir(directory)
 
     def _find_status(self) -> RunStatus | None:
-        """The status; None if there is none, such as while the run begins or ends."""
-        if self._started.directory is None:
+        """The status; None if there is none, such as before the start, and while the run begins or ends."""
+        if self._process is None or self._process.directory is None:
             return None
         with contextlib.suppress(DistlaunchError):
             return self.status()
         return None
 
     def _render_html(self) -> str | None:
-        status = self._find_status() if self._process is not None else None
+        status = self._find_status()
         return render_status(status) if status is not None else None
 
     def _wait_for_start(self) -> None:

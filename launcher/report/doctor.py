@@ -7,6 +7,7 @@ from typing import Literal
 
 from launcher.report.models import CheckReport, FactsReport, NodeReport
 from launcher.result import Result
+from launcher.spec.nodes import LOCAL
 from launcher.wording import count_of
 from worker_entry.protocol.units import render_size
 
@@ -41,6 +42,10 @@ COSTS: Mapping[str, tuple[str, str]] = {
     ),
 }
 """By feature of `worker_entry.system.features`: what its absence costs, and what helps."""
+
+
+Judgement = tuple[Level, str, str, str]
+"""The level, the subject, the message and the hint of a line."""
 
 
 class DoctorLine(Result):
@@ -102,15 +107,19 @@ def make_report(own: OwnFacts, check: CheckReport, ports: tuple[int, int]) -> Do
         check: the checks of the nodes, with facts.
         ports: the range from which tasks get ports.
     """
-    lines = [*_own_lines(own)]
+    judged = [(HERE, each) for each in _judge_own(own)]
     for node in check.nodes:
-        place = HERE if node.node == "local" else node.node
-        lines += _node_lines(place, node, ports)
-        lines += [
-            DoctorLine(place=place, level=each.level, subject=each.reference, message=each.message, hint=each.hint)
+        place = HERE if node.node == LOCAL else node.node
+        judged += [(place, each) for each in _judge_node(node, ports)]
+        judged += [
+            (place, (each.level, each.reference, each.message, each.hint))
             for each in check.findings
             if each.node == node.node
         ]
+    lines = [
+        DoctorLine(place=place, level=level, subject=subject, message=message, hint=hint)
+        for place, (level, subject, message, hint) in judged
+    ]
     return DoctorReport(good=not any(line.level == "error" for line in lines), lines=lines)
 
 
@@ -133,70 +142,56 @@ def render(report: DoctorReport) -> list[str]:
     return [*lines, "", " and ".join(counts) if counts else "Everything is good."]
 
 
-def _own_lines(own: OwnFacts) -> Iterator[DoctorLine]:
-    def line(level: Level, subject: str, message: str, hint: str = "") -> DoctorLine:
-        return DoctorLine(place=HERE, level=level, subject=subject, message=message, hint=hint)
-
-    yield line("good", "distlaunch", own.version)
+def _judge_own(own: OwnFacts) -> Iterator[Judgement]:
+    yield "good", "distlaunch", own.version, ""
     if own.state_problem:
         message = f"{own.state} cannot be written: {own.state_problem}"
-        yield line("error", "state folder", message, "set XDG_STATE_HOME, or use --run-dir")
+        yield "error", "state folder", message, "set XDG_STATE_HOME, or use --run-dir"
     elif own.state_free < LITTLE_SPACE:
         message = f"{own.state}, {render_size(own.state_free)} free"
-        yield line("warning", "state folder", message, "`distlaunch prune --dry-run` shows what old runs take")
+        yield "warning", "state folder", message, "`distlaunch prune --dry-run` shows what old runs take"
     else:
-        yield line("good", "state folder", f"{own.state}, {render_size(own.state_free)} free")
-    yield line("good", "defaults", own.config or "none")
+        yield "good", "state folder", f"{own.state}, {render_size(own.state_free)} free", ""
+    yield "good", "defaults", own.config or "none", ""
     if own.key_problem:
-        yield line("warning", "ssh keys", own.key_problem, "correct ~/.ssh/config")
+        yield "warning", "ssh keys", own.key_problem, "correct ~/.ssh/config"
     elif own.keys:
-        yield line("good", "ssh keys", ", ".join(own.keys))
+        yield "good", "ssh keys", ", ".join(own.keys), ""
     elif not own.locked_keys:
-        yield line("warning", "ssh keys", "none, so no other machine lets distlaunch in", "make one with ssh-keygen")
+        yield "warning", "ssh keys", "none, so no other machine lets distlaunch in", "make one with ssh-keygen"
     if own.locked_keys:
-        message = (
-            f"{', '.join(own.locked_keys)} need a passphrase"
-            if len(own.locked_keys) > 1
-            else (f"{own.locked_keys[0]} needs a passphrase")
-        )
-        yield line("good" if own.keys else "warning", "locked keys", message, "unlock with ssh-add")
-    yield line("good", "known hosts", str(own.known_hosts))
+        message = f"{', '.join(own.locked_keys)} need{'s' if len(own.locked_keys) == 1 else ''} a passphrase"
+        yield "good" if own.keys else "warning", "locked keys", message, "unlock with ssh-add"
+    yield "good", "known hosts", str(own.known_hosts), ""
     if own.proxies:
-        yield line("good", "proxies", f"{', '.join(own.proxies)}; TensorFlow's own traffic bypasses them")
+        yield "good", "proxies", f"{', '.join(own.proxies)}; TensorFlow's own traffic bypasses them", ""
     there = [name for name, path in own.tools.items() if path]
     missing = [name for name, path in own.tools.items() if not path]
-    yield line("good", "tools", ", ".join([*there, *(f"no {name}" for name in missing)]))
+    yield "good", "tools", ", ".join([*there, *(f"no {name}" for name in missing)]), ""
 
 
-def _node_lines(place: str, node: NodeReport, ports: tuple[int, int]) -> Iterator[DoctorLine]:
-    def line(level: Level, subject: str, message: str, hint: str = "") -> DoctorLine:
-        return DoctorLine(place=place, level=level, subject=subject, message=message, hint=hint)
-
+def _judge_node(node: NodeReport, ports: tuple[int, int]) -> Iterator[Judgement]:
     if node.hostname is None:  # a finding says why
         return
-    yield line("good", "Python", f"{node.python}, {node.executable}")
-    yield from (line(*each) for each in _judge_frameworks(node))
-    if node.facts is None:
-        return
+    yield "good", "Python", f"{node.python}, {node.executable}", ""
     facts = node.facts
+    if facts is None:  # a finding says why the node was not inspected
+        return
+    yield from _judge_frameworks(node)
     memory = f", {render_size(facts.memory)} of memory" if facts.memory else ""
-    yield line("good", "machine", f"{facts.kernel}, {count_of(node.cores or 0, 'core')}{memory}")
-    yield from (line(*each) for each in _judge_gpus(node, facts))
-    if place != HERE:
-        yield line("good", "disk", f"{render_size(node.free_bytes or 0)} free")
-        yield line("good", "clock", f"{node.clock_offset_s or 0:+.3f} s")
+    yield "good", "machine", f"{facts.kernel}, {count_of(node.cores or 0, 'core')}{memory}", ""
+    yield from _judge_gpus(node, facts)
+    if node.node != LOCAL:
+        yield "good", "disk", f"{render_size(node.free_bytes or 0)} free", ""
+        yield "good", "clock", f"{node.clock_offset_s or 0:+.3f} s", ""
     if facts.open_files is not None and facts.open_files < FEW_FILES:
-        yield line("warning", "open files", f"at most {facts.open_files} per process", f"ulimit -n {4 * FEW_FILES}")
-    yield line(*_judge_ports(facts, ports))
+        yield "warning", "open files", f"at most {facts.open_files} per process", f"ulimit -n {4 * FEW_FILES}"
+    yield _judge_ports(facts, ports)
     for name in facts.missing:
         cost, hint = COSTS.get(name, ("", ""))
-        yield line("warning", name, f"missing: {cost}", hint)
+        yield "warning", name, f"missing: {cost}", hint
     if not facts.missing:
-        yield line("good", "features", "all that distlaunch uses")
-
-
-Judgement = tuple[Level, str, str, str]
-"""A level, the subject, the message and the hint."""
+        yield "good", "features", "all that distlaunch uses", ""
 
 
 def _judge_frameworks(node: NodeReport) -> Iterator[Judgement]:
@@ -218,7 +213,12 @@ def _judge_gpus(node: NodeReport, facts: FactsReport) -> Iterator[Judgement]:
     driver = f", driver {facts.driver}" if facts.driver else ""
     seen = facts.tensorflow_gpus
     if node.tensorflow is not None and seen is None:
-        yield "error", "GPUs", f"{count}{driver}, but TensorFlow cannot be imported", "import it to see why"
+        yield (
+            "error",
+            "GPUs",
+            f"{count}{driver}, but TensorFlow cannot be imported",
+            "run `python -c 'import tensorflow'` there to see why",
+        )
     elif seen is not None and seen < len(node.gpus):
         which = "none" if not seen else f"only {seen}"
         message = f"{count}{driver}, but TensorFlow sees {which} of them"

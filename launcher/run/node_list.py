@@ -17,13 +17,13 @@ from launcher import helpers
 from launcher.errors import DistlaunchError, InterruptionError, UsageError
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.slurm.allocation import expect_nodes, find_allocation, make_nodes
-from launcher.spec.mistakes import SHOWN_LIMIT
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, take_fields, take_nodes
 from launcher.spec.nodes import SLURM
 from launcher.spec.parts import NodeSourceSpec
 from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.spec.redaction import hide_text, hide_words
+from launcher.wording import SHOWN_LIMIT
 
 ANSWER_S = 60.0
 """How long a command may take."""

@@ -11,13 +11,13 @@ from pydantic_core import ValidationError
 from launcher.errors import UsageError
 from launcher.spec.fields import PortRange
 from launcher.spec.hosts import Host, HostError, parse_hosts, parse_lines
-from launcher.spec.mistakes import SHOWN_LIMIT, explain_option, refuse_options
+from launcher.spec.mistakes import explain_option, refuse_options
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL, SLURM, NodeSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.strategies import RULES, Framework, find_role_problem
 from launcher.tasks import TaskType
-from launcher.wording import count_of
+from launcher.wording import count_of, name_mistakes, shorten
 from worker_entry.protocol.strategy_names import StrategyName
 
 WORKERS_PER_CORE = 4
@@ -153,9 +153,8 @@ def read_hosts(hosts: Sequence[str], hostfile: Path | None) -> tuple[str, list[H
         raise UsageError(f"the host file {hostfile} is larger than {HOSTFILE_LIMIT >> 20} MiB")
     found, mistakes = parse_lines(text)
     if mistakes:
-        more = [f"and {len(mistakes) - SHOWN_LIMIT:,} more"] if len(mistakes) > SHOWN_LIMIT else []
-        count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes):,} mistakes"
-        raise UsageError(f"the host file {hostfile} has {count}", evidence=[*mistakes[:SHOWN_LIMIT], *more])
+        count = name_mistakes(len(mistakes))
+        raise UsageError(f"the host file {hostfile} has {count}", evidence=shorten(mistakes))
     if not found:
         raise UsageError(f"the host file {hostfile} names no host", hint="write one per line, like `gpu-a slots=2`")
     return f"--hostfile {hostfile}", found

@@ -13,9 +13,10 @@ from pydantic_core import ValidationError
 
 from launcher.errors import SpecError
 from launcher.spec.contradictions import Path
-from launcher.spec.mistakes import SHOWN_LIMIT, find_problems
+from launcher.spec.mistakes import find_problems
 from launcher.spec.models import ClusterSpec
 from launcher.spec.yaml_positions import SIZE_LIMIT, Mark, Marks, Mistake, MistakesError, parse_yaml
+from launcher.wording import name_mistakes
 
 
 def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> ClusterSpec:
@@ -36,11 +37,7 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
     try:
         return parse_spec(data, environ)
     except MistakesError as error:
-        first = sorted(error.mistakes, key=lambda m: m.mark)[:SHOWN_LIMIT]
-        lines = [mistake.render(str(path)) for mistake in first]
-        if (more := len(error.mistakes) - len(lines)) > 0:
-            lines.append(f"{path}: and {more:,} more")
-        count = "a mistake" if len(error.mistakes) == 1 else f"{len(error.mistakes):,} mistakes"
+        count, lines = name_mistakes(len(error.mistakes)), error.render(str(path))
         raise SpecError(f"the spec has {count}; nothing was started", evidence=lines) from None
 
 

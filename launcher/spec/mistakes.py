@@ -19,10 +19,8 @@ from launcher.spec.nodes import ListedNodesSpec, NodeSpec, PodNodesSpec
 from launcher.spec.parts import NodeSourceSpec, ProgramSpec
 from launcher.spec.redaction import hide_login, hide_text
 from launcher.tasks import TASK_TYPES
+from launcher.wording import name_mistakes, shorten
 from worker_entry.protocol.frozen import dataclass
-
-SHOWN_LIMIT = 20
-"""The maximum number of mistakes that one error shows; users correct the first ones first."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ def refuse_options(lines: list[str]) -> UsageError:
     """The error for options that make the spec invalid."""
     if len(lines) == 1:
         return UsageError(lines[0])
-    shown = [*lines[:SHOWN_LIMIT], *([f"and {len(lines) - SHOWN_LIMIT:,} more"] if len(lines) > SHOWN_LIMIT else [])]
-    return UsageError(f"the command line has {len(lines):,} mistakes; nothing was started", evidence=shown)
+    what = f"the command line has {name_mistakes(len(lines))}; nothing was started"
+    return UsageError(what, evidence=shorten(lines))
 
 
 def _place(detail: ErrorDetails) -> tuple[Path, bool]:

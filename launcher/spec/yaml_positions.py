@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from launcher.spec.contradictions import Path, render_path
+from launcher.wording import shorten
 from worker_entry.protocol.frozen import dataclass
 
 SIZE_LIMIT = 256 << 10
@@ -56,6 +57,12 @@ class MistakesError(Exception):
     def __init__(self, mistakes: list[Mistake]) -> None:
         super().__init__(mistakes)
         self.mistakes = mistakes
+
+    def render(self, file: str) -> list[str]:
+        """The first mistakes in the order of the file, a line each."""
+        return shorten(
+            [mistake.render(file) for mistake in sorted(self.mistakes, key=lambda mistake: mistake.mark)], f"{file}: "
+        )
 
 
 class Marks:

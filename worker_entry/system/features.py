@@ -12,12 +12,13 @@ from typing import Optional
 
 from worker_entry.protocol.values import MachineFacts
 from worker_entry.system import hardware, kernel
-from worker_entry.system.cgroups import find_file, memory_limit
+from worker_entry.system.cgroups import find_file
 from worker_entry.system.file_watch import FolderWatch
 from worker_entry.system.isolation import enter_own_network
+from worker_entry.system.node_use import NodeMeter
+from worker_entry.system.nvidia_smi import query
 from worker_entry.system.ports import NOBODY, attach_filter
 
-QUERY_S = 20
 IMPORT_S = 120
 """How long an import of TensorFlow may take; a first one from a network disk is slow."""
 _COUNT_GPUS = "import tensorflow as tf; print(len(tf.config.list_physical_devices('GPU')))"
@@ -28,13 +29,13 @@ def examine() -> MachineFacts:
     import resource
 
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = memory_limit()
+    use = NodeMeter().read([])
     has_gpus = bool(hardware.gpus())
     return MachineFacts(
         kernel=f"{platform.system()} {platform.release()}",
         missing=list(_find_missing()),
         open_files=0 if files == resource.RLIM_INFINITY else files,
-        memory=min(limit.size, _read_memory()) if limit is not None else _read_memory(),
+        memory=use.memory_total if use is not None else 0,
         outgoing_ports=" ".join(_read("/proc/sys/net/ipv4/ip_local_port_range").split()),
         reserved_ports=_read("/proc/sys/net/ipv4/ip_local_reserved_ports").strip(),
         driver=_ask_driver() if has_gpus else "",
@@ -52,7 +53,10 @@ def _find_missing() -> Iterator[str]:
 
 
 def _open_pidfd() -> None:
-    os.close(os.pidfd_open(os.getpid()))  # type: ignore[attr-defined,unused-ignore]  # not in Python 3.9 for macOS
+    descriptor = kernel.open_pidfd(os.getpid())
+    if descriptor is None:
+        raise OSError("the system has no pidfds")
+    os.close(descriptor)
 
 
 def _watch() -> None:
@@ -97,17 +101,8 @@ ATTEMPTS: dict[str, Callable[[], None]] = {
 
 
 def _ask_driver() -> str:
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],  # noqa: S607 - as the driver installed it
-            capture_output=True,
-            text=True,
-            timeout=QUERY_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip().partition("\n")[0]
+    status, listing = query("driver_version")
+    return listing.partition("\n")[0].strip() if status == 0 else ""
 
 
 def _count_gpus() -> Optional[int]:
@@ -119,14 +114,6 @@ def _count_gpus() -> Optional[int]:
         return int(done.stdout.strip().rpartition("\n")[2])
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-
-
-def _read_memory() -> int:
-    """The machine's memory in bytes; 0 if it is unknown."""
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 def _read(path: str) -> str:

@@ -131,7 +131,7 @@ def send_signal(process: Process, signum: int) -> bool:
     descriptor = None
     try:
         if LINUX:
-            descriptor = _open_pidfd(process.pid)
+            descriptor = open_pidfd(process.pid)
             # The descriptor pins the process: if it is the right process now, no other process can replace it.
             current = _process(process.pid)
             if current is None or current.started != process.started:
@@ -205,7 +205,7 @@ def _has_children() -> bool:
     return True
 
 
-def _open_pidfd(pid: int) -> Optional[int]:
+def open_pidfd(pid: int) -> Optional[int]:
     """Returns None without pidfds: on Linux before 5.3, in some sandboxes, or if Python was built on an old system."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return None

@@ -12,14 +12,23 @@ FIELDS = ("index", "uuid", "utilization.gpu", "memory.used", "memory.total", "po
 TIMEOUT_S = 20.0
 
 
+def query(*fields: str) -> tuple[int, str]:
+    """The program's exit status, and a line with the values of these fields for each GPU.
+
+    Without the program, or if it hangs, the status is 1 and there is no line.
+    """
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return 1, ""
+    return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
 def read_gpus() -> list[GpuReading]:
     """Returns the readings of all GPUs; empty if the program is missing, fails or hangs."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
-    try:
-        listing = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [*parse_listing(listing.decode("utf-8", "replace"))]
+    _, listing = query(*FIELDS)
+    return [*parse_listing(listing)]
 
 
 def parse_listing(listing: str) -> Iterator[GpuReading]:

@@ -108,19 +108,10 @@ def _python_files(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def _gpu_uses() -> Iterator[GpuUse]:
-    import subprocess
+    from worker_entry.system.nvidia_smi import query
 
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"],  # noqa: S607 - as the driver installed it
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return
-    for line in listing.splitlines():
+    status, listing = query("index", "memory.used", "memory.total")
+    for line in listing.splitlines() if status == 0 else ():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 3 and all(field.isdigit() for field in fields[1:]):
             yield GpuUse(fields[0], int(fields[1]), int(fields[2]))
