@@ -20,6 +20,7 @@ from tests.polling import eventually
 from worker_entry.agent.status_reader import StatusFiles
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.values import EPOCH_ENDS
+from worker_entry.system import clock
 from worker_entry.task import meter as meters
 from worker_entry.task.fit_length import FitLength, read_iterations
 from worker_entry.task.keras_progress import _watch
@@ -152,6 +153,25 @@ class TestMeter:
         meter.count_step(0)
         meter.report()
         assert self.read(file)["progress"]["first_step"] == 0
+
+    def test_a_step_time_is_that_of_at_least_a_second_of_steps(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One short step before a pause is no measurement: it would look ten times as fast as the mean."""
+        meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
+        now, told = 100.0, []
+        monkeypatch.setattr(clock, "now", lambda: now)
+        for number in range(1, 37):
+            now += 0.015 if number % 12 == 1 else 0.1
+            meter.count_step(number)
+            if number % 12 < 2:  # the program pauses
+                now += 5.0
+                meter.report()
+                now -= 5.0
+                told.append(meter._progress().step_s)
+        assert told[0] is None
+        assert all(step_s is None or 0.09 <= step_s <= 0.1 for step_s in told)
+        assert told[-1] is not None
 
     def test_does_not_wait_for_a_report_that_blocks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "status.json"

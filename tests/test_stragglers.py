@@ -345,7 +345,7 @@ def test_a_worker_whose_input_is_slow_is_named_with_the_reason(warm: Distlaunch)
     assert "reason: input pipeline (it waits " in named
     told = {task["task"]: task["progress"] for task in ran.report["attempts"][0]["tasks"]}
     assert {each["step"] for each in told.values()} == {200}
-    steps = [each["step_s"] for each in told.values()]  # of the last few steps, for each worker at another moment
+    steps = [each["step_s"] for each in told.values()]  # of a second of steps, for each worker at another moment
     assert max(steps) < 4 * min(steps)
     # These are values of one moment, in which another test may have used the cores.
     assert told["worker:1"]["data_s"] > 0.5 * told["worker:1"]["own_s"] > told["worker:0"]["data_s"]

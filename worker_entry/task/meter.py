@@ -23,7 +23,8 @@ from worker_entry.task.status_file import StatusFile
 REPORT_S = 0.5
 """The interval between reports of progress."""
 MEASURE_S = 1.0
-"""The interval between measurements of step times and readings of metrics, which may wait for a device."""
+"""The least time of steps that a measurement covers, and the interval between readings of metrics, which may wait for
+a device."""
 BLOCK_LIMIT_S = 0.2
 """The longest time that a report may block the program, to wait for a concurrent report or for a metric."""
 IN_FLIGHT = 1000
@@ -71,6 +72,9 @@ class Meter:
         self._scheduled: deque[tuple[int, Any]] = deque()
         self._collecting = threading.Lock()
         self._mark: tuple[float, int, Optional[float], Optional[float]] = (0.0, 0, None, None)
+        """The last measurement, taken at the end of a step: that time and step, and the seconds waited until then."""
+        self._read = 0.0
+        """The time of the last reading of metrics."""
         self._reporting = threading.Lock()
         self._news = threading.Event()
         """Set when there may be something to report."""
@@ -167,7 +171,8 @@ class Meter:
             self._collect()
             self._read_epoch_ends()
             self._status.report_progress(self._progress())
-            if self._began and clock.now() - self._mark[0] >= MEASURE_S:
+            if self._began and clock.now() - self._read >= MEASURE_S:
+                self._read = clock.now()
                 self._measure()
                 self._metrics.read(wait_s=BLOCK_LIMIT_S)
                 self._status.report_progress(self._progress())
@@ -206,7 +211,7 @@ class Meter:
     def _measure(self) -> None:
         before, mark = self._mark, (self._time, self._step, self._waited(), self._awaited_data())
         (then, step, waited, awaited), (now, last, waited_now, awaited_now) = before, mark
-        if last <= step:
+        if last <= step or now - then < MEASURE_S:
             return
         self._mark = mark
         if not then:
