@@ -26,6 +26,7 @@ from launcher.plan.planner import Planner, place
 from launcher.report.goodput import KINDS
 from launcher.report.models import RunReport
 from launcher.run.attempt_loop import AttemptLoop
+from launcher.run.collector import Collector
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.directory import RunDir
 from launcher.run.goodput_watch import watch_goodput
@@ -41,14 +42,15 @@ from launcher.spec.nodes import LOCAL
 from launcher.transports.base import (
     AgentAddress,
     Deliver,
+    FileSink,
     LinkClosed,
     LinkDropped,
     LinkNews,
     LinkResumed,
-    LogSink,
     Resumption,
 )
 from tests.fake_timing import FakeTiming
+from worker_entry.protocol.collection import FileRead, FilesFound, FindFiles, FoundFile, ReadFile
 from worker_entry.protocol.framing import Decoder, encode
 from worker_entry.protocol.messages import (
     CHILD,
@@ -331,7 +333,7 @@ _PHASES: Mapping[type, Phase] = {
 class FakeAgent:
     """One connection to a node, and the agent behind it, from Hello on."""
 
-    def __init__(self, world: FakeNodes, node: str, number: int, deliver: Deliver, mirror: LogSink) -> None:
+    def __init__(self, world: FakeNodes, node: str, number: int, deliver: Deliver, mirror: FileSink) -> None:
         self.world = world
         self.node = node
         self.order: Message = Hello(VERSION, "", "", "", 0, stream_logs=True)
@@ -444,12 +446,16 @@ class FakeAgent:
         elif phase is None or self._enter(phase):
             match order:
                 case Offer(files=[]):
-                    self.answer(Synced("/synced", 0, 0))
+                    self.answer(Synced("/synced", 0, 0, order.checkpoint))
                 case Offer(files=[first, *_]):
-                    self.answer(Fetch(0, 0, first.size, first.size))
+                    self.answer(Fetch(0, 0, first.size, first.size, order.checkpoint))
                 case Piece():
                     self.world.fetched.append(data)
-                    self.answer(Synced("/synced", 1, len(data)))
+                    self.answer(Synced("/synced", 1, len(data), order.checkpoint))
+                case FindFiles():
+                    self.answer(self._find(order))
+                case ReadFile():
+                    self.later(ANSWER_S, partial(self._read, order))
                 case Stop():
                     self.stop(INT if order.interrupts else TERM)
                 case Dial(targets, marks=marks):
@@ -459,6 +465,22 @@ class FakeAgent:
                     self.answer(*map(self._show, self._answers.running))
                 case _:
                     self.answer(*self._answers.to(order, self.now()))
+
+    def _find(self, order: FindFiles) -> FilesFound:
+        files = self.world.files.get(self.node, {})
+        found = [
+            FoundFile(path, len(data), changed, 1)
+            for (directory, path), (changed, data) in sorted(files.items())
+            if directory == order.directory
+        ]
+        return FilesFound(order.number, order.directory or "/work", found)
+
+    def _read(self, order: ReadFile) -> None:
+        changed, data = self.world.files[self.node].get((order.directory, order.path), (0, b""))
+        part = data[order.offset : order.offset + order.size]
+        answer = FileRead(order.number, order.path, order.offset, len(part), len(data), changed)
+        self._mirror.store(answer, part)
+        self._say(answer)
 
     def _start(self, order: Start) -> None:
         for task in order.tasks:
@@ -549,6 +571,10 @@ class FakeNodes:
     orders: list[tuple[str, Message]] = field(default_factory=list)
     """All orders sent, with their nodes."""
     fetched: list[bytes] = field(default_factory=list)
+    files: dict[str, dict[tuple[str, str], tuple[int, bytes]]] = field(default_factory=dict)
+    """The files of each node, by directory and path: when they were changed, and their content."""
+    agents: dict[str, FakeAgent] = field(default_factory=dict)
+    """The last agent of each node."""
     connections: dict[str, int] = field(default_factory=dict)
 
     def orders_of(self, node: str) -> list[Message]:
@@ -567,13 +593,14 @@ class FakeTransport:
     error: OSError | None = None
 
     def connect(
-        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+        self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
     ) -> FakeAgent:
         if self.error is not None:
             raise self.error
         assert lease_s == self.world.lease_s
         number = self.world.connections[node] = self.world.connections.get(node, 0) + 1
-        return FakeAgent(self.world, node, number, deliver, mirror)
+        agent = self.world.agents[node] = FakeAgent(self.world, node, number, deliver, mirror)
+        return agent
 
 
 # --- a run ---
@@ -650,15 +677,17 @@ class FakeRun:
         self.planner = Planner(self.spec, str(folder), {}, sys.executable)
         journal = Journal(self.files.events, self.timing.now)
         weakref.finalize(self, journal.close)
+        links = NodeLinks(transports, "run", self.files, self.spec.timeouts.lease_s, self.timing)
         self.context = RunContext(
             run_id="run",
             spec=self.spec,
             files=self.files,
-            links=NodeLinks(transports, "run", self.files, self.spec.timeouts.lease_s, self.timing),
+            links=links,
             console=self.console,
             journal=journal,
             started=self.timing.now(),
             goodput=watch_goodput(self.files, journal, self.timing.now(), self.spec),
+            collector=Collector(self.spec, self.files, links, self.timing.now(), self.console.warn),
             bundle=make_bundle(self.spec.sync, folder.parent) if self.spec.sync is not None else None,
             only_checks=only_checks,
         )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.field_limits import Items, Matches, OfAttempt, OfSender, Within
 from worker_entry.protocol.framing import hints
 from worker_entry.protocol.messages import Log
@@ -73,7 +74,7 @@ class RandomFrames:
         kind = self._random.choice(self._types)
         header = {"type": kind.__name__, **self._fields(kind)}
         body = b""
-        if kind in (Input, Log, Piece):
+        if kind in (FileRead, Input, Log, Piece):
             body = self._random.randbytes(self._random.choice((0, 1, 20, 300)))
             header["length"] = len(body)
         change(header)

@@ -17,6 +17,7 @@ from launcher.console.terminal import NowhereSink
 from launcher.console.writer import Console
 from launcher.plan.planner import Planner
 from launcher.report.models import RunReport
+from launcher.run.collector import Collector
 from launcher.run.context import RunContext
 from launcher.run.directory import RunDir
 from launcher.run.goodput_watch import watch_goodput
@@ -26,7 +27,7 @@ from launcher.run.node_links import NodeLinks
 from launcher.run.recovery import Recovered
 from launcher.run.supervisor import Supervisor
 from launcher.spec.models import ClusterSpec
-from launcher.transports.base import Deliver, LinkBroken, LinkClosed, LinkNews, LogSink, Resumption
+from launcher.transports.base import Deliver, FileSink, LinkBroken, LinkClosed, LinkNews, Resumption
 from launcher.transports.framed_link import FramedLink
 from launcher.transports.resumable_link import ResumableLink
 from tests.fake_nodes import Answers
@@ -93,7 +94,7 @@ class FarAgent:
         for message, _ in self._decoder.feed(data):
             self._received += is_counted(message)
             for answer in self._answers(message):
-                self._say.put(encode(answer, b"x" * answer.length if isinstance(answer, Log) else b""))
+                self._say.put(encode(answer, b"x" * getattr(answer, "length", 0)))
                 if self._hostile is not None and self._chance.random() < 0.3:
                     self._say.put(self._draw())
             if self._lie and isinstance(message, Start):
@@ -183,7 +184,7 @@ class FarTransport:
     shares_files = False
 
     def connect(
-        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+        self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
     ) -> FarLink:
         # Messages that end an attempt are rare, so that the others get a chance.
         types = [kind for kind in get_args(ToController) if kind not in ENDING] * 2000 + [*ENDING]
@@ -227,15 +228,17 @@ def run_once(
     console = Console(NowhereSink(), [task for _, task in spec.placements()])
     planner = LimitedPlanner(spec, str(folder), os.environ, sys.executable, tally=tally, left=[attempts])
     journal, began = Journal(files.events, time.time), time.time()
+    links = NodeLinks(targets, "run", files, spec.timeouts.lease_s)
     context = RunContext(
         run_id="run",
         spec=spec,
         files=files,
-        links=NodeLinks(targets, "run", files, spec.timeouts.lease_s),
+        links=links,
         console=console,
         journal=journal,
         started=began,
         goodput=watch_goodput(files, journal, began, spec),
+        collector=Collector(spec, files, links, began, console.warn),
     )
     checks = chance.random() < 0.5
     try:

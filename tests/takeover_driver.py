@@ -16,7 +16,7 @@ from typing import Any
 from launcher.run.directory import RunDir
 from launcher.run.node_links import NodeLinks
 from launcher.tasks import TaskId
-from launcher.transports.base import Deliver, LinkClosed, LinkNews, LinkTakenOver, LogSink, Resumption, Transport
+from launcher.transports.base import Deliver, FileSink, LinkClosed, LinkNews, LinkTakenOver, Resumption, Transport
 from launcher.transports.remote import RemoteTransport
 from launcher.transports.resumable_link import ResumableLink
 from tests.agent_streams import Pipes
@@ -67,7 +67,7 @@ class PipesTransport:
     shares_files = False
 
     def connect(
-        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+        self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
     ) -> PipesLink:
         return PipesLink(
             node,

@@ -48,7 +48,7 @@ def test_commands_are_listed_by_their_purpose() -> None:
             listed.setdefault(title, []).append(line.split()[0])
     assert listed == {
         "Run:": ["local", "up", "submit", "resume"],
-        "Look:": ["check", "plan", "ls", "status", "logs", "attach", "report", "stacks", "profile"],
+        "Look:": ["check", "plan", "ls", "status", "logs", "attach", "report", "stacks", "profile", "collect"],
         "End:": ["wait", "down", "clean", "rm", "prune"],
         "Prepare:": ["doctor", "init", "compose", "export", "schema", "config", "completion"],
     }

@@ -13,7 +13,7 @@ from launcher.gang.events import Interrupted
 from launcher.run.directory import RunDir
 from launcher.run.node_links import NodeLinks
 from launcher.tasks import TaskId
-from launcher.transports.base import Deliver, Link, LinkClosed, LinkDropped, LogMirror, LogSink, Resumption
+from launcher.transports.base import Deliver, FileSink, Link, LinkClosed, LinkDropped, LogMirror, Resumption
 from launcher.transports.incoming import UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inbox, Placement, weigh
 from launcher.transports.local import LocalTransport
 from tests.witness import wait_until
@@ -78,12 +78,12 @@ class FarTransport:
 
     shares_files = False
     deliver: Deliver = field(init=False)
-    logs: LogSink = field(init=False)
+    logs: FileSink = field(init=False)
     node: FarNode = field(init=False)
     resumption: Resumption | None = None
 
     def connect(
-        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+        self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
     ) -> Link:
         self.deliver, self.logs, self.node, self.resumption = deliver, mirror, FarNode(), resumption
         return self.node

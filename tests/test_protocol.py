@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
     FLOAT_LIMIT,
@@ -92,7 +93,7 @@ def fits(limit: Limit, value: Any) -> bool:
 
 
 def with_body(message: Message, body: bytes) -> Frame:
-    if isinstance(message, (Input, Log, Piece)):
+    if isinstance(message, (FileRead, Input, Log, Piece)):
         return dataclasses.replace(message, length=len(body)), body
     return message, b""
 

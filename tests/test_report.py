@@ -409,6 +409,7 @@ def test_schema_describes_every_field() -> None:
     assert models.keys() == {
         "RunReport",
         "AttemptReport",
+        "CollectedNode",
         "CompileCacheReport",
         "TaskReport",
         "CrashReport",

@@ -41,6 +41,7 @@ from tests.second_chance import assert_same_bytes
 from tests.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.takeover_driver import RUN_ID, Case, messages_in, read_journal
 from tests.witness import MARK, await_none_left, make_mark, wait_until
+from worker_entry.protocol.collection import FilesFound, FindFiles
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
     Attached,
@@ -506,16 +507,21 @@ def test_the_new_controller_hears_what_its_predecessor_may_not_have_written_down
     held.expect(Empty)
 
 
+def end_attempt(held: Held, command: str) -> int:
+    """Runs an attempt with this shell command to its end; returns the number of the last frame."""
+    program = Program("command", "sh", ["-c", command])
+    link = held.begin()
+    link.send(Prepare(1, [TaskRequest("worker:0", program)], PORTS[0], PORTS[-1]))
+    link.send(Start(1, [TaskStart("worker:0", program)]))
+    held.expect(Exited)
+    link.send(Stop(0.0))
+    held.expect(Empty)
+    return held.frames()[-1][0]
+
+
 @linux
 def test_the_end_of_an_attempt_that_nobody_has_handled_comes_after_its_whole_log(held: Held) -> None:
-    program = Program("command", "sh", ["-c", "head -c 3000000 /dev/urandom"])
-    first = held.begin()
-    first.send(Prepare(1, [TaskRequest("worker:0", program)], PORTS[0], PORTS[-1]))
-    first.send(Start(1, [TaskStart("worker:0", program)]))
-    held.expect(Exited)
-    first.send(Stop(0.0))
-    held.expect(Empty)
-    empty = held.frames()[-1][0]
+    empty = end_attempt(held, "head -c 3000000 /dev/urandom")
     held.kill()
     (held.root / "mirror").write_bytes(b"")  # the old one has written nothing of it
     held.take(held.resumption(1, handled=empty - 1))
@@ -523,6 +529,25 @@ def test_the_end_of_an_attempt_that_nobody_has_handled_comes_after_its_whole_log
     assert held.kinds() == [Started, Exited, Empty]
     written = held.root / "node" / "attempt-1" / "worker-0.log"
     assert_same_bytes((held.root / "mirror").read_bytes(), written.read_bytes())
+
+
+@linux
+@pytest.mark.parametrize("has_handled", [True, False])
+def test_what_follows_the_end_of_an_attempt_is_not_lost_with_a_connection(held: Held, has_handled: bool) -> None:
+    """The end of the attempt, and only that, is sent again after the logs."""
+    empty = end_attempt(held, "echo 1")
+    held.links[-1].send(FindFiles(7, "nothing", [], 0.0))
+    answer = held.expect(FilesFound)
+    held.kill()
+    held.take(held.resumption(1, handled=empty if has_handled else empty - 1))
+    assert held.expect(FilesFound) == answer
+    if not has_handled:
+        held.expect(Empty)
+    kinds = held.kinds()
+    assert (kinds.count(FilesFound), kinds.count(Empty)) == (1, 0 if has_handled else 1)
+    numbers = [number for number, _ in held.frames()]
+    assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+    assert numbers[0] == empty + has_handled
 
 
 @pytest.mark.slow

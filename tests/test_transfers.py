@@ -77,7 +77,10 @@ def test_each_request_lets_time_pass(tmp_path: Path) -> None:
     )
     bundle = SimpleNamespace(read_piece=lambda _: (Piece(0, 0, 0), b""))
     files = RunDir.create(tmp_path / "run")
-    context: Any = SimpleNamespace(links=links, bundle=bundle, files=files, timing=timing, input=None, console=None)
+    collector = SimpleNamespace(note=lambda *_: False)
+    context: Any = SimpleNamespace(
+        links=links, bundle=bundle, collector=collector, files=files, timing=timing, input=None, console=None
+    )
     observer = Observer(context, 1, None, StackRequests(context), ProfileRequests(context))
     assert [*observer.next_events(1.0)] == [Tick()]
     assert observer.transfers.current == {"gpu-a": Transfer(0, 3 * MIB, 0.0)}

@@ -13,13 +13,17 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import paramiko
 import psutil
 import pytest
 
 from launcher.transports.base import LinkBroken
 from launcher.transports.payload import make_payload
 from launcher.transports.programs import LINE, SAID_LINES, ProgramWay, expand
+from launcher.transports.ssh.way import ChannelStream
 from launcher.transports.way import Opening
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
 from tests.containers import build_image, output_of, skip_without_docker
@@ -276,3 +280,16 @@ def test_a_program_that_says_endless_lines_costs_no_memory() -> None:
     assert len(stream._said) <= SAID_LINES
     assert max(map(len, stream._said)) <= LINE
     assert psutil.Process().memory_info().rss - before < 50 << 20
+
+
+def test_a_connection_that_breaks_while_paramiko_makes_room_is_broken() -> None:
+    """Reading also tells the other side that there is room, which fails in another way than reading does."""
+    for error in (EOFError(), OSError("Socket is closed"), paramiko.SSHException("closed")):
+
+        def receive(_: int, error: Exception = error) -> bytes:
+            raise error
+
+        channel: Any = SimpleNamespace(settimeout=lambda _: None, recv=receive)
+        connection: Any = None
+        with pytest.raises(LinkBroken, match="the connection broke"):
+            ChannelStream(connection, channel, b"").read(1, 1.0)

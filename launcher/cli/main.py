@@ -18,6 +18,7 @@ import click
 
 from launcher.cli import (
     cluster,
+    collecting,
     completion,
     config,
     doctor,
@@ -233,6 +234,7 @@ cli.add_section(
         reporting.report,
         runs.stacks,
         runs.profile,
+        collecting.collect,
     ),
 )
 cli.add_section("End", (listing.wait, runs.down, runs.clean, removal.rm, removal.prune))

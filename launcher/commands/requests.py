@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import RunDirectoryError, UsageError
+from launcher.report.models import Collection
 from launcher.run import control
-from launcher.run.control import AskProfile, AskStacks, AskStatus, AskStop, RefusedError, Request
+from launcher.run.control import AskFiles, AskProfile, AskStacks, AskStatus, AskStop, RefusedError, Request
 from launcher.run.controller import Controller, ElsewhereError, is_alive
 from launcher.run.directory import RunDir
 from launcher.run.naming import name_run
@@ -42,6 +44,15 @@ def ask_stacks(files: RunDir) -> str:
         UsageError: the run has ended, or its controller does not answer.
     """
     return _ask(files, AskStacks())[0].decode("utf-8")
+
+
+def ask_files(files: RunDir, *, begins: bool = False, patterns: Sequence[str] = ()) -> Collection:
+    """How far the controller's collection of files is; with `begins`, begins to collect files of these patterns.
+
+    Raises:
+        UsageError: the run has ended, or its controller does not answer.
+    """
+    return Collection.model_validate_json(_ask(files, AskFiles(begins, [*patterns]))[0])
 
 
 def ask_profile(files: RunDir, duration_s: float) -> str:

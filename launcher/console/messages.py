@@ -88,8 +88,11 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
     suspected = before.suspicion is Reason.STALLED or (before.busy and before.phase is Phase.RUNNING)
     if suspected and after.suspicion is None and not after.busy and after.phase is Phase.RUNNING:
         return "The cluster makes progress again"
+    if isinstance(event, NodeSynced) and event.newer:
+        return f"{event.node} keeps its checkpoints, which are newer than the collected ones"
     if isinstance(event, NodeSynced) and event.files:
-        return f"Sent {count_of(event.files, 'file')} ({render_size(event.fetched)}) to {event.node}"
+        what = f"{count_of(event.files, 'file')} ({render_size(event.fetched)})"
+        return f"Sent {f'the last checkpoint, {what},' if event.checkpoint else what} to {event.node}"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
         first = min(event.time for event in after.started.values())
         seconds = max(0.0, *(event.time - first for event in after.listening.values()))

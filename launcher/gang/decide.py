@@ -139,10 +139,10 @@ def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
         if not state.awaited:
             return _stop(state, Reason.CHECKED, 0.0, now)
-        if state.policy.syncs & state.awaited:
+        if (state.policy.syncs | state.policy.restores) & state.awaited:
             return replace(state, phase=Phase.SYNCING), (SyncNodes(),)
         return replace(state, phase=Phase.PREPARING), (PrepareNodes(),)
-    if state.phase is Phase.SYNCING and state.policy.syncs & state.awaited <= state.synced:
+    if state.phase is Phase.SYNCING and state.is_synced:
         return replace(state, phase=Phase.PREPARING), (PrepareNodes(),)
     if state.phase is Phase.PREPARING and state.is_prepared:
         if state.policy.checks:

@@ -19,11 +19,16 @@ class NodeReady:
 
 @dataclass(frozen=True)
 class NodeSynced:
-    """The program's folder is on the node; `fetched` bytes in `files` files were not there before."""
+    """The program's folder is on the node, or with `checkpoint` the last checkpoint of the run.
+
+    `fetched` bytes in `files` files were not there before. `newer`: the node has kept newer checkpoints.
+    """
 
     node: str
     files: int
     fetched: int
+    checkpoint: bool = False
+    newer: bool = False
 
 
 @dataclass(frozen=True)
@@ -257,6 +262,13 @@ class ProfileAsked:
 
 
 @dataclass(frozen=True)
+class FilesAsked:
+    """The user asks for files that tasks have written so far, by pattern; the state does not change."""
+
+    patterns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StacksReceived:
     """faulthandler's output for every task, empty for tasks that have not answered, and whether each is at work."""
 
@@ -294,7 +306,7 @@ Fact = (
     | StacksReceived
 )
 """What the journal keeps if it changes the state."""
-Event = Fact | TaskWrote | StacksAsked | ProfileAsked | Tick
+Event = Fact | TaskWrote | StacksAsked | ProfileAsked | FilesAsked | Tick
 
 
 # --- actions ---
@@ -302,7 +314,7 @@ Event = Fact | TaskWrote | StacksAsked | ProfileAsked | Tick
 
 @dataclass(frozen=True)
 class SyncNodes:
-    """Offer the program's folder to the nodes that it is sent to."""
+    """Offer the program's folder and the last checkpoint to the nodes that they are sent to."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from launcher.gang.divergence import note_digest, render_divergence
 from launcher.gang.events import (
     EndAnnounced,
     Event,
+    FilesAsked,
     Interrupted,
     LeaderWaits,
     NodeAttached,
@@ -50,7 +51,8 @@ def is_news(state: AttemptState, event: Event) -> bool:
         case NodeReady(node):
             return state.phase is Phase.CONNECTING and node in state.policy.nodes and node not in state.ready
         case NodeSynced(node):
-            return state.phase is Phase.SYNCING and node in state.policy.syncs
+            wanted = state.policy.restores if event.checkpoint else state.policy.syncs
+            return state.phase is Phase.SYNCING and node in wanted
         case NodePrepared(node, ports):
             asked = state.phase is Phase.PREPARING and node in state.policy.nodes
             return asked and ports.keys() == state.policy.nodes[node] and node not in state.prepared
@@ -96,7 +98,7 @@ def is_news(state: AttemptState, event: Event) -> bool:
             return state.announced is None and is_ours
         case StacksReceived():
             return state.suspicion is not None
-        case StacksAsked() | ProfileAsked():
+        case StacksAsked() | ProfileAsked() | FilesAsked():
             return False
     return True
 
@@ -112,6 +114,8 @@ def record(state: AttemptState, event: Event) -> AttemptState:
     match event:
         case NodeReady(node):
             return replace(state, ready=state.ready | {node})
+        case NodeSynced(node) if event.checkpoint:
+            return replace(state, restored=state.restored | {node})
         case NodeSynced(node):
             return replace(state, synced=state.synced | {node})
         case NodePrepared(node, ports, unguarded):

@@ -40,6 +40,8 @@ class AttemptPolicy:
     """How long a running cluster may go without progress; None: it depends on the usual step time."""
     syncs: frozenset[str] = frozenset()
     """The nodes that the program's folder is sent to."""
+    restores: frozenset[str] = frozenset()
+    """The nodes that the last checkpoint is brought to."""
     checks: bool = False
     """Whether the nodes are checked before the start."""
     only_checks: bool = False

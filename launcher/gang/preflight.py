@@ -79,7 +79,7 @@ class Preflight:
         return {node.host: self._answers[node.host] for node in self._spec.nodes if node.host in self._answers}
 
     def make_inspect(self, node: str) -> Inspect:
-        shared = self._spec.checkpoint_directory or ""
+        shared = self._shared
         return Inspect(program_of(self._spec), shared, self._marks[node] if shared else "", self._examines)
 
     def make_dials(self, nodes: Collection[str], ports: Mapping[TaskId, int]) -> dict[str, Dial]:
@@ -96,7 +96,7 @@ class Preflight:
             if task in ports and task.type != "evaluator" and node.host in targets:
                 addresses = self._candidates[node.host]
                 targets[node.host] += [Target(str(task), address, ports[task]) for address in addresses]
-        shared = self._spec.checkpoint_directory or ""
+        shared = self._shared
         self._dialled_nodes = chosen
         return {
             node: Dial(
@@ -205,9 +205,14 @@ class Preflight:
                 hint="copy it to all nodes, or add `sync:` to the spec; --no-check starts it anyway",
             )
 
+    @property
+    def _shared(self) -> str:
+        """The folder that nodes have to share; what is collected need not be shared."""
+        return self._spec.checkpoint_directory or "" if not self._spec.collect else ""
+
     def _shared_findings(self) -> Iterator[Finding]:
-        folder = self._spec.checkpoint_directory
-        if folder is None:
+        folder = self._shared
+        if not folder:
             return
         seen: dict[str, set[str]] = {}  # only of nodes that left a mark and have not been lost since
         for node, answers in self.answers.items():
@@ -233,7 +238,8 @@ class Preflight:
                     reference="checkpoint-not-shared",
                     message=f"checkpoint_directory {folder} is not shared: {node} does not see what "
                     f"{' and '.join(unseen)} {'writes' if len(unseen) == 1 else 'write'} there",
-                    hint="name a folder on a file system that all nodes mount",
+                    hint="name a folder on a file system that all nodes mount, or add `collect:` to the spec, which "
+                    "brings checkpoints to nodes that need them",
                 )
 
 

@@ -85,6 +85,8 @@ class AttemptState:
     unguarded: Mapping[TaskId, str] = field(default_factory=dict)
     """Why strangers can reach a port; all others are guarded."""
     synced: frozenset[str] = frozenset()
+    restored: frozenset[str] = frozenset()
+    """The nodes that have the last checkpoint."""
     prepared: frozenset[str] = frozenset()
     inspected: frozenset[str] = frozenset()
     detached: frozenset[str] = frozenset()
@@ -199,6 +201,12 @@ class AttemptState:
         if not self.policy.only_checks:
             return self.policy.hosts
         return self.policy.hosts - self.lost.keys() - {refusal.node for refusal in self.refusals}
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all nodes have the files that they need."""
+        has_program = self.policy.syncs & self.awaited <= self.synced
+        return has_program and self.policy.restores & self.awaited <= self.restored
 
     @property
     def occupied(self) -> frozenset[str]:

@@ -55,8 +55,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
     match message:
         case Ready():
             return NodeReady(node)
-        case Synced(_, files, fetched):
-            return NodeSynced(node, files, fetched)
+        case Synced(_, files, fetched, checkpoint, newer):
+            return NodeSynced(node, files, fetched, checkpoint, newer)
         case Prepared(_, ports, unguarded):
             return NodePrepared(
                 node,

@@ -14,7 +14,7 @@ from launcher.spec.redaction import hide_words
 from launcher.tasks import TASK_TYPES
 
 _NO_CONTROLLER = "needs a controller, and exported pods have none; remove it, or run the spec with `up`"
-_CONTROLLED = ("check_speed", "metrics", "metrics_file", "notify", "report")
+_CONTROLLED = ("check_speed", "collect", "metrics", "metrics_file", "notify", "report")
 _OF_MACHINES = ("way", "ssh", "host_keys", "slurm")
 _WORKERS_ONLY = {
     "job": "an Indexed Job has pods of one kind; use --as jobset",

@@ -80,6 +80,11 @@ class RunPaths:
         """The checkpoints from which programs resume; all attempts share this folder."""
         return self.root / "checkpoints"
 
+    @property
+    def collected(self) -> Path:
+        """What tasks wrote on their nodes: a folder for each node."""
+        return self.root / "collected"
+
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
 

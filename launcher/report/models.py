@@ -268,6 +268,29 @@ class FaultReport(Result):
     """One sentence."""
 
 
+class CollectedNode(Result):
+    """What came from a node to the run's folder because of `collect`."""
+
+    node: str
+    """The node; its files are in `collected/`, in a folder of this name."""
+    directory: str
+    """The folder in which its tasks ran; empty if it is not known."""
+    files: int
+    """The number of files, without those that another node has on a disk that both share."""
+    bytes: int
+    """Their size."""
+    problem: str
+    """Why some of them are missing; empty if none is."""
+
+
+class Collection(Result):
+    """How far the collection of files is."""
+
+    is_over: bool
+    progress: str
+    nodes: list[CollectedNode]
+
+
 class RunReport(Result):
     """The content of `report.json`."""
 
@@ -304,6 +327,8 @@ class RunReport(Result):
     """The speed of nodes and links before the first start; null if this controller did not measure it."""
     kept_warm: list[WarmNode] = []
     """Processes that stay on the nodes on purpose, for the next run."""
+    collected: list[CollectedNode] = []
+    """The files that came to the run's folder, by node; nodes without such files are left out."""
     pods_left: int | None = None
     """Pods of the run that are left in Kubernetes; null if the run made none, or if they could not be counted."""
 

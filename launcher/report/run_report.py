@@ -25,6 +25,7 @@ from launcher.plan.tf_config import format_address
 from launcher.report.goodput import Goodput
 from launcher.report.models import (
     AttemptReport,
+    CollectedNode,
     CompileCacheReport,
     CrashReport,
     FaultReport,
@@ -141,6 +142,7 @@ def make_run_report(
     pods_left: int | None = None,
     speed: SpeedReport | None = None,
     kept_warm: Sequence[WarmNode] = (),
+    collected: Sequence[CollectedNode] = (),
 ) -> RunReport:
     """Makes the report of a finished run.
 
@@ -157,6 +159,7 @@ def make_run_report(
         end: the end of the run, if the last attempt did not end it.
         chaos: the faults that were injected on purpose.
         kept_warm: the processes that stay on the nodes for the next run.
+        collected: the files that came to the run's folder.
         pods_left: the number of the run's pods that are left; None if unknown, or if it made none.
         speed: the results of the speed check.
     """
@@ -185,6 +188,7 @@ def make_run_report(
         goodput=goodput,
         pods_left=pods_left,
         kept_warm=list(kept_warm),
+        collected=list(collected),
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.errors import error_lines
 from launcher.report.goodput import SHORT_S, Goodput, render_goodput
-from launcher.report.models import AttemptReport, RunReport, TaskReport
+from launcher.report.models import AttemptReport, CollectedNode, RunReport, TaskReport
 from launcher.tasks import name_tasks, parse_task_id
 from launcher.verdict.models import Verdict
 from launcher.wording import count_of, render_age, render_duration
@@ -50,6 +50,7 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
     if any(task.started is not None for task in attempt.tasks):
         lines += _render_ends(attempt)
     lines += _render_left(report) if _has_met(report) else []
+    lines += _render_collected(report)
     lines += _render_kept(report)
     lines += _render_cache(attempt)
     lines += [f"  {attempt.divergence}"] if attempt.divergence else []
@@ -151,6 +152,24 @@ def _render_left(report: RunReport) -> list[str]:
     lines = [f"  0 processes left on {where}{_render_cleaning(attempt)}{pods}"] if verified else []
     lines.append(f"  processes left on {', '.join(unverified)}: unknown; once reachable, run:")
     return [*lines, f"    distlaunch clean {shlex.quote(report.directory)}"]
+
+
+def _render_collected(report: RunReport) -> list[str]:
+    """How many files came from the nodes, and what is missing."""
+    if not report.collected:
+        return []
+    files = sum(node.files for node in report.collected if not node.problem)
+    size = sum(node.bytes for node in report.collected if not node.problem)
+    lines = [f"  collected: {count_of(files, 'file')}, {render_size(size)}, in collected/"] if files else []
+    missing = [f"  {line}" for line in render_missing(report.collected)]
+    if not missing:
+        return lines
+    return [*lines, *missing, f"    distlaunch collect {shlex.quote(report.directory)}  # continues"]
+
+
+def render_missing(collected: Iterable[CollectedNode]) -> list[str]:
+    """The nodes whose files are not here, and why."""
+    return [f"not collected from {node.node}: {node.problem}" for node in collected if node.problem]
 
 
 def _render_kept(report: RunReport) -> list[str]:

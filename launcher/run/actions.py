@@ -59,6 +59,8 @@ class Actions:
         self._checked = False
         self._measured = False
         self._callers: list[str] = []
+        self._unrestored: frozenset[str] = frozenset()
+        """Nodes that are to be sent the last checkpoint, once it has come."""
         self.plan = setup.planner.plan({})
         self.addresses = setup.addresses
 
@@ -70,9 +72,10 @@ class Actions:
         """Sends the action's orders to the nodes."""
         match action:
             case SyncNodes():
-                assert self._context.bundle is not None
-                for node in state.policy.syncs & state.awaited:
-                    self._links.send(node, self._context.bundle.offer)
+                if self._context.bundle is not None:
+                    for node in state.policy.syncs & state.awaited:
+                        self._links.send(node, self._context.bundle.offer)
+                self._unrestored = state.policy.restores & state.awaited
             case PrepareNodes():
                 self._prepare(state)
             case CheckNodes():
@@ -136,6 +139,15 @@ class Actions:
         preload = make_preload(spec, tasks, keep=again)
         if preload is not None and not self._context.only_checks:
             self._links.send(node, preload)
+
+    def restore(self) -> None:
+        """Offers the last checkpoint to the nodes, once it has come completely."""
+        if not self._unrestored or self._context.collector.is_saving:
+            return
+        offer = self._context.collector.offer_checkpoint()
+        for node in self._unrestored:
+            self._links.send(node, offer)
+        self._unrestored = frozenset()
 
     def end_checks(self, state: AttemptState) -> None:
         """Reports the result of the checks to the gang once all nodes have answered."""

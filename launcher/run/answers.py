@@ -6,11 +6,12 @@ import json
 import signal
 import time
 
-from launcher.gang.events import ProfileAsked, StacksAsked
+from launcher.gang.events import FilesAsked, ProfileAsked, StacksAsked
 from launcher.plan.paths import RunPaths
+from launcher.report.models import Collection
 from launcher.report.status_report import RunStatus, TaskState, estimate_eta_s, make_node_states, make_task_states
 from launcher.run.attempt_loop import AttemptLoop
-from launcher.run.control import AskProfile, AskStacks, AskStop, RefusedError, Request
+from launcher.run.control import AskFiles, AskProfile, AskStacks, AskStop, RefusedError, Request
 from launcher.run.directory import RunStart
 from launcher.run.goodput_watch import GoodputWatch
 from launcher.run.interrupts import Interrupts
@@ -61,6 +62,8 @@ class Answers:
                 return self._collect_stacks().encode()
             case AskProfile(duration_s):
                 return self._profile(duration_s).encode()
+            case AskFiles(begins, patterns):
+                return self._collect(begins, patterns).encode()
         return self.make_status().model_dump_json().encode()
 
     def make_status(self) -> RunStatus:
@@ -95,6 +98,26 @@ class Answers:
             time.sleep(POLL_S)
         names = [target.name for target in find_servers(loop.plan).values()]
         return json.dumps({"tasks": names, "answer": asdict(requests.answers[before])})
+
+    def _collect(self, begins: bool, patterns: list[str]) -> str:
+        loop = self._run[0].loop if self._run is not None else None
+        if self._run is None or loop is None or not loop.state.started:
+            raise RefusedError("no task has been started yet")
+        collector = self._run[0].collector
+        if begins and not patterns and not collector.is_wanted:
+            raise RefusedError("its spec has no `collect`; name the files: `distlaunch collect RUN PATTERN`")
+        if begins:
+            rounds = collector.rounds
+            self._run[1].put(FilesAsked(tuple(patterns)))
+            deadline = time.monotonic() + STACKS_S
+            while collector.rounds == rounds and not collector.is_busy:
+                if time.monotonic() > deadline:
+                    raise RefusedError(f"it has not begun within {STACKS_S:g} s")
+                time.sleep(POLL_S)
+        collection = Collection(
+            is_over=not collector.is_busy, progress=collector.render_progress(), nodes=collector.make_report()
+        )
+        return collection.model_dump_json()
 
     def _collect_stacks(self) -> str:
         if self._run is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.console.opening import open_console
 from launcher.console.writer import Console
 from launcher.plan.planner import Planner, place
+from launcher.run.collector import Collector
 from launcher.run.context import RunContext
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.goodput_watch import GoodputWatch
@@ -97,6 +98,7 @@ def make_context(
         journal=journal,
         started=start.started,
         goodput=goodput,
+        collector=Collector(spec, files, links, start.started, console.warn),
         bundle=bundle,
         only_checks=only_checks,
         examines=examines,

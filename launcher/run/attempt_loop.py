@@ -13,6 +13,7 @@ from launcher.gang.decide import decide, new_attempt
 from launcher.gang.events import (
     EndAnnounced,
     Event,
+    FilesAsked,
     NodeLost,
     NodeReady,
     ProfileAsked,
@@ -38,7 +39,7 @@ from launcher.run.profile_requests import ProfileRequests
 from launcher.run.stack_requests import StackRequests
 from launcher.run.transfers import Transfer
 from launcher.run.uses import Uses
-from launcher.tasks import TaskId
+from launcher.tasks import TaskId, find_leader
 from launcher.transports.base import LinkClosed
 from worker_entry.protocol.frozen import replace
 
@@ -117,6 +118,7 @@ class AttemptLoop:
         self._context.journal.begin_attempt(self._number, nodes)
         links = self._context.links
         links.begin(self._number, self.state.policy.nodes)
+        self._context.collector.begin_attempt([*self.plan.nodes], self._find_chief())
         if self._setup.taken_over is not None:
             self._actions.take_over(self.state, self._setup.taken_over)
             if self.state.signalled and self.state.announced is None:
@@ -131,6 +133,11 @@ class AttemptLoop:
             links.put((lost.node, LinkClosed(lost.reason)))  # so that the next attempt sees the loss
         done = replace(self._setup, preflight=None, addresses=self._actions.addresses, notes=(), taken_over=None)
         return self.state, done
+
+    def _find_chief(self) -> str:
+        """The node of the task whose checkpoints count."""
+        leader = find_leader(task.task for task in self.plan.tasks)
+        return next(task.node for task in self.plan.tasks if task.task == leader)
 
     def _connect(self) -> None:
         self._actions.write_plan()
@@ -160,6 +167,7 @@ class AttemptLoop:
             self._actions.preload(event.node)
         for action in actions:
             self._actions.perform(action, self.state)
+        self._actions.restore()
         self._actions.end_checks(self.state)
         if self.state.signalled and not earlier.signalled:
             self._ask_engine()
@@ -167,6 +175,8 @@ class AttemptLoop:
             self.stacks.ask(self.state, show=event.shows, tell=True)
         if isinstance(event, ProfileAsked):
             self.profiles.ask(self.plan, event.duration_s)
+        if isinstance(event, FilesAsked):
+            self._context.collector.begin(patterns=event.patterns)
 
     def _ask_engine(self) -> None:
         """Asks the engine whether the signalled nodes will be taken away, and when."""
@@ -226,6 +236,7 @@ class AttemptLoop:
             stop_grace_s=spec.timeouts.stop_grace_s,
             stall_s=spec.timeouts.stall_s,
             syncs=self._context.links.far & nodes.keys() if self._context.bundle is not None else frozenset(),
+            restores=frozenset(nodes) if self._context.collector.has_checkpoint else frozenset(),
             checks=self._setup.preflight is not None,
             only_checks=self._context.only_checks,
         )

@@ -9,6 +9,7 @@ from launcher.gang.preflight import Preflight
 from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.report.models import RunReport
+from launcher.run.collector import Collector
 from launcher.run.directory import RunDir
 from launcher.run.engine import Engine
 from launcher.run.goodput_watch import GoodputWatch
@@ -40,6 +41,8 @@ class RunContext:
     """The number of earlier controllers of the run."""
     input: TaskInput | None = None
     """What tasks read from stdin, if they read something."""
+    collector: Collector
+    """Collects what tasks write, if the spec asks for it."""
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
     engine: Engine | None = None

@@ -20,7 +20,7 @@ from typing import Any
 from launcher.bounded_server import BoundedServer
 from worker_entry.agent.reattach import bases
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
-from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.system.ownership import private
 from worker_entry.system.peer import is_ours
 
@@ -58,7 +58,18 @@ class AskStop:
     now: bool
 
 
-Request = AskStatus | AskStacks | AskProfile | AskStop
+@dataclass(frozen=True)
+class AskFiles:
+    """How much has been collected? Answered by the JSON of a Collection.
+
+    `begins`: whether to begin a collection, if none is going on: of files of these patterns, or those of the spec.
+    """
+
+    begins: bool
+    patterns: list[str] = field(default_factory=list)
+
+
+Request = AskStatus | AskStacks | AskProfile | AskFiles | AskStop
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from launcher.transports.base import (
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.incoming import Arrived, Inbox, Placement
 from worker_entry.agent.lease import MARGIN_S
+from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.protocol.orders import VERSION, Goodbye, Hello
@@ -76,6 +77,8 @@ class NodeLinks:
         self._keep_warm_s = keep_warm_s
         self.kept: dict[str, Kept] = {}
         """The warm state that stays on each node for the next run; set by `close`."""
+        self.store: Callable[[str, FileRead, bytes], None] = lambda _node, _part, _data: None
+        """Takes parts of files that were asked for; called from the links' threads."""
         self._mirror = LogMirror(lambda attempt, task: run_dir.log(attempt, parse_task_id(task)))
         self._links: dict[str, Link] = {}
         self._left: dict[str, int | None] = {}
@@ -131,7 +134,7 @@ class NodeLinks:
     def _open(self, node: str, resumption: Resumption | None) -> None:
         self._close_inbox(node)
         inbox = self._inboxes[node] = Inbox(
-            node, lambda: self._placement, self._mirror, self._queue.put, self.timing.monotonic
+            node, lambda: self._placement, self._mirror, self._queue.put, self.timing.monotonic, store=self.store
         )
         try:
             link = self._transports[node].connect(node, inbox.deliver, inbox, self._lease_s, resumption)

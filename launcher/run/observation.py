@@ -17,12 +17,13 @@ from launcher.run.context import RunContext
 from launcher.run.profile_requests import ProfileRequests
 from launcher.run.sample_files import SampleFiles
 from launcher.run.stack_requests import StackRequests
+from launcher.run.sync import Bundle
 from launcher.run.task_input import InputArrived, Reply
 from launcher.run.transfers import Transfers
 from launcher.run.uses import Uses
 from launcher.spec.nodes import LOCAL
 from launcher.tasks import parse_task_id
-from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
+from launcher.transports.base import LinkClosed, LinkDropped, LinkNews, LinkNote, LinkResumed, LinkTakenOver
 from launcher.wording import render_duration
 from worker_entry.protocol.kept import CacheUsed
 from worker_entry.protocol.messages import (
@@ -39,6 +40,23 @@ from worker_entry.protocol.messages import (
 )
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.strangers import Repelled
+
+
+def tell_link(
+    context: RunContext, node: str, news: LinkDropped | LinkResumed | LinkNote, *, has_tasks: bool = True
+) -> None:
+    """Tells the user and the journal what has happened to a connection to a node, on which tasks may run."""
+    match news:
+        case LinkDropped(reason):
+            context.journal.write(run_events.LinkDropped(node, reason))
+            wait_s = context.spec.timeouts.lease_s
+            tasks = "its tasks continue; " if has_tasks else ""
+            context.console.warn(f"node {node}: {reason}; {tasks}reconnecting for up to {wait_s:g} s")
+        case LinkResumed(after_s):
+            context.journal.write(run_events.LinkResumed(node, after_s))
+            context.console.note(f"node {node}: reconnected after {render_duration(after_s)}; nothing was lost")
+        case LinkNote(text):
+            context.console.warn(text)
 
 
 class Observer:
@@ -86,24 +104,19 @@ class Observer:
             return
         node, message = incoming
         console = self._context.console
+        if isinstance(message, LinkNews):
+            self._context.collector.note(node, message)
         match message:
             case LinkClosed(taken_over=True) if self._context.files.find_generation() > self._context.generation:
                 raise TakenOverError
             case LinkClosed(reason):
                 yield NodeLost(node, reason)
-            case LinkDropped(reason):
-                self._context.journal.write(run_events.LinkDropped(node, reason))
-                wait_s = self._context.spec.timeouts.lease_s
-                console.warn(f"node {node}: {reason}; its tasks continue; reconnecting for up to {wait_s:g} s")
-            case LinkResumed(after_s):
-                self._context.journal.write(run_events.LinkResumed(node, after_s))
-                console.note(f"node {node}: reconnected after {render_duration(after_s)}; nothing was lost")
             case LinkTakenOver():
                 self.taken_over.add(node)
                 console.note(f"node {node}: taken over; its tasks continue")
                 yield NodeAttached(node)
-            case LinkNote(text):
-                console.warn(text)
+            case LinkDropped() | LinkResumed() | LinkNote():
+                tell_link(self._context, node, message)
             case _:
                 self.origin = (node, self._context.links.frame)
                 yield from self._translate(node, message)
@@ -119,10 +132,13 @@ class Observer:
             self._preflight.note(node, message, offset_s)
             yield Tick()  # the checks may go on
         try:
-            if isinstance(message, Fetch) and self._context.bundle is not None:
+            bundle = self._find_bundle(message) if isinstance(message, Fetch) else None
+            if isinstance(message, Fetch) and bundle is not None:
                 self.transfers.note(node, message, self._context.timing.monotonic())
-                links.send(node, *self._context.bundle.read_piece(message))
+                links.send(node, *bundle.read_piece(message))
                 yield Tick()  # a queue that is never empty leaves no time for reminders
+            if self._context.collector.note(node, message):
+                yield Tick()
             if isinstance(message, Synced):
                 self.transfers.end(node)
             if isinstance(message, AskInput) and self._context.input is not None:
@@ -155,6 +171,9 @@ class Observer:
             event = NodeLost(node, f"the agent sent {error}")
         if event is not None:
             yield event
+
+    def _find_bundle(self, fetch: Fetch) -> Bundle | None:
+        return self._context.collector.offered if fetch.checkpoint else self._context.bundle
 
     def _note_cache(self, node: str, used: CacheUsed) -> None:
         self._context.journal.write(run_events.CompileCache(node, used.loaded, used.stored))

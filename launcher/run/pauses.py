@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher.gang.events import EndAnnounced, ProfileAsked, StacksAsked
+from launcher.gang.events import EndAnnounced, FilesAsked, ProfileAsked, StacksAsked
 from launcher.run.attempt_loop import IDLE_S
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.node_choice import NodeChoice
@@ -18,7 +18,7 @@ from launcher.verdict.models import Verdict
 from launcher.wording import render_duration
 from worker_entry.protocol.messages import Signalled
 
-KEPT = (LinkClosed, Signalled, EndAnnounced, StacksAsked, ProfileAsked)
+KEPT = (LinkClosed, Signalled, EndAnnounced, StacksAsked, ProfileAsked, FilesAsked)
 
 
 class Pauses:
@@ -93,6 +93,8 @@ class Pauses:
         while self._goes_on() and (left_s := until - self._timing.monotonic()) > 0:
             self._context.journal.touch()
             incoming = self._context.links.next(min(left_s, IDLE_S))
+            if isinstance(incoming, tuple):
+                self._context.collector.note(*incoming)
             if isinstance(incoming[1] if isinstance(incoming, tuple) else incoming, KEPT):
                 assert incoming is not None
                 self._kept.append(incoming)

@@ -29,6 +29,8 @@ from launcher.report.run_report import (
 )
 from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import AttemptLoop
+from launcher.run.collecting import collect_at_end
+from launcher.run.collector import Collector
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.endings import make_ending
 from launcher.run.history import NO_HISTORY, History
@@ -84,6 +86,8 @@ class Supervisor:
         """The signal that asked the run to stop, at any time."""
         self._is_fruitless = False
         """Whether the run has ended because it no longer made progress."""
+        self._ended_by: int | None = None
+        """The signal with which a process, and not the user's command, ends the run."""
         self._interrupted: int | None = None
         """The signal that ended the run between two attempts."""
         self._context = context
@@ -107,6 +111,11 @@ class Supervisor:
         self._pods_left: int | None = None
         self._states: dict[int, AttemptState] = {}
         """The states of attempts that the fault report needs."""
+
+    @property
+    def collector(self) -> Collector:
+        """Collects what tasks write."""
+        return self._context.collector
 
     def run(self) -> RunReport:
         """Runs the cluster to its end; returns once all processes have ended and the report is written.
@@ -135,6 +144,7 @@ class Supervisor:
             raise
         except Exception as caught:  # noqa: BLE001 - after any error, everything is stopped and reported
             error = caught
+        self._collect()
         if self._context.engine is not None:
             self._context.engine.close()
         if self._last is not None and self._last.state.is_taken_away:
@@ -166,6 +176,7 @@ class Supervisor:
         """Handles a signal; `end`: the announced end if the engine has sent the signal."""
         if end is None or end.reference == "interrupted":
             self._asked = interrupted.signal
+            self._ended_by = None if interrupted.asked else interrupted.signal
         self._links.put(end or interrupted)
 
     def check(self) -> tuple[AttemptState, Preflight]:
@@ -281,6 +292,14 @@ class Supervisor:
         self._nodes.take_back(last.state.lost, proven=last.state.lost)
         return self._nodes.choose()
 
+    def _collect(self) -> None:
+        """Fetches what tasks have written, unless whoever ends this process may not wait for that."""
+        last = self._last
+        if last is None or not (last.number > 1 or last.state.started):
+            return
+        is_urgent = last.state.is_taken_away or self.continues_later or self._ended_by in ENGINE_SIGNALS
+        collect_at_end(self._context, self._interrupts, is_urgent=is_urgent)
+
     def _goes_on(self) -> bool:
         """Whether nobody has asked the run to stop."""
         return self._asked is None
@@ -307,6 +326,7 @@ class Supervisor:
             goodput=self._context.goodput.count(ended),
             pods_left=self._pods_left,
             speed=self._nodes.speed,
+            collected=self._context.collector.make_report(),
             kept_warm=note_kept(self._links.kept, self._context, ended),
         )
         written = True

@@ -1,4 +1,4 @@
-"""The program's folder that is sent to other machines; its files are checked before the run starts anything."""
+"""Which files go to other machines and come back; the program's files are checked before the run starts anything."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher import helpers
 from launcher.errors import UsageError
 from launcher.spec.parts import SyncSpec
+from worker_entry.protocol.collection import FilePattern
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Fetch
 from worker_entry.protocol.orders import Offer, Piece
@@ -26,18 +27,19 @@ SHOWN_LIMIT = 10
 
 @dataclass(frozen=True)
 class Bundle:
-    """The folder `root` and its files, sorted by path."""
+    """The folder `root` and its files, sorted by path; the program's, or with `checkpoint` that of a checkpoint."""
 
     root: Path
     to: str
     entries: tuple[FileEntry, ...]
+    checkpoint: bool = False
 
     @property
     def offer(self) -> Offer:
         digest = hashlib.sha256()
         for entry in self.entries:
             digest.update(repr(entry).encode("utf-8", "surrogatepass"))
-        return Offer(self.to, digest.hexdigest(), list(self.entries))
+        return Offer(self.to, digest.hexdigest(), list(self.entries), self.checkpoint)
 
     def read_piece(self, fetch: Fetch) -> tuple[Piece, bytes]:
         """The bytes that a node requests; fewer if the file has shrunk or is gone, which the node detects.
@@ -52,7 +54,7 @@ class Bundle:
                 data = os.pread(file.fileno(), fetch.size, fetch.offset)
         except OSError:
             data = b""
-        return Piece(fetch.index, fetch.offset, len(data)), data
+        return Piece(fetch.index, fetch.offset, len(data), self.checkpoint), data
 
 
 def make_bundle(sync: SyncSpec, base: Path) -> Bundle:
@@ -137,3 +139,13 @@ def _make_entry(root: Path, path: str) -> FileEntry | None:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return FileEntry(path, facts.st_size, digest.hexdigest(), bool(facts.st_mode & stat.S_IXUSR))
+
+
+def compile_patterns(patterns: Sequence[str]) -> tuple[FilePattern, ...]:
+    """.gitignore's patterns as regular expressions, so that nodes need no library for them."""
+    import pathspec  # needed only by runs that collect files
+
+    spec = pathspec.GitIgnoreSpec.from_lines(patterns)
+    return tuple(
+        FilePattern(pattern.regex.pattern, bool(pattern.include)) for pattern in spec.patterns if pattern.regex
+    )

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import ValidationError
+from pydantic_core import PydanticCustomError, ValidationError
 
 from launcher.errors import UsageError
-from launcher.spec.fields import PortRange
+from launcher.spec.fields import PortRange, check_collected
 from launcher.spec.hosts import Host, HostError, parse_hosts, parse_lines
 from launcher.spec.mistakes import explain_option, refuse_options
 from launcher.spec.models import ClusterSpec
@@ -191,3 +191,16 @@ def append_arguments(spec: ClusterSpec, words: Sequence[str]) -> ClusterSpec:
     if not words:
         return spec
     return spec.changed(program=program.changed(**{field: [*getattr(program, field), *words]}))
+
+
+def check_patterns(patterns: Sequence[str]) -> None:
+    """Checks patterns of `distlaunch collect`.
+
+    Raises:
+        UsageError: a pattern matches nothing in a working directory.
+    """
+    for pattern in patterns:
+        try:
+            check_collected(pattern)
+        except PydanticCustomError as error:
+            raise UsageError(error.message()) from None

@@ -188,6 +188,22 @@ Keepable = Annotated[
 ]
 
 
+def check_collected(pattern: str) -> str:
+    """Returns the pattern; raises PydanticCustomError, a ValueError, if no file in a folder can match it."""
+    if pattern.lstrip("!").startswith(("/", "~")) or ".." in pattern.split("/"):
+        raise PydanticCustomError(
+            "collected",
+            "{pattern} is not in the working directory; write a path in it, like `models/`",
+            {"pattern": repr(pattern)},
+        )
+    if not pattern.strip("!").strip() or pattern.startswith("#"):
+        raise PydanticCustomError("collected", "{pattern} matches nothing", {"pattern": repr(pattern)})
+    return pattern
+
+
+Collected = Annotated[Text, AfterValidator(check_collected)]
+"""A pattern of files in the working directory, as in .gitignore."""
+
 _MODULE = r"^[^\W\d]\w*(\.[^\W\d]\w*)*$"
 ModuleName = Annotated[str, StringConstraints(pattern=_MODULE)]
 """A Python module, as `import` names it."""

@@ -17,6 +17,7 @@ from launcher.spec import field_options
 from launcher.spec.contradictions import find_contradictions, render_path
 from launcher.spec.fields import (
     AtMost,
+    Collected,
     Environment,
     FilledText,
     Keepable,
@@ -85,7 +86,14 @@ class ClusterSpec(Model):
     """The folder that TensorBoard shows; DISTLAUNCH_LOG_DIR names each task's own folder in it. Default: `logs` in
     `checkpoint_directory` or, if all nodes are this machine, a folder of the run."""
     checkpoint_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$")] | None = None
-    """A folder that all nodes share; checked before the start, and passed to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
+    """A folder that all nodes share, or each has, with `collect`; checked before the start, and passed to the tasks in
+    DISTLAUNCH_CHECKPOINT_DIR."""
+    collect: list[Collected] = []
+    """Patterns, as in .gitignore, of files that come to the run's folder at its end: what tasks have written into their
+    working directory. Checkpoints in `checkpoint_directory` then come whenever one is saved, need no shared disk, and
+    are brought to a node that continues in place of a lost one."""
+    collect_limit_gib: Annotated[float, Field(gt=0), AtMost(1_000_000, "no disk has more")] = 20.0
+    """The most that is collected, in GiB; no file of a node whose files would exceed it."""
     cache: Annotated[str, StringConstraints(pattern=r"^(~/|/)[^\x00\s'\"]*$")] | None = None
     """A folder on each node, which nodes may share, that keeps the code compiled by XLA or PyTorch for later runs."""
     stdin: Literal["chief", "all", "none"] = "chief"

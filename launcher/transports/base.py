@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.kept import Kept
@@ -159,9 +160,9 @@ class Transport(Protocol):
     shares_files: bool
 
     def connect(
-        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+        self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
     ) -> Link:
-        """Starts the agent; `deliver` gets everything from then on, except log bytes, which go to `mirror`.
+        """Starts the agent; `deliver` gets everything from then on, except for bytes of files, which go to `mirror`.
 
         A broken connection may be replaced until the agent has heard nothing for `lease_s`. With a resumption, a
         running agent is taken over, and none is started.
@@ -172,8 +173,8 @@ class Transport(Protocol):
         """
 
 
-class LogSink(Protocol):
-    """Takes the log bytes of a node."""
+class FileSink(Protocol):
+    """Takes the bytes of logs and other files of a node."""
 
     def write(self, frame: Log, data: bytes, clock_offset_s: float = 0.0) -> bool:
         """Called from the link's own thread; returns False for a piece of an earlier attempt, which is dropped.
@@ -184,6 +185,9 @@ class LogSink(Protocol):
             ProtocolError: the piece contradicts earlier ones.
             OSError: the piece cannot be written here.
         """
+
+    def store(self, part: FileRead, data: bytes) -> None:
+        """Writes a part of a file; called from the link's own thread before the part is delivered."""
 
 
 class LogMirror:
@@ -207,7 +211,7 @@ class LogMirror:
         self._attempt = attempt
 
     def write(self, frame: Log, data: bytes, clock_offset_s: float = 0.0) -> bool:
-        """See LogSink; a piece that begins past the end of its log is a ProtocolError."""
+        """See FileSink; a piece that begins past the end of its log is a ProtocolError."""
         key = frame.attempt, frame.task
         with self._lock:
             if self._closed or frame.attempt < self._attempt:
@@ -224,6 +228,9 @@ class LogMirror:
         for other in too_many:
             other.close()
         return True
+
+    def store(self, part: FileRead, data: bytes) -> None:
+        """Drops a part: logs are all that comes here."""
 
     def close(self) -> None:
         self._closed = True

@@ -14,6 +14,7 @@ from typing import Any
 from launcher.tasks import TaskId
 from launcher.transports.allowances import Allowances
 from launcher.transports.base import LinkNews, LogMirror
+from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.field_limits import OfAttempt, OfSender
 from worker_entry.protocol.framing import ProtocolError, marked
 from worker_entry.protocol.frozen import dataclass, field, is_frozen
@@ -75,6 +76,7 @@ class Inbox:
         mirror: takes log pieces.
         put: takes checked messages; `release` is called once one has been read.
         now: returns monotonic seconds.
+        store: takes parts of files.
     """
 
     def __init__(
@@ -84,8 +86,11 @@ class Inbox:
         mirror: LogMirror,
         put: Callable[[Arrived], None],
         now: Callable[[], float] = time.monotonic,
+        *,
+        store: Callable[[str, FileRead, bytes], None] = lambda _node, _part, _data: None,
     ) -> None:
         self.node = node
+        self._store = store
         self.placement = placement
         self._mirror = mirror
         self._put = put
@@ -150,6 +155,10 @@ class Inbox:
             return False
         placement.check(self.node, frame)
         return self._mirror.write(frame, data, clock_offset_s)
+
+    def store(self, part: FileRead, data: bytes) -> None:
+        """Writes a part of a file, which then has to be delivered as well."""
+        self._store(self.node, part, data)
 
     def release(self, arrived: Arrived) -> None:
         if not isinstance(arrived.message, LinkNews):

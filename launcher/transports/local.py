@@ -11,7 +11,7 @@ from pathlib import Path
 import worker_entry
 from launcher import helpers
 from launcher.errors import as_ours
-from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNews, LogSink, Resumption
+from launcher.transports.base import Deliver, FileSink, LinkBroken, LinkError, LinkNews, Resumption
 from launcher.transports.framed_link import FramedLink
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.streams import await_readable
@@ -53,7 +53,7 @@ class LocalTransport:
         self._python = python
 
     def connect(
-        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+        self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
     ) -> LocalLink:
         if resumption is not None:
             raise LinkError("an agent on its controller's own machine ends with its controller")
@@ -101,7 +101,7 @@ class LocalLink(FramedLink):
         node: str,
         process: subprocess.Popen[bytes],
         deliver: Deliver,
-        mirror: LogSink,
+        mirror: FileSink,
         others: set[int],
         lease_s: float,
         run_id: str,

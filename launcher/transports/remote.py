@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from launcher.transports.base import Deliver, LinkError, LinkNote, LogSink, Resumption
+from launcher.transports.base import Deliver, FileSink, LinkError, LinkNote, Resumption
 from launcher.transports.framed_link import FramedLink
 from launcher.transports.payload import make_payload
 from launcher.transports.resumable_link import ResumableLink
@@ -36,7 +36,7 @@ class RemoteTransport:
         self._verb = "warm-node" if may_stay else "node"
 
     def connect(
-        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+        self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
     ) -> RemoteLink:
         return RemoteLink(
             node=node,
@@ -62,7 +62,7 @@ class RemoteLink(FramedLink):
         python: str,
         verb: str,
         deliver: Deliver,
-        mirror: LogSink,
+        mirror: FileSink,
         lease_s: float,
         resumption: Resumption | None = None,
         run_id: str = "",

@@ -10,6 +10,7 @@ from launcher.errors import DistlaunchError, as_ours
 from launcher.transports import streams
 from launcher.transports.base import (
     Deliver,
+    FileSink,
     GoneError,
     LinkBroken,
     LinkClosed,
@@ -17,13 +18,13 @@ from launcher.transports.base import (
     LinkError,
     LinkResumed,
     LinkTakenOver,
-    LogSink,
     Resumption,
 )
 from launcher.transports.clock_offset import ClockOffset
 from launcher.transports.outgoing import Outgoing
 from launcher.transports.reconnect import Reconnector
 from launcher.transports.streams import NoAgentError, NoPythonError, Stream, bring_archive, skip_noise
+from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.framing import Decoder, ProtocolError
 from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
@@ -54,7 +55,7 @@ class ResumableLink:
         node: str,
         open_stream: Callable[[], Stream],
         deliver: Deliver,
-        mirror: LogSink,
+        mirror: FileSink,
         *,
         lease_s: float,
         reopen: Callable[[float], Stream] | None = None,
@@ -238,6 +239,8 @@ class ResumableLink:
                 self._clock.note(message)
                 self._outgoing.note_beat(message)
             case _:
+                if isinstance(message, FileRead):
+                    self._mirror.store(message, body)
                 if isinstance(message, Ready):
                     if message.version != VERSION:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")

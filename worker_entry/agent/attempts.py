@@ -12,6 +12,7 @@ from worker_entry.agent.cache_watch import CacheWatch
 from worker_entry.agent.checkpoint_watch import CheckpointWatch, find_checkpoints
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
+from worker_entry.agent.file_source import FileSource
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.gpu_watch import GpuWatch
 from worker_entry.agent.isolation.outer_network import OuterNetwork
@@ -50,6 +51,8 @@ class Attempts:
         self._send = send
         self.checks = NodeChecks(selector, send)
         self.forkserver = forkserver
+        self.files = FileSource(selector, send)
+        self._owned.callback(self.files.close)
         self._gpus = GpuWatch(selector)
         self._owned.callback(self._gpus.end)
         self._profile = ProfileChild(selector, send)
@@ -72,6 +75,8 @@ class Attempts:
         self._owned.callback(self.checks.close)
         self._finished: Optional[processes.Tree] = None
         """The tree of an attempt whose Empty was sent, but may not have arrived; `_tasks` still belong to it."""
+        self._empty = 0
+        """The number of the frame with that Empty."""
         self._number = 0
         self._prepared: set[str] = set()
         self._task_watch, self._stacks, self._sampler = TaskWatch(), StackDump(), Sampler(self._gpus)
@@ -272,7 +277,11 @@ class Attempts:
     def stream_logs(self, connection: Connection) -> None:
         stream_logs(self._tasks.log_queue, self._number, connection)
 
-    def finish(self, *, logs_first: bool) -> None:
+    def stream_files(self, connection: Connection) -> None:
+        """Sends parts of files that the controller has asked for."""
+        self.files.stream(connection)
+
+    def finish(self, outbox: Outbox, *, logs_first: bool) -> None:
         """Ends an attempt whose processes are all gone; with `logs_first`, only when its logs are sent."""
         if not self._tree.stopping or self._tree.sweep() != 0:
             return
@@ -283,6 +292,7 @@ class Attempts:
             if last is not None:
                 self._send(last)
         self._send(Empty(self._number, len(self._tree.left_behind), len(self._tree.killed)))
+        self._empty = outbox.last
         self._finished, self._tree = self._tree, self._make_tree()
         self._prepared = set()
         self._release_ports()
@@ -293,9 +303,10 @@ class Attempts:
         Raises:
             ProtocolError: fewer frames were sent.
         """
-        if outbox.after(received) and self._finished is not None:
+        outbox.after(received)
+        if self._finished is not None and received < self._empty:
             # Empty did not arrive, so the logs before it may be missing as well; send it again after them.
-            outbox.take_back()
+            outbox.take_back(self._empty)
             self._tree, self._finished = self._finished, None
 
     def rewind(self, attach: orders.Attach) -> None:
@@ -321,8 +332,8 @@ class Attempts:
 
     def _make_tree(self) -> processes.Tree:
         outer = set() if self._outer is None else self._outer.pids
-        own = (self.forkserver, self._gpus, self._profile, self._tunnel, self.checks.speed, self.checks.links)
-        return processes.Tree(*(part.pids for part in own), outer)
+        own = (self.forkserver, self.files, self._gpus, self._profile, self._tunnel)
+        return processes.Tree(*(part.pids for part in own), self.checks.speed.pids, self.checks.links.pids, outer)
 
     def _release_ports(self) -> None:
         self.checks.close()

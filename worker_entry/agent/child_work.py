@@ -22,6 +22,8 @@ class ChildWork:
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._readers: set[int] = set()
+        self.pids: set[int] = set()
+        """The children in this process's network."""
 
     def begin(
         self, work: str, data: bytes, done: Callable[[bytes], None], outer: Optional[OuterNetwork] = None
@@ -36,7 +38,7 @@ class ChildWork:
         """
         reader, writer = os.pipe()
         if outer is None:
-            fork_work(lambda: perform(work, data), writer)
+            self.pids.add(fork_work(lambda: perform(work, data), writer))
         else:
             with contextlib.suppress(OSError):  # the outer process is gone: there is no answer
                 outer.begin_work(work, data, writer)
@@ -64,10 +66,14 @@ class ChildWork:
         self._readers.clear()
 
 
-def fork_work(work: Callable[[], bytes], writer: int) -> None:
-    """Forks a child that does the work, writes its answer to `writer` and exits; this process must have one thread."""
-    if os.fork() != 0:
-        return
+def fork_work(work: Callable[[], bytes], writer: int) -> int:
+    """Forks a child that does the work, writes its answer to `writer` and exits; this process must have one thread.
+
+    Returns:
+        The child's pid.
+    """
+    if (pid := os.fork()) != 0:
+        return pid
     status = 1
     try:
         signal.set_wakeup_fd(-1)

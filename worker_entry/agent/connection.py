@@ -14,6 +14,7 @@ from typing import Optional, Union
 
 from worker_entry.agent.lease import Lease
 from worker_entry.agent.reattach_calls import KEPT, NOT_NEEDED, REFUSED, TAKEN, Reattachment, release
+from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Attached, Log, Message
@@ -171,9 +172,9 @@ class Connection:
             if body:
                 self._put(body)
 
-    def send_log(self, log: Log, data: Union[bytes, FilePart]) -> None:
-        """Sends a piece of a log over the open connection; closes `data` when it is sent."""
-        self._put(encode(log))
+    def send_part(self, header: Union[Log, FileRead], data: Union[bytes, FilePart]) -> None:
+        """Sends a part of a file over the open connection; closes `data` when it is sent."""
+        self._put(encode(header))
         if data:
             self._put(data)
 

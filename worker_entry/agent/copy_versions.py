@@ -20,12 +20,15 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Optional, Union
 
+from worker_entry.agent.folder_copy import CannotCopyError
 from worker_entry.protocol.values import FileEntry
 from worker_entry.system.ownership import TRUST, find_intruder, private, verify_private
 
+SUFFIX = ".distlaunch"
+"""Suffix of the name of the folder with the versions."""
 NEW = ".new-"
 """Prefix of the name of a version that is being built."""
 ABANDONED_S = 86_400.0
@@ -38,7 +41,7 @@ Sent = dict[str, tuple[Fingerprint, str]]
 PIECE = 1 << 20
 
 
-class NotOursError(Exception):
+class NotOursError(CannotCopyError):
     """Something that distlaunch did not make is in the way; the message is for the user."""
 
 
@@ -48,7 +51,7 @@ class Versions:
     def __init__(self, to: str) -> None:
         self._to = os.path.abspath(os.path.expanduser(to))
         folder, name = os.path.split(self._to)
-        self.folder = os.path.join(folder, f".{name}.distlaunch")
+        self.folder = os.path.join(folder, f".{name}{SUFFIX}")
         self._held: dict[str, int] = {}
         """The lock descriptors that this process holds, by version."""
 
@@ -153,6 +156,21 @@ class Versions:
                     yield from _clean_version(path)
                 finally:
                     os.close(lock)
+
+
+def find_unchanged(folder: str) -> Callable[[str], bool]:
+    """Returns a function that tells whether a file of the folder, if that is a version, is as it was sent."""
+    sent: Sent = {}
+    if os.path.dirname(folder).endswith(SUFFIX):
+        with contextlib.suppress(OSError, ValueError), open(_manifest(folder), encoding="ascii") as file:
+            sent = json.load(file)
+
+    def is_unchanged(path: str) -> bool:
+        with contextlib.suppress(OSError):  # a task has just removed it
+            return path in sent and _is_removable(os.path.join(folder, path), path, sent)
+        return False
+
+    return is_unchanged
 
 
 def _manifest(version: str) -> str:

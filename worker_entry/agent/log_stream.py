@@ -23,5 +23,5 @@ def stream_logs(log_queue: deque[StartedTask], attempt: int, connection: Connect
         if hole:
             connection.send(Noted(f"the log of {task.name} has a hole of {render_size(hole)}, which is skipped"))
         if data or marks:
-            connection.send_log(Log(attempt, task.name, offset, len(data), marks), data)
+            connection.send_part(Log(attempt, task.name, offset, len(data), marks), data)
         exhausted = 0 if data else exhausted + 1

@@ -13,6 +13,7 @@ import contextlib
 import os
 import selectors
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Optional
 
 from worker_entry.agent.connection import Connection, Opening
@@ -24,6 +25,7 @@ from worker_entry.agent.reattach import ReattachFolder
 from worker_entry.agent.reattaching import Reattaching
 from worker_entry.agent.warm.staying import Stay
 from worker_entry.protocol import orders
+from worker_entry.protocol.collection import FindFiles, ReadFile
 from worker_entry.protocol.file_names import remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.frozen import replace
@@ -38,7 +40,7 @@ from worker_entry.system.tcp_timeout import TcpTimeout
 if TYPE_CHECKING:
     from worker_entry.agent.attempts import Attempts
     from worker_entry.agent.event_files import EventFiles
-    from worker_entry.agent.program_copy import ProgramCopy
+    from worker_entry.agent.folder_copy import FolderCopy
     from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 
 TICK_S, IDLE_TICK_S = 0.05, 0.5
@@ -84,7 +86,8 @@ class Agent:
         self._attempts = LateAttempts(self._selector, self._send, forkserver, news)
         self._owned.callback(self._attempts.close)
         self._stay = stay or Stay(until=0.0, allowed=False)
-        self._program_copy: Optional[ProgramCopy] = None
+        self._copies: deque[FolderCopy] = deque()
+        """What is copied to this node, one after the other."""
         self._event_files: Optional[EventFiles] = None
         self._closing = self._garbled = self._controller_gone = self._failed = False
         self._asked_to_end = self._signalled = False  # set by a signal handler; the signal also wakes the loop
@@ -113,7 +116,7 @@ class Agent:
                 if key.fd in self._selector.get_map():  # not unregistered by an earlier callback
                     key.data()
             if [key.fd for key, _ in events] == [self._connection.output] and time.monotonic() < self._step_due:
-                self._stream_logs()  # there is room for another part of a log, many times per tick
+                self._stream()  # there is room for another part of a file, many times per tick
             else:
                 self._step()
 
@@ -123,7 +126,7 @@ class Agent:
         return self._closing and not (self._attempts.is_stopping or self._connection.pending or self._stay.is_asked)
 
     def _tick(self) -> float:
-        if self._program_copy is not None and not self._program_copy.waits:
+        if self._copies and not self._copies[0].waits:
             return 0.0
         return TICK_S if self._attempts.is_busy or (self._streaming and self._attempts.has_tasks) else IDLE_TICK_S
 
@@ -138,9 +141,12 @@ class Agent:
         if self._asked_to_end or self._lease.overdue_s > 0:
             self._lose_controller()
         self._signalled = self._signalled and self._attempts.get().note_signal()  # before the exits that follow from it
-        if self._program_copy is not None and not self._closing and self._hello is not None:
-            self._program_copy.step()
-            self._hello = replace(self._hello, cwd=self._program_copy.directory or self._hello.cwd)
+        if self._copies and not self._closing and self._hello is not None:
+            copy = self._copies[0]
+            copy.step()
+            self._hello = replace(self._hello, cwd=copy.directory or self._hello.cwd)
+            if copy.done:
+                self._copies.popleft()
         if self._attempts.exist or self._stay.is_asked:
             self._step_attempts(self._attempts.get())
 
@@ -149,9 +155,9 @@ class Agent:
         problem = attempts.step(self._hello, time.monotonic())
         if problem is not None:
             self._break(problem)
-        self._stream_logs()
+        self._stream()
         can_deliver = self._connection.is_open or not self._closing
-        attempts.finish(logs_first=self._streaming and can_deliver)
+        attempts.finish(self._connection.outbox, logs_first=self._streaming and can_deliver)
         for text, is_detail in attempts.forkserver.take_news():
             self._send(Noted(f"imports TensorFlow again: {text}", detail=is_detail))
         if self._stay.is_asked and not attempts.is_stopping:
@@ -173,9 +179,12 @@ class Agent:
             self._garbled = True
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
 
-    def _stream_logs(self) -> None:
-        if self._streaming and self._connection.is_open and self._attempts.exist:
+    def _stream(self) -> None:
+        if not self._connection.is_open or not self._attempts.exist:
+            return
+        if self._streaming:
             self._attempts.get().stream_logs(self._connection)
+        self._attempts.get().stream_files(self._connection)
 
     def _accept_reattachment(self) -> None:
         assert self._reattaching is not None
@@ -184,8 +193,8 @@ class Agent:
         if isinstance(message, orders.Goodbye):
             self._ask_to_end()
         elif message is not None:
-            if self._program_copy is not None:
-                self._program_copy.resume()
+            for copy in self._copies:
+                copy.resume()
             if self._attempts.exist:
                 self._attempts.get().ask_input()
 
@@ -204,13 +213,17 @@ class Agent:
         elif self._hello is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         elif isinstance(message, orders.Offer):
-            from worker_entry.agent.program_copy import ProgramCopy
+            from worker_entry.agent.folder_copy import make_copy
 
-            self._program_copy = ProgramCopy(message, self._send)
-            self._owned.callback(self._program_copy.abandon)
+            self._copies.append(make_copy(message, self._send))
+            self._owned.callback(self._copies[-1].abandon)
         elif isinstance(message, orders.Piece):
-            if self._program_copy is not None:
-                self._program_copy.take(message, body)
+            if self._copies:
+                self._copies[0].take(message, body)
+        elif isinstance(message, FindFiles):
+            self._attempts.get().files.find(message, self._hello)
+        elif isinstance(message, ReadFile):
+            self._attempts.get().files.ask(message, self._hello.cwd)
         elif isinstance(message, orders.Input):
             self._attempts.get().take_input(message, body)
         elif isinstance(message, orders.Prepare):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from worker_entry.protocol.collection import FilesFound, FindFiles
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.kept import CacheUsed
 from worker_entry.protocol.messages import (
@@ -36,7 +37,9 @@ FRAME_LIMIT = 64 << 10
 """Maximum length of a header in bytes, except for the types below."""
 FRAME_LIMITS: dict[type[Any], int] = {
     # They hold the environment of each task of a node, each file of a folder, or each address of a cluster.
-    **dict.fromkeys((Offer, Preload, Prepare, Inspect, Dial, MeasureNode, Start, Profile), 16 << 20),
+    **dict.fromkeys(
+        (Offer, Preload, Prepare, Inspect, Dial, MeasureNode, Start, Profile, FindFiles, FilesFound), 16 << 20
+    ),
     **dict.fromkeys((Attach, Clean), 1 << 20),
     # They hold a line for each task of a node or each address of the cluster.
     **dict.fromkeys((Prepared, Refused, Cleaned, Sampled, Profiled), 1 << 20),
@@ -66,6 +69,7 @@ ALLOWANCES: dict[type[Any], Allowance] = {
     Ready: Allowance(4, 1),
     Noted: Allowance(100, 0),
     Saved: Allowance(120, 60),
+    FilesFound: Allowance(1000, 60),
     Sampled: Allowance(60, 600),
     CacheUsed: Allowance(100, 20),
     Fetch: Allowance(100_000, 600),

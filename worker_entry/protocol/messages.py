@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Optional, Union
 
+from worker_entry.protocol.collection import FileRead, FilesFound
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
     LARGEST,
@@ -81,13 +82,14 @@ class Attached:
 class Fetch:
     """Asks for a part of an offered file; `index` is the file's position in the Offer.
 
-    `left`: the bytes of all files that the node has still to ask for, with this part.
+    `left`: the bytes of all files that the node has still to ask for, with this part. `checkpoint`: as in Offer.
     """
 
     index: Count
     offset: Count
     size: Annotated[int, Within(0, 1 << 20)]
     left: Count
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,16 @@ class AskInput:
 
 @dataclass(frozen=True)
 class Synced:
-    """The version is complete, and every file is as offered; tasks will run in `directory`."""
+    """Every file is as offered; tasks will run in `directory`, unless `checkpoint` is set, as in Offer.
+
+    `files` of them had to be fetched, with `fetched` bytes. `newer`: the node has kept newer checkpoints.
+    """
 
     directory: Line
     files: Count
     fetched: Count
+    checkpoint: bool = False
+    newer: bool = False
 
 
 @dataclass(frozen=True)
@@ -313,6 +320,8 @@ ToController = Union[
     Attached,
     Fetch,
     Synced,
+    FilesFound,
+    FileRead,
     Prepared,
     Refused,
     Inspected,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Optional, Union
 
+from worker_entry.protocol.collection import FindFiles, ReadFile
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
     Amount,
@@ -28,7 +29,7 @@ from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 19
+VERSION = 20
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has certainly ended."""
@@ -62,11 +63,15 @@ class Offer:
     """The files that the program's folder must contain on the node; `to` is a link there to the current version.
 
     `digest` identifies the version: it is computed from the names, content and modes of all files.
+
+    With `checkpoint`, `to` is the folder of checkpoints. Its files are replaced, unless the node has newer ones; other
+    files there are left alone.
     """
 
     to: Annotated[str, Path()]
     digest: Annotated[str, Path(128)]
     files: list[FileEntry]
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Piece:
     index: Count
     offset: Count
     length: Annotated[int, Within(0, BODY_LIMIT)]
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,6 +280,8 @@ ToAgent = Union[
     Attach,
     Offer,
     Piece,
+    FindFiles,
+    ReadFile,
     Input,
     Preload,
     Prepare,

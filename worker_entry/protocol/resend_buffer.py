@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Attached, Log, Message, Sampled
 from worker_entry.protocol.orders import Attach, Beat, Input, Piece
 
-_UNCOUNTED = (Attach, Attached, Beat, Input, Log, Piece, Sampled)
+_UNCOUNTED = (Attach, Attached, Beat, FileRead, Input, Log, Piece, Sampled)
 
 
 def is_counted(message: Message) -> bool:
@@ -68,7 +69,7 @@ class Outbox:
         """Continues the counts of an earlier sender, of whose frames `sent` have arrived; we have sent none yet."""
         self.last, self.received = sent + len(self._frames), received
 
-    def take_back(self) -> None:
-        """Removes the newest frame, as if it had never been added."""
-        self._frames.pop()
+    def take_back(self, number: int) -> None:
+        """Removes the frame with this number, which has not arrived, as if it had never been added."""
+        del self._frames[number - self.confirmed - 1]
         self.last -= 1

@@ -364,10 +364,14 @@ class DialResult:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of the sent folder: its path in the folder, and its content's SHA-256 or, for a link, the target."""
+    """A file of a sent folder: its path in the folder, and its content's SHA-256 or, for a link, the target.
+
+    A checkpoint's file has the time of its last change, in nanoseconds, instead of a hash.
+    """
 
     path: Annotated[str, Path()]
     size: Count = 0
     sha256: Name = ""
     executable: bool = False
     link: Annotated[str, Path()] = ""
+    changed: Annotated[int, Within(0, 1 << 63)] = 0

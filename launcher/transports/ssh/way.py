@@ -79,6 +79,8 @@ class ChannelStream:
             data = self._channel.recv(size)
         except TimeoutError:
             raise LinkBroken(f"no data for {timeout_s:.0f} s") from None
+        except (EOFError, OSError, paramiko.SSHException):  # it also tells the other side that there is room
+            raise LinkBroken("the connection broke") from None
         # The command ends with the guardian, which ends once nothing is left below it. A command that ended has an
         # exit status, a broken connection has none.
         if not data and not (self._channel.status_event.wait(STATUS_S) and self._channel.exit_status >= 0):

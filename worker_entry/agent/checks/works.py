@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from typing import Any
 
 from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.checks.port_responder import dial
+from worker_entry.protocol.collection import FindFiles
 from worker_entry.protocol.framing import Decoder, encode
 from worker_entry.protocol.messages import Message
 from worker_entry.protocol.orders import Dial, Hello, Inspect
 from worker_entry.protocol.speed import MeasureLink
 
 INSPECT, DIAL, MEASURE_LINK, RESOLVE = "inspect", "dial", "measure-link", "resolve"
+FIND_FILES = "find-files"
 
 
 def perform(work: str, data: bytes) -> bytes:
     """Does the work.
 
     Args:
-        work: INSPECT, DIAL, MEASURE_LINK or RESOLVE.
-        data: frames of Hello and Inspect; a frame of Dial or MeasureLink; a list of names in JSON.
+        work: INSPECT, DIAL, MEASURE_LINK, FIND_FILES or RESOLVE.
+        data: frames of Hello and Inspect or FindFiles; a frame of Dial or MeasureLink; a list of names in JSON.
 
     Returns:
         A frame of the answer; for RESOLVE, the known addresses of each name, in JSON.
@@ -45,6 +48,10 @@ def _answer(orders: list[Message]) -> Message:
         return measure_link(order)
     hello = orders[0]
     assert isinstance(hello, Hello)
+    if isinstance(order, FindFiles):
+        from worker_entry.agent.finding_files import find_files
+
+        return find_files(order, hello.cwd, os.path.dirname(hello.directory))
     assert isinstance(order, Inspect)
     return inspect(order, hello.cwd, hello.directory)
 
