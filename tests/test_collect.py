@@ -39,6 +39,7 @@ from worker_entry.agent.folder_copy import FolderCopy
 from worker_entry.agent.program_copy import ProgramCopy
 from worker_entry.protocol import collection
 from worker_entry.protocol.collection import FileRead, FilesFound, FindFiles, FoundFile, ReadFile
+from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Fetch, Message, Refused, Saved, Synced
 from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry, TaskExit
@@ -166,10 +167,10 @@ def test_a_part_of_another_version_is_not_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "a//b", ".", "a/.", "a\0b"])
-def test_no_path_leads_out_of_the_folder(path: str, tmp_path: Path) -> None:
-    for use in (CollectedFolder.has, CollectedFolder.begin):
-        with pytest.raises(ValueError, match="leads out of its folder"):
-            use(folder(tmp_path), FoundFile(path, 1, 1, 1))
+def test_no_path_leads_out_of_the_folder(path: str) -> None:
+    frame = encode(FilesFound(1, "/x", [FoundFile(path, 1, 1, 1)]))
+    with pytest.raises(ProtocolError, match="is not a path"):
+        list(Decoder().feed(frame))
 
 
 def test_a_file_that_has_become_a_folder_replaces_the_file_and_links_are_not_followed(tmp_path: Path) -> None:

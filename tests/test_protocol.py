@@ -76,7 +76,8 @@ def limited(kind: Any, limits: tuple[Limit, ...]) -> st.SearchStrategy[Any]:
             left_out: list[Any] = ["Cs"] if limit.lines else ["Cs", "Cc", "Zl", "Zp"]
             return st.text(st.characters(exclude_categories=left_out), max_size=20)
         if isinstance(limit, Path):
-            return st.binary(max_size=20).map(lambda name: name.replace(b"\0", b"").decode("utf-8", "surrogateescape"))
+            paths = st.binary(max_size=20).map(lambda name: name.replace(b"\0", b"").decode("utf-8", "surrogateescape"))
+            return paths.filter(functools.partial(fits, limit))
         if isinstance(limit, Matches):
             return st.from_regex(limit.pattern, fullmatch=True).filter(functools.partial(fits, limit))
         if isinstance(limit, ExactlyOne):

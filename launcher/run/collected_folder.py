@@ -37,8 +37,7 @@ class _Open:
 
 
 class CollectedFolder:
-    """The files of one folder of one node. Its methods raise OSError if they cannot write, and ValueError for a path
-    that leads out of the folder.
+    """The files of one folder of one node. Its methods raise OSError if they cannot write.
 
     Args:
         root: where the files come to.
@@ -57,15 +56,15 @@ class CollectedFolder:
 
     def has(self, file: FoundFile) -> bool:
         """Whether the folder has this version of the file, by its size and time."""
-        place = self._inside(self.root, file.path)
+        place = self.root / file.path
         if _is_version(place, file):
             return True
-        if self._before is None or not _is_version(self._inside(self._before, file.path), file):
+        if self._before is None or not _is_version(self._before / file.path, file):
             return False
         self._make_folders(place)
         with contextlib.suppress(FileNotFoundError):
             place.unlink()
-        earlier = self._inside(self._before, file.path)
+        earlier = self._before / file.path
         try:
             os.link(earlier, place)
         except OSError:  # a disk without hard links
@@ -84,7 +83,6 @@ class CollectedFolder:
 
     def begin(self, file: FoundFile) -> int:
         """Opens the file; returns how many of its bytes are here from an earlier transfer."""
-        self._inside(self.root, file.path)
         make_private_directory(str(self._parts))
         version = f"{self._origin}\0{file.path}\0{file.size}\0{file.changed}"
         part = self._parts / hashlib.sha256(version.encode("utf-8", "surrogateescape")).hexdigest()[:32]
@@ -115,7 +113,7 @@ class CollectedFolder:
         opened = self._close(path)
         if opened is None or opened.part.stat().st_size != opened.file.size:
             return False
-        place = self._inside(self.root, path)
+        place = self.root / path
         self._make_folders(place)
         os.utime(opened.part, ns=(opened.file.changed, opened.file.changed))
         opened.part.replace(place)
@@ -134,7 +132,7 @@ class CollectedFolder:
 
     def keep_only(self, files: Collection[FoundFile]) -> None:
         """Removes files that the node no longer has."""
-        kept = {self._inside(self.root, file.path) for file in files}
+        kept = {self.root / file.path for file in files}
         for folder, _, names in os.walk(self.root):
             for name in names:
                 if (path := Path(folder, name)) not in kept:
@@ -146,13 +144,6 @@ class CollectedFolder:
             if opened is not None:
                 os.close(opened.descriptor)
         return opened
-
-    def _inside(self, root: Path, path: str) -> Path:
-        """The path in the folder: a node may send any."""
-        parts = path.split("/")
-        if any(part in ("", ".", "..") for part in parts) or "\0" in path:
-            raise ValueError(f"the path {path!r}, which leads out of its folder")
-        return root.joinpath(*parts)
 
     def _make_folders(self, place: Path) -> None:
         """Makes the folders of a file; a file that has been one of them before is removed."""

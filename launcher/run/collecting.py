@@ -11,7 +11,7 @@ from launcher.run.context import RunContext
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.node_links import NodeLinks
 from launcher.run.observation import tell_link
-from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
+from launcher.transports.base import LinkDropped, LinkNote, LinkResumed
 
 SHOW_S = 10.0
 """How often the progress is shown."""
@@ -71,9 +71,6 @@ def await_files(
         node, message = incoming
         if isinstance(message, (LinkDropped, LinkResumed, LinkNote)):
             tell(node, message)
-        try:
-            if collector.note(node, message):
-                due = links.timing.monotonic() + PATIENCE_S
-        except ValueError as error:
-            collector.note(node, LinkClosed(f"the agent sent {error}"))
+        if collector.note(node, message):
+            due = links.timing.monotonic() + PATIENCE_S
     return True

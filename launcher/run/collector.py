@@ -120,11 +120,7 @@ class Collector:
         return any(fetch.is_whole for fetch in self._running.values())
 
     def note(self, node: str, message: object) -> bool:
-        """Takes what a node sends, or news of its link; returns whether anything is new.
-
-        Raises:
-            ValueError: the node has sent something impossible.
-        """
+        """Takes what a node sends, or news of its link; returns whether anything is new."""
         match message:
             case FilesFound(number) | FileRead(number):
                 fetch = self._running.get(number)

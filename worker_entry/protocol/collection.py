@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from worker_entry.protocol.field_limits import BODY_LIMIT, LARGEST, Count, Items, Line, Path, Text, Within
+from worker_entry.protocol.field_limits import BODY_LIMIT, LARGEST, Count, InnerPath, Items, Line, Path, Text, Within
 from worker_entry.protocol.frozen import dataclass
 
 FOUND_LIMIT = 50_000
@@ -41,7 +41,7 @@ class FindFiles:
 class FoundFile:
     """A file; `changed`: its modification time. `inode` tells whether nodes see the same file."""
 
-    path: Annotated[str, Path()]
+    path: Annotated[str, InnerPath()]
     size: Annotated[int, Within(0, LARGEST)]
     changed: Nanoseconds
     inode: Annotated[int, Within(0, 1 << 63)]

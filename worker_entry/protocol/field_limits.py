@@ -85,6 +85,16 @@ class Path(Limit):
 
 
 @dataclass(frozen=True)
+class InnerPath(Path):
+    """The path of a file in a folder, without `.` and `..`."""
+
+    def take(self, value: str) -> str:
+        if any(part in ("", ".", "..") for part in value.split("/")):
+            raise ValueError(f"{value[:80]!r} is not a path in a folder")
+        return super().take(value)
+
+
+@dataclass(frozen=True)
 class Items(Limit):
     """A list or an object with a maximum number of items."""
 
