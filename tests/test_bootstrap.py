@@ -182,7 +182,7 @@ def open_program(program: str) -> ProgramStream:
     return ProgramWay(("sh", "-c", program), "node").open(PAYLOAD, sys.executable, Opening())
 
 
-@pytest.mark.parametrize("program", ["sleep 600", r"printf '\036worker_entry: none\036\n'; sleep 600"])
+@pytest.mark.parametrize("program", ["sleep 600", r"printf '\036worker_entry: none\036\n'; exec sleep 600"])
 def test_a_program_that_reads_nothing_is_given_up_in_time(program: str) -> None:
     """Even if it has asked for the archive, which does not fit into a pipe's buffer."""
     stream = open_program(program)

@@ -12,7 +12,7 @@ from launcher.commands.requests import ask_files
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.plan.launch_plan import runs_in
 from launcher.report.models import CollectedNode
-from launcher.run.collecting import await_files
+from launcher.run.collecting import Progress, await_files
 from launcher.run.collector import Collector
 from launcher.run.directory import RunDir
 from launcher.run.last_state import read_end_report
@@ -63,7 +63,7 @@ def collect(files: RunDir, patterns: Sequence[str], show: Callable[[str], None])
 def _collect_running(files: RunDir, patterns: Sequence[str], show: Callable[[str], None]) -> list[CollectedNode] | None:
     """Has the run's controller collect; None if it ends meanwhile."""
     collection = ask_files(files, begins=True, patterns=patterns)
-    progress = _Progress(show)
+    progress = Progress(show, SHOW_S, time.monotonic)
     while not collection.is_over:
         progress.note(collection.progress)
         time.sleep(ASK_S)
@@ -101,7 +101,7 @@ def _collect_ended(
             collector = Collector(spec, files, links, record.started, show)
             _connect(links, collector, directories)
             collector.begin(dict.fromkeys(directories, ""))
-            progress = _Progress(show)
+            progress = Progress(show, SHOW_S, time.monotonic)
 
             def goes_on() -> bool:
                 progress.note(collector.render_progress())
@@ -158,17 +158,3 @@ def _note(files: RunDir, collected: Sequence[CollectedNode]) -> None:
     if report is not None:
         later = report.model_copy(update={"collected": [*collected]})
         files.write_json(files.report, later.model_dump(mode="json"))
-
-
-class _Progress:
-    """Shows the progress now and then."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-        self._due = time.monotonic() + SHOW_S
-
-    def note(self, progress: str) -> None:
-        """Takes the current progress."""
-        if progress and time.monotonic() >= self._due:
-            self._due = time.monotonic() + SHOW_S
-            self._show(progress)

@@ -19,6 +19,22 @@ PATIENCE_S = 300.0
 """How long nothing may come: a large folder takes long to list, and the disk of a node may hang."""
 
 
+class Progress:
+    """Shows the progress every `every_s` seconds of the clock."""
+
+    def __init__(self, show: Callable[[str], None], every_s: float, monotonic: Callable[[], float]) -> None:
+        self._show = show
+        self._every_s = every_s
+        self._monotonic = monotonic
+        self._due = monotonic() + every_s
+
+    def note(self, progress: str) -> None:
+        """Takes the current progress."""
+        if progress and self._monotonic() >= self._due:
+            self._due = self._monotonic() + self._every_s
+            self._show(progress)
+
+
 def collect_at_end(context: RunContext, interrupts: Interrupts, *, is_urgent: bool) -> None:
     """Fetches the files of all nodes; a signal stops that.
 
@@ -37,14 +53,11 @@ def collect_at_end(context: RunContext, interrupts: Interrupts, *, is_urgent: bo
     console.note(f"Collecting files in {context.files.collected}; Ctrl-C stops that")
     signals: list[int] = []
     interrupts.deliver_to(lambda signum, _: None if signum == STACKS_SIGNAL else signals.append(signum))
-    due = context.timing.monotonic() + SHOW_S
+    progress = Progress(lambda text: console.note(f"Collecting files: {text}"), SHOW_S, context.timing.monotonic)
 
     def goes_on() -> bool:
-        nonlocal due
         context.journal.touch()
-        if context.timing.monotonic() >= due:
-            due = context.timing.monotonic() + SHOW_S
-            console.note(f"Collecting files: {collector.render_progress()}")
+        progress.note(collector.render_progress())
         return not signals
 
     if not await_files(collector, context.links, goes_on, functools.partial(tell_link, context, has_tasks=False)):

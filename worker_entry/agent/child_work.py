@@ -14,6 +14,8 @@ from typing import Optional
 
 from worker_entry.agent.checks.works import perform
 from worker_entry.agent.isolation.outer_network import OuterNetwork
+from worker_entry.protocol.framing import Decoder, ProtocolError
+from worker_entry.protocol.messages import Message
 
 
 class ChildWork:
@@ -57,6 +59,24 @@ class ChildWork:
 
         self._readers.add(reader)
         self._selector.register(reader, selectors.EVENT_READ, read_answer)
+
+    def begin_answer(
+        self,
+        work: str,
+        data: bytes,
+        send: Callable[[Message], None],
+        failure: Message,
+        outer: Optional[OuterNetwork] = None,
+    ) -> None:
+        """Does work whose answer is a message, and sends the message, or `failure` if the child has failed."""
+
+        def pass_on(answer: bytes) -> None:
+            message = failure
+            with contextlib.suppress(ProtocolError, ValueError):
+                [(message, _)] = Decoder().feed(answer)
+            send(message)
+
+        self.begin(work, data, pass_on, outer)
 
     def cancel(self) -> None:
         """Drops the answers that are awaited; the caller stops the processes with the rest of the tree."""

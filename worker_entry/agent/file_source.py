@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import stat
@@ -13,7 +12,7 @@ from typing import Optional
 from worker_entry.agent.child_work import ChildWork
 from worker_entry.agent.connection import OUTPUT_LIMIT, Connection
 from worker_entry.protocol.collection import FileRead, FilesFound, FindFiles, ReadFile
-from worker_entry.protocol.framing import Decoder, ProtocolError, encode
+from worker_entry.protocol.framing import encode
 from worker_entry.protocol.messages import Message
 from worker_entry.protocol.orders import Hello
 from worker_entry.system.file_part import FilePart
@@ -39,13 +38,8 @@ class FileSource:
         """Lists files; the answer is sent."""
         from worker_entry.agent.checks.works import FIND_FILES
 
-        def pass_on(answer: bytes) -> None:
-            message: Message = FilesFound(order.number, "", [], "the node could not list its files")
-            with contextlib.suppress(ProtocolError, ValueError):
-                [(message, _)] = Decoder().feed(answer)
-            self._send(message)
-
-        self._work.begin(FIND_FILES, encode(hello) + encode(order), pass_on)
+        failure = FilesFound(order.number, "", [], "the node could not list its files")
+        self._work.begin_answer(FIND_FILES, encode(hello) + encode(order), self._send, failure)
 
     def ask(self, order: ReadFile, cwd: str) -> None:
         """Notes a request, which `stream` answers."""

@@ -15,7 +15,7 @@ from worker_entry.agent.checks.port_responder import PortResponders
 from worker_entry.agent.checks.speed_child import SpeedChild
 from worker_entry.agent.child_work import ChildWork
 from worker_entry.agent.isolation.outer_network import OuterNetwork
-from worker_entry.protocol.framing import Decoder, ProtocolError, encode
+from worker_entry.protocol.framing import encode
 from worker_entry.protocol.messages import Message, Refused
 from worker_entry.protocol.orders import Dial, Hello, Inspect
 from worker_entry.protocol.speed import LinkMeasured, MeasureLink, MeasureNode
@@ -92,10 +92,4 @@ class NodeChecks:
             self._mark = ""
 
     def _begin(self, work: str, data: bytes, failure: Message) -> None:
-        def pass_on(answer: bytes) -> None:
-            message = failure
-            with contextlib.suppress(ProtocolError, ValueError):
-                [(message, _)] = Decoder().feed(answer)
-            self._send(message)
-
-        self._work.begin(work, data, pass_on, self.outer)
+        self._work.begin_answer(work, data, self._send, failure, self.outer)
