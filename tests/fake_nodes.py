@@ -52,6 +52,7 @@ from launcher.transports.base import (
 from tests.fake_timing import FakeTiming
 from worker_entry.protocol.collection import FileRead, FilesFound, FindFiles, FoundFile, ReadFile
 from worker_entry.protocol.framing import Decoder, encode
+from worker_entry.protocol.gpus import BusyGpu, ClaimGpus, GpuHolder, GpusClaimed, ReleaseGpus
 from worker_entry.protocol.messages import (
     CHILD,
     Dialled,
@@ -173,7 +174,7 @@ Deed = Callable[["FakeAgent"], bool]
 class At:
     """A deed on a node as soon as the node is in this phase of the attempt.
 
-    In CONNECTING and SYNCING, `attempt` counts the connections to the node.
+    In CONNECTING, CLAIMING and SYNCING, `attempt` counts the connections to the node.
     """
 
     phase: Phase
@@ -321,6 +322,7 @@ def both(*deeds: Deed) -> Deed:
 
 _PHASES: Mapping[type, Phase] = {
     Hello: Phase.CONNECTING,
+    ClaimGpus: Phase.CLAIMING,
     Offer: Phase.SYNCING,
     Prepare: Phase.PREPARING,
     Dial: Phase.CHECKING,
@@ -452,6 +454,14 @@ class FakeAgent:
                 case Piece():
                     self.world.fetched.append(data)
                     self.answer(Synced("/synced", 1, len(data), order.checkpoint))
+                case Hello():
+                    [ready] = self._answers.to(order, self.now())
+                    assert isinstance(ready, Ready)
+                    self.answer(replace(ready, gpus=[*self.world.gpus.get(self.node, ())]))
+                case ClaimGpus():
+                    self.later(ANSWER_S, lambda: self._say(self._claim(order)))
+                case ReleaseGpus():
+                    self.world.kept.pop(self.node, None)
                 case FindFiles():
                     self.answer(self._find(order))
                 case ReadFile():
@@ -465,6 +475,16 @@ class FakeAgent:
                     self.answer(*map(self._show, self._answers.running))
                 case _:
                     self.answer(*self._answers.to(order, self.now()))
+
+    def _claim(self, order: ClaimGpus) -> GpusClaimed:
+        users = self.world.gpus[self.node]
+        free = [gpu for gpu in order.gpus if not users[gpu]][: order.count]
+        if len(free) == order.count:
+            self.world.kept[self.node] = free
+            return GpusClaimed(order.attempt, free)
+        self.world.kept.pop(self.node, None)
+        busy = [BusyGpu(gpu, [GpuHolder(77, users[gpu], "python")]) for gpu in order.gpus if users[gpu]]
+        return GpusClaimed(order.attempt, [], busy)
 
     def _find(self, order: FindFiles) -> FilesFound:
         files = self.world.files.get(self.node, {})
@@ -509,7 +529,7 @@ class FakeAgent:
 
     def _enter(self, phase: Phase) -> bool:
         """Does the script's deeds for the phase; returns whether the node then answers as usual."""
-        attempt = self._number if phase in (Phase.CONNECTING, Phase.SYNCING) else self._answers.attempt
+        attempt = self._number if phase in (Phase.CONNECTING, Phase.CLAIMING, Phase.SYNCING) else self._answers.attempt
         if isinstance(self.order, Prepare) and phase is Phase.PREPARING:
             attempt = self.order.attempt
         steps = (step for step in self.world.script if isinstance(step, At))
@@ -573,6 +593,10 @@ class FakeNodes:
     fetched: list[bytes] = field(default_factory=list)
     files: dict[str, dict[tuple[str, str], tuple[int, bytes]]] = field(default_factory=dict)
     """The files of each node, by directory and path: when they were changed, and their content."""
+    gpus: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The GPUs of each node, each with the user who uses it; empty if nobody does."""
+    kept: dict[str, list[str]] = field(default_factory=dict)
+    """The GPUs that each node keeps for the run."""
     agents: dict[str, FakeAgent] = field(default_factory=dict)
     """The last agent of each node."""
     connections: dict[str, int] = field(default_factory=dict)

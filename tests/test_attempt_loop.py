@@ -50,7 +50,7 @@ PARAMETER_SERVER = {
 }
 THREE = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}]}
 
-BEFORE_START = [Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING]
+BEFORE_START = [Phase.CONNECTING, Phase.CLAIMING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING]
 PHASES = [*BEFORE_START, Phase.FORMING, Phase.RUNNING]
 """All phases of an attempt before it is stopped."""
 
@@ -65,8 +65,9 @@ def project(tmp_path: Path) -> Path:
 
 def whole(folder: Path, *script: At | Exit, **more: Any) -> FakeRun:
     """An attempt that goes through every phase."""
-    spec = {**SYNC, **more.pop("spec", {})}
-    return FakeRun(folder, script, spec, checks=True, **more)
+    spec = {**SYNC, "wait_gpus_s": 0, **more.pop("spec", {})}
+    gpus = {"gpu-a": {"0": ""}, "gpu-b": {"0": ""}}
+    return FakeRun(folder, script, spec, checks=True, gpus=gpus, **more)
 
 
 def test_an_attempt_goes_through_its_phases_one_after_the_other(project: Path) -> None:
@@ -75,7 +76,7 @@ def test_an_attempt_goes_through_its_phases_one_after_the_other(project: Path) -
     assert (state.phase, state.reason) == (Phase.FINISHED, Reason.SUCCEEDED)
     for node in ("gpu-a", "gpu-b"):
         assert run.nodes.kinds_of(node) == [
-            *("Hello", "Offer", "Piece", "Prepare", "Inspect", "Dial", "Start", "Stop", "Goodbye")
+            *("Hello", "ClaimGpus", "Offer", "Piece", "Prepare", "Inspect", "Dial", "Start", "Stop", "Goodbye")
         ]
     order = [type(order) for _, order in run.nodes.orders]
     for earlier, later in ((Hello, Prepare), (Prepare, Dial), (Dial, Start), (Start, Stop)):  # no node gets ahead

@@ -114,7 +114,7 @@ def play_on(state: AttemptState, *events: Event | float) -> tuple[AttemptState, 
     return state, performed
 
 
-OPTIONAL = (Phase.SYNCING, Phase.CHECKING)
+OPTIONAL = (Phase.CLAIMING, Phase.SYNCING, Phase.CHECKING)
 
 
 def test_a_gang_needs_a_task_whose_end_decides() -> None:

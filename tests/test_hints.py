@@ -49,7 +49,7 @@ FOREIGN: Mapping[str, set[str]] = {
     "docker": {"--rm", "--volumes", "--profile"},
     "pytest": {"--all", "--pdb", "--since"},
     "the benchmarks": {"--runs"},
-    "nvidia-smi": {"--query-gpu", "--format"},
+    "nvidia-smi": {"--query-compute-apps", "--query-gpu", "--format"},
     "tensorboard": {"--logdir", "--host", "--port", "--reload_interval"},
     "the demo": {"--epochs", "--batch-per-replica", "--global-batch", "--shard-by", "--model-dir", "--checkpoints"}
     | {"--log-dir"},

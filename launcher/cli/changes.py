@@ -36,6 +36,7 @@ class FieldParameter(SectionedOption):
     def __init__(self, *args: Any, field: FieldOption, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.field = field
+        self.bare = field.bare
 
 
 def _note(context: click.Context, parameter: click.Parameter, value: Any) -> None:

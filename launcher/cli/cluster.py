@@ -135,8 +135,7 @@ def up(
     Checks the nodes first, as `check` does. Options override SPEC.
 
     \b
-    distlaunch up cluster.yaml                 a spec
-    distlaunch up cluster.yaml -- --epochs 3   more arguments of its program
+    distlaunch up cluster.yaml -- --epochs 3   a spec, and arguments
     distlaunch up -H gpu-a:2,gpu-b:2 train.py  two workers on each machine
     distlaunch up --slurm -m my.module ARGS    in this Slurm job
     """

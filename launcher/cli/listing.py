@@ -29,8 +29,9 @@ def ls(everything: bool, watch: bool, warm: bool, as_json: bool) -> int:
     """List runs: state, age, tasks, progress, restarts.
 
     Lists the runs that are running, queued or lost, the latest first. States: pending (in Slurm's queue), connecting,
-    forming, running, restarting, waiting (for a lost node), stopping, lost (its controller is gone; `distlaunch resume`
-    continues it); with -a also succeeded, failed and its class, interrupted, and ended (its outcome is unknown).
+    forming, running, restarting, waiting (for a lost node, or for GPUs), stopping, lost (its controller is gone;
+    `distlaunch resume` continues it); with -a also succeeded, failed and its class, interrupted, and ended (its outcome
+    is unknown).
     With -a, DURATION is the whole time of a run, and ENDED tells when.
     `on gpu-a`: its controller is on another machine. Lists the runs in the state directory, not those started with
     `--run-dir`. Below them, lists the nodes that keep TensorFlow warm, and the memory that it takes there.

@@ -15,8 +15,7 @@ from click.core import ParameterSource
 from launcher.cli.changes import read_changes
 from launcher.cli.completion import complete_specs
 from launcher.cli.options import host_options
-from launcher.cli.sections import SectionedCommand
-from launcher.cli.usage_errors import is_flag
+from launcher.cli.sections import SectionedCommand, fill_bare, read_option
 
 if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
@@ -57,6 +56,7 @@ class SpecOrProgramCommand(ProgramCommand):
     appends_arguments = True
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        args = fill_bare(args, self.params, interspersed=False)
         leading, first = self._leading(args)
         # A spec on the command line comes before the machines of a variable or of the file of defaults.
         ours = not is_spec(first) and any(
@@ -82,16 +82,11 @@ class SpecOrProgramCommand(ProgramCommand):
         position = 0
         given: set[str | None] = set()
         while position < len(args) and args[position].startswith("-"):
-            word = args[position]
-            name = word.partition("=")[0] if word.startswith("--") else word[:2]
-            while not word.startswith("--") and is_flag(known.get(name)) and len(word) > 2:  # `-vd` is `-v -d`
-                given.add(known[name].name)
-                word = f"-{word[2:]}"
-                name = word[:2]
-            if name not in known:
+            options, takes_next = read_option(args[position], known)
+            if not options:
                 break
-            given.add(known[name].name)
-            position += 1 if is_flag(known[name]) or word != name else 2
+            given |= {each.name for each in options}
+            position += 1 + takes_next
         return given, args[position] if position < len(args) else ""
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from launcher.cli.origins import NO_DEFAULT, find_variable, long_name
-from launcher.cli.usage_errors import naming_command, refuse_command, refuse_extra
-from launcher.cli.values import Words
+from launcher.cli.usage_errors import is_flag, naming_command, refuse_command, refuse_extra
+from launcher.cli.values import Words, parse_duration
 
 OTHER = "Options"
 """The section of options that name no section; it has `--help` and comes last."""
@@ -105,6 +105,59 @@ def option(*names: str, **settings: Any) -> Callable[..., Any]:
     return click.option(*names, **{"cls": SectionedOption, **settings})
 
 
+def read_option(word: str, known: Mapping[str, click.Parameter]) -> tuple[list[click.Parameter], bool]:
+    """The options that a word names, and whether the value of the last one is the next word; empty if one is unknown.
+
+    Args:
+        word: `--name`, `--name=value`, `-n`, `-nvalue`, or `-vd`, which is `-v -d`.
+        known: the command's options, by their names.
+    """
+    if word.startswith("--"):
+        name, equals, _ = word.partition("=")
+        return ([known[name]], not equals and not is_flag(known[name])) if name in known else ([], False)
+    found: list[click.Parameter] = []
+    for position, letter in enumerate(word[1:], 2):
+        option = known.get(f"-{letter}")
+        if option is None:
+            return [], False
+        found.append(option)
+        if not is_flag(option):
+            return found, position == len(word)
+    return found, False
+
+
+def fill_bare(args: Sequence[str], params: Iterable[click.Parameter], *, interspersed: bool) -> list[str]:
+    """Gives options that need no value the value that they then mean, unless the next word is one.
+
+    Args:
+        args: the words of the command line.
+        params: the command's parameters.
+        interspersed: whether options may follow other words.
+    """
+    known = {name: each for each in params for name in each.opts if isinstance(each, click.Option)}
+    filled: list[str] = []
+    position = 0
+    while position < len(args) and args[position] != "--":
+        word = args[position]
+        options, takes_next = read_option(word, known) if word.startswith("-") else ([], False)
+        if not options and not interspersed:
+            break
+        bare = getattr(options[-1], "bare", "") if takes_next else ""
+        if bare and not _is_duration(args[position + 1] if position + 1 < len(args) else ""):
+            word, takes_next = f"{word}={bare}", False
+        filled += [word, *args[position + 1 : position + 1 + takes_next]]
+        position += 1 + takes_next
+    return [*filled, *args[position:]]
+
+
+def _is_duration(word: str) -> bool:
+    try:
+        parse_duration(word)
+    except ValueError:
+        return False
+    return True
+
+
 class SectionedCommand(click.Command):
     """A command that lists its options by section."""
 
@@ -114,6 +167,7 @@ class SectionedCommand(click.Command):
         return super().get_short_help_str(limit)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = fill_bare(args, self.get_params(ctx), interspersed=ctx.allow_interspersed_args)
         with naming_command(ctx):
             extra = super().parse_args(ctx, args)
         if extra and not ctx.resilient_parsing:

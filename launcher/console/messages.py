@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 
 from launcher.gang.busy import render_busy
+from launcher.gang.claims import render_busy_gpus
 from launcher.gang.events import (
     EndAnnounced,
     Event,
@@ -34,6 +36,8 @@ OWN_STRATEGY_HINT = (
 )
 REMIND_S = 5.0
 TRANSFER_REMIND_S = 10.0
+GPUS_CHANGED_S, GPUS_REMIND_S = 60.0, 1800.0
+"""How often it is said who uses the GPUs that the run waits for: if that changes, and if it stays the same."""
 FORMING_REMIND_S = 15.0
 """Longer than REMIND_S: importing TensorFlow takes a while."""
 SHOWN_NODES = 8
@@ -194,11 +198,20 @@ class Reminder:
         self._started = started
         self._transfers = transfers
         self._due = started + REMIND_S
+        self._busy = ""
+        """What was last said of busy GPUs; empty before, and once they are free."""
+        self._busy_said = -math.inf
         self._drains: float | None = None
         """The deadline that the user was warned about."""
 
     def remind(self, state: AttemptState, now: float, time: float) -> str | None:
         """The line, if one is due; `now`: monotonic seconds, `time`: Unix seconds."""
+        if state.phase is Phase.CLAIMING and state.lacked:
+            return self._remind_of_gpus(state, now)
+        if self._busy and state.reason is None:
+            self._busy = ""
+            self._started, self._due = now, now + REMIND_S
+            return "The GPUs are free"
         if now < self._due:
             return None
         if state.phase is Phase.RUNNING:
@@ -221,6 +234,14 @@ class Reminder:
             f" and {len(missing) - SHOWN_NODES} more" * (len(missing) > SHOWN_NODES)
         )
         return f"{state.phase.value.capitalize()}, {now - self._started:.0f} s: waiting for {shown}"
+
+    def _remind_of_gpus(self, state: AttemptState, now: float) -> str | None:
+        """Says who uses the GPUs: at once, soon after that has changed, and now and then."""
+        busy = render_busy_gpus(state.lacked)
+        if now < self._busy_said + (GPUS_REMIND_S if busy == self._busy else GPUS_CHANGED_S):
+            return None
+        self._busy, self._busy_said = busy, now
+        return f"Waiting for GPUs: {busy}"
 
     def _remind_of_drain(self, state: AttemptState, now: float) -> str | None:
         """A warning after half of the drain time."""

@@ -17,6 +17,7 @@ import signal
 from collections.abc import Mapping
 
 from launcher.gang.busy import RECHECK_S, find_busy, is_excused
+from launcher.gang.claims import ask_all, go_on
 from launcher.gang.events import (
     Action,
     AskStacks,
@@ -139,9 +140,16 @@ def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
         if not state.awaited:
             return _stop(state, Reason.CHECKED, 0.0, now)
-        if (state.policy.syncs | state.policy.restores) & state.awaited:
-            return replace(state, phase=Phase.SYNCING), (SyncNodes(),)
-        return replace(state, phase=Phase.PREPARING), (PrepareNodes(),)
+        if state.policy.wait_gpus_s is not None and not state.policy.only_checks:
+            return ask_all(state, now)
+        return _bring_files(state)
+    if state.phase is Phase.CLAIMING and not state.asked:
+        if not state.lacking:
+            limit_s = state.policy.start_s
+            return _bring_files(replace(state, deadline=now + limit_s if limit_s else None))
+        if state.claims_again is None and state.claims_due is not None and now >= state.claims_due:
+            return _stop(state, Reason.GPUS_BUSY, FAILURE_GRACE_S, now)
+        return go_on(state, now)
     if state.phase is Phase.SYNCING and state.is_synced:
         return replace(state, phase=Phase.PREPARING), (PrepareNodes(),)
     if state.phase is Phase.PREPARING and state.is_prepared:
@@ -155,6 +163,12 @@ def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
     if _is_due(state, now):
         return _stop(state, Reason.START_TIMEOUT, FAILURE_GRACE_S, now)
     return state, ()
+
+
+def _bring_files(state: AttemptState) -> Decision:
+    if (state.policy.syncs | state.policy.restores) & state.awaited:
+        return replace(state, phase=Phase.SYNCING), (SyncNodes(),)
+    return replace(state, phase=Phase.PREPARING), (PrepareNodes(),)
 
 
 def _while_failing(state: AttemptState, event: Event, now: float) -> Decision:

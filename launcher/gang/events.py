@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
+from worker_entry.protocol.gpus import BusyGpu
 from worker_entry.protocol.values import Activity, CrashRecord, KerasPatch, ModelDigest, Problem, Progress, TaskExit
 
 
@@ -15,6 +16,22 @@ class NodeReady:
     """The node's agent has answered."""
 
     node: str
+
+
+@dataclass(frozen=True)
+class NodeClaimed:
+    """The node keeps these GPUs for the run, as CUDA_VISIBLE_DEVICES names them; they are all that the run needs."""
+
+    node: str
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodeBusy:
+    """The node keeps no GPU for the run, because too few are free: these are not."""
+
+    node: str
+    gpus: tuple[BusyGpu, ...]
 
 
 @dataclass(frozen=True)
@@ -283,6 +300,7 @@ class Tick:
 
 Fact = (
     NodeReady
+    | NodeClaimed
     | NodeSynced
     | NodePrepared
     | NodeInspected
@@ -306,10 +324,20 @@ Fact = (
     | StacksReceived
 )
 """What the journal keeps if it changes the state."""
-Event = Fact | TaskWrote | StacksAsked | ProfileAsked | FilesAsked | Tick
+Event = Fact | NodeBusy | TaskWrote | StacksAsked | ProfileAsked | FilesAsked | Tick
 
 
 # --- actions ---
+
+
+@dataclass(frozen=True)
+class ClaimNodes:
+    """Ask every node to keep the GPUs that its tasks need."""
+
+
+@dataclass(frozen=True)
+class ReleaseNodes:
+    """Tell every node to keep no GPU."""
 
 
 @dataclass(frozen=True)
@@ -361,4 +389,15 @@ class Finish:
     """The attempt is over: nothing is left, or what is left cannot be reached."""
 
 
-Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | RestartTask | AskStacks | StopNodes | Finish
+Action = (
+    ClaimNodes
+    | ReleaseNodes
+    | SyncNodes
+    | PrepareNodes
+    | CheckNodes
+    | StartTasks
+    | RestartTask
+    | AskStacks
+    | StopNodes
+    | Finish
+)

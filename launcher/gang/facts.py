@@ -13,6 +13,8 @@ from launcher.gang.events import (
     Interrupted,
     LeaderWaits,
     NodeAttached,
+    NodeBusy,
+    NodeClaimed,
     NodeEmpty,
     NodeInspected,
     NodeLost,
@@ -50,6 +52,8 @@ def is_news(state: AttemptState, event: Event) -> bool:
     match event:
         case NodeReady(node):
             return state.phase is Phase.CONNECTING and node in state.policy.nodes and node not in state.ready
+        case NodeClaimed(node) | NodeBusy(node):
+            return state.phase is Phase.CLAIMING and node in state.asked
         case NodeSynced(node):
             wanted = state.policy.restores if event.checkpoint else state.policy.syncs
             return state.phase is Phase.SYNCING and node in wanted
@@ -114,6 +118,10 @@ def record(state: AttemptState, event: Event) -> AttemptState:
     match event:
         case NodeReady(node):
             return replace(state, ready=state.ready | {node})
+        case NodeClaimed(node, gpus):
+            return replace(state, asked=state.asked - {node}, claimed={**state.claimed, node: gpus})
+        case NodeBusy(node):
+            return replace(state, asked=state.asked - {node}, lacking={**state.lacking, node: event})
         case NodeSynced(node) if event.checkpoint:
             return replace(state, restored=state.restored | {node})
         case NodeSynced(node):

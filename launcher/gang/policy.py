@@ -38,6 +38,10 @@ class AttemptPolicy:
     """Whether auxiliary tasks stay after the success of the others, until the user stops them."""
     stall_s: float | None = None
     """How long a running cluster may go without progress; None: it depends on the usual step time."""
+    wait_gpus_s: float | None = None
+    """How long to wait until the GPUs that the tasks need are free; None: they need not be."""
+    claim_pause_s: float = 5.0
+    """The pause before all nodes are asked again. It should differ between runs that wait for the same GPUs."""
     syncs: frozenset[str] = frozenset()
     """The nodes that the program's folder is sent to."""
     restores: frozenset[str] = frozenset()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from launcher.gang.divergence import Digests
 from launcher.gang.events import (
     EndAnnounced,
+    NodeBusy,
     NodeEmpty,
     NodeRefused,
     NodeSignalled,
@@ -31,6 +32,7 @@ SAVED_STATUSES = (42, 143)
 
 class Phase(enum.Enum):
     CONNECTING = "connecting"
+    CLAIMING = "claiming"
     SYNCING = "syncing"
     PREPARING = "preparing"
     CHECKING = "checking"
@@ -40,7 +42,7 @@ class Phase(enum.Enum):
     FINISHED = "finished"
 
 
-BEFORE_START = (Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
+BEFORE_START = (Phase.CONNECTING, Phase.CLAIMING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
 
 
 class Reason(enum.Enum):
@@ -50,6 +52,7 @@ class Reason(enum.Enum):
     TASK_FAILED = "task-failed"
     REFUSED = "refused"
     NODE_LOST = "node-lost"
+    GPUS_BUSY = "gpus-busy"
     START_TIMEOUT = "start-timeout"
     STALLED = "stalled"
     DRAIN_TIMEOUT = "drain-timeout"
@@ -84,6 +87,18 @@ class AttemptState:
     ports: Mapping[TaskId, int] = field(default_factory=dict)
     unguarded: Mapping[TaskId, str] = field(default_factory=dict)
     """Why strangers can reach a port; all others are guarded."""
+    asked: frozenset[str] = frozenset()
+    """The nodes that have been asked to keep GPUs for the run, and have not answered."""
+    claimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The GPUs that each node keeps for the run."""
+    lacking: Mapping[str, NodeBusy] = field(default_factory=dict)
+    """The nodes that have too few free GPUs, as they have answered since all nodes were last asked."""
+    lacked: Mapping[str, NodeBusy] = field(default_factory=dict)
+    """The same, once all had answered: what the run waits for."""
+    claims_again: float | None = None
+    """When all nodes are asked again, on the controller's monotonic clock; None while answers are awaited."""
+    claims_due: float | None = None
+    """Until when the run waits for GPUs; None: without a limit."""
     synced: frozenset[str] = frozenset()
     restored: frozenset[str] = frozenset()
     """The nodes that have the last checkpoint."""
@@ -228,8 +243,16 @@ class AttemptState:
         return answered >= len(self.policy.nodes) and not self.silent
 
     @property
+    def waits_for_gpus(self) -> bool:
+        """Whether it is not known yet which GPUs the tasks get."""
+        is_before = self.phase in (Phase.CONNECTING, Phase.CLAIMING)
+        return is_before and self.policy.wait_gpus_s is not None and not self.policy.only_checks
+
+    @property
     def silent(self) -> frozenset[str]:
         """The nodes that the start waits for: they have not answered the last question to all nodes."""
+        if self.phase is Phase.CLAIMING:
+            return self.asked - self.lost.keys()
         waited = self.awaited - self.lost.keys()
         synced = self.synced | (waited - self.policy.syncs)
         inspected = self.inspected if self.policy.checks else waited

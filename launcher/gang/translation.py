@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from launcher.gang.events import (
     Event,
+    NodeBusy,
+    NodeClaimed,
     NodeEmpty,
     NodeInspected,
     NodePrepared,
@@ -22,6 +24,7 @@ from launcher.gang.events import (
 )
 from launcher.tasks import parse_task_id
 from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.gpus import GpusClaimed
 from worker_entry.protocol.messages import (
     Broken,
     Empty,
@@ -41,7 +44,7 @@ from worker_entry.protocol.messages import (
     Synced,
 )
 from worker_entry.protocol.strangers import Unguarded
-from worker_entry.protocol.values import CrashRecord
+from worker_entry.protocol.values import CrashRecord, Problem
 
 
 def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
@@ -55,6 +58,11 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
     match message:
         case Ready():
             return NodeReady(node)
+        case GpusClaimed(_, gpus, busy, problem):
+            if problem:
+                why = f"cannot tell which GPUs are free: {problem}"
+                return NodeRefused(node, (Problem("gpus-unknown", why, "run without --wait-gpus"),))
+            return NodeBusy(node, tuple(busy)) if busy else NodeClaimed(node, tuple(gpus))
         case Synced(_, files, fetched, checkpoint, newer):
             return NodeSynced(node, files, fetched, checkpoint, newer)
         case Prepared(_, ports, unguarded):

@@ -46,6 +46,8 @@ def find_refusals(spec: ClusterSpec, pods: PodsSpec, kind: Kind) -> Iterator[tup
         yield "cache", "is made by a node's agent, and exported pods have none; name a folder in `env`"
     if spec.stdin == "all":
         yield "stdin", _NO_CONTROLLER
+    if spec.wait_gpus_s is not None:
+        yield "wait_gpus_s", "Kubernetes gives a GPU to one pod only; remove it"
     for field in _CONTROLLED:
         if getattr(spec, field):
             yield field, _NO_CONTROLLER

@@ -16,7 +16,7 @@ from launcher.plan.launch_plan import LaunchPlan, TaskPlan, make_plan, plan_node
 from launcher.plan.layout import Layout, lay_out
 from launcher.plan.paths import RunPaths
 from launcher.plan.placement import select_nodes, without_spares
-from launcher.plan.resources import NodeFacts
+from launcher.plan.resources import NodeFacts, find_needed_gpus
 from launcher.spec.models import DEMO_MODULE, ClusterSpec
 from launcher.spec.nodes import LOOPBACK, NodeSpec
 from launcher.spec.parts import ProgramSpec
@@ -77,6 +77,11 @@ class Planner:
                 chosen=chosen,
             )
         ]
+
+    def find_needed_gpus(self, node: str, facts: NodeFacts) -> tuple[list[str], int]:
+        """The GPUs that the tasks of a node may get, and how many of them they need."""
+        found, layout = self._expected
+        return find_needed_gpus(found[node], layout.tasks[node], self.spec.rules, facts)
 
     @cached_property
     def _expected(self) -> tuple[dict[str, NodeSpec], Layout]:

@@ -20,17 +20,31 @@ NO_GPU = "-1"
 class NodeFacts:
     """A node's resources: the number of cores that tasks may use, and `gpus` as CUDA_VISIBLE_DEVICES names them.
 
-    `python`: the path of its interpreter, if known.
+    `python`: the path of its interpreter, if known. `claimed`: the GPUs that it keeps for the run, once the run has
+    waited for them; the tasks get no others.
     """
 
     cores: int
     gpus: tuple[str, ...] = ()
     python: str = ""
+    claimed: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, ready: Ready) -> NodeFacts:
+    def of(cls, ready: Ready, claimed: tuple[str, ...] | None = None) -> NodeFacts:
         """The facts that a node's agent has reported."""
-        return cls(ready.cores, tuple(ready.gpus), ready.executable)
+        return cls(ready.cores, tuple(ready.gpus), ready.executable, claimed)
+
+
+def find_needed_gpus(
+    node: NodeSpec, tasks: Sequence[TaskId], rules: StrategyRules, facts: NodeFacts
+) -> tuple[list[str], int]:
+    """The GPUs that the tasks of a node may get, and how many of them they need."""
+    gpus = facts.gpus if node.gpus is None else node.gpus
+    trainers = sum(task.type in rules.computes for task in tasks)
+    takes_rest = not rules.shares_gpus or any(task.type == "evaluator" for task in tasks)
+    if node.gpus_per_worker is None or takes_rest:
+        return [*gpus], len(gpus) if trainers or takes_rest else 0
+    return [*gpus], min(node.gpus_per_worker * trainers, len(gpus))
 
 
 def share_resources(
@@ -50,6 +64,8 @@ def share_resources(
             share["TF_NUM_INTEROP_THREADS"] = str(max(2, threads))
     found = facts.gpus if facts is not None else ()
     gpus = tuple(node.gpus) if node.gpus is not None else found
+    if facts is not None and facts.claimed is not None:
+        gpus = facts.claimed
     trainers = [task for task in tasks if task.type in rules.computes]
     wanted = (node.gpus_per_worker or 0) * len(trainers)
     if facts is not None and wanted > len(gpus):
@@ -61,8 +77,11 @@ def share_resources(
     absent = [gpu for gpu in gpus if gpu.isdigit() and gpu not in found] if facts is not None else []
     if absent:
         warnings.append(f"{node.host} has no GPU {', '.join(absent)}: TensorFlow would train on the CPU instead")
-    if not gpus and node.gpus is None:
+    if not found and node.gpus is None:
         return shares
+    if facts is not None and facts.claimed:
+        for share in shares.values():
+            share["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the numbers are NVML's; CUDA may have others
     if not rules.shares_gpus:
         for share in shares.values():
             share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) or NO_GPU

@@ -23,7 +23,7 @@ from worker_entry.protocol.values import Progress
 IDLE = {"stalled": "stalled_s", "node-lost": "waiting_s", "node-unreachable": "waiting_s"}
 """The kind of the time since the last step, by the verdict that explains it."""
 
-Afterwards = Literal["unknown", "restarting_s", "waiting_s"]
+Afterwards = Literal["unknown", "connecting_s", "restarting_s", "waiting_s"]
 
 
 @dataclass
@@ -215,7 +215,8 @@ class GoodputCount:
             case "waiting":
                 self._stop(time, "waiting_s")
             case "restarting" | "connecting" if state == "restarting" or cycle.stopped is not None:
-                self._stop(time, "restarting_s")
+                is_again = state == "restarting" or cycle.formed is not None
+                self._stop(time, "restarting_s" if is_again else "connecting_s")  # it has waited for GPUs until now
 
     def _note_successor(self, time: float) -> None:
         """Notes that a later controller starts at this time."""

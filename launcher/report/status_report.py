@@ -16,13 +16,18 @@ from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import Progress
 
-PHASES: dict[Phase, StateName] = {
+_PHASES: dict[Phase, StateName] = {
     Phase.FORMING: "forming",
     Phase.RUNNING: "running",
     Phase.STOPPING: "stopping",
     Phase.FINISHED: "stopping",
 }
-"""The run's state in these phases of an attempt; in earlier phases, the run is connecting."""
+"""The run's state in these phases of an attempt; in earlier phases, the run is connecting, or waits for GPUs."""
+
+
+def name_state(state: AttemptState) -> StateName:
+    """The run's state during an attempt."""
+    return _PHASES.get(state.phase, "waiting" if state.phase is Phase.CLAIMING and state.lacked else "connecting")
 
 
 @dataclass(frozen=True)
@@ -247,4 +252,6 @@ def _render_state(state: AttemptState, plan: PlacedTask) -> str:
         return "stopped by a signal"
     if task in state.started:
         return state.status[task].phase.removeprefix("is ") if task in state.status else "running"
+    if state.phase is Phase.CLAIMING and state.lacked:
+        return "waiting for GPUs"
     return "waiting for its start" if node in state.ready else "waiting for its node"

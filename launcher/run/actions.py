@@ -9,9 +9,12 @@ from launcher.gang.events import (
     AskStacks,
     Checked,
     CheckNodes,
+    ClaimNodes,
     Event,
+    NodeClaimed,
     NodeRefused,
     PrepareNodes,
+    ReleaseNodes,
     RestartTask,
     StartTasks,
     StopNodes,
@@ -31,6 +34,7 @@ from launcher.run.stack_requests import StackRequests
 from launcher.run.tunnel_key import make_tunnel_key
 from launcher.transports.base import Resumption
 from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.gpus import ClaimGpus, ReleaseGpus
 from worker_entry.protocol.orders import Prepare, Start, Stop
 from worker_entry.protocol.values import Problem
 
@@ -71,6 +75,11 @@ class Actions:
     def perform(self, action: Action, state: AttemptState) -> None:
         """Sends the action's orders to the nodes."""
         match action:
+            case ClaimNodes():
+                self._claim(state)
+            case ReleaseNodes():
+                for node in state.policy.nodes:
+                    self._links.send(node, ReleaseGpus())
             case SyncNodes():
                 if self._context.bundle is not None:
                     for node in state.policy.syncs & state.awaited:
@@ -104,6 +113,7 @@ class Actions:
 
     def take_over(self, state: AttemptState, history: History) -> None:
         """Reattaches to the tasks of an attempt that an earlier controller started."""
+        self._links.claimed = state.claimed
         self.plan = self._planner.plan(self._links.facts(), state.ports, self.addresses)
         for task in self.plan.tasks:
             self._follow(task)
@@ -198,6 +208,19 @@ class Actions:
     def write_plan(self) -> None:
         """Writes the current plan to plan.json."""
         self._context.files.write_json(self._context.files.plan, render_file(self.plan))
+
+    def _claim(self, state: AttemptState) -> None:
+        self.plan = self._planner.plan(self._links.facts())  # says if a node has too few GPUs at all
+        needed = {
+            node: self._planner.find_needed_gpus(node, self._links.facts_of(node)) for node in sorted(state.asked)
+        }
+        if not any(count for _, count in needed.values()) and self._attempt == 1:
+            self._context.console.warn("no node has a GPU that the run needs: there is nothing to wait for")
+        for node, (gpus, count) in needed.items():
+            if count:
+                self._links.send(node, ClaimGpus(self._attempt, gpus, count))
+            else:
+                self._links.put(NodeClaimed(node, ()))
 
     def _prepare(self, state: AttemptState) -> None:
         self.plan = self._planner.plan(self._links.facts())

@@ -6,6 +6,7 @@ out, asks `gang.decide`, and performs the actions.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.console.messages import Reminder, render_news, render_patches
@@ -45,6 +46,8 @@ from worker_entry.protocol.frozen import replace
 
 TOUCH_S = 2.0
 """How often the journal shows that this controller runs."""
+CLAIM_PAUSE_S = 4.0
+"""The shortest pause between two looks at the GPUs; the longest is twice as long."""
 IDLE_S = 0.5
 """How often the loop polls the sources that send no messages: logs, the console, deadlines."""
 
@@ -69,6 +72,8 @@ class AttemptLoop:
         self.state = self._make_state(setup)
         """The current state."""
         self._to_attach = self.state.detached
+        self._to_preload: set[str] = set()
+        """Nodes that are to import TensorFlow, once it is known which GPUs they keep for the run."""
         self._touch_due = 0.0
 
     @property
@@ -163,8 +168,13 @@ class AttemptLoop:
         self._context.journal.note_event(earlier, self.state, event, *self._observer.origin)
         self._report(earlier, event)
         self._context.depart(self.state)
+        self._context.links.claimed = self.state.claimed
         if isinstance(event, NodeReady) and self.state is not earlier:
-            self._actions.preload(event.node)
+            self._to_preload.add(event.node)
+        if self._to_preload and self.state.reason is None and not self.state.waits_for_gpus:
+            for node in self._to_preload & self.state.ready:
+                self._actions.preload(node)
+            self._to_preload.clear()
         for action in actions:
             self._actions.perform(action, self.state)
         self._actions.restore()
@@ -235,8 +245,15 @@ class AttemptLoop:
             drain_s=spec.timeouts.drain_s,
             stop_grace_s=spec.timeouts.stop_grace_s,
             stall_s=spec.timeouts.stall_s,
+            wait_gpus_s=spec.wait_gpus_s,
+            claim_pause_s=_choose_claim_pause_s(self._context.run_id),
             syncs=self._context.links.far & nodes.keys() if self._context.bundle is not None else frozenset(),
             restores=frozenset(nodes) if self._context.collector.has_checkpoint else frozenset(),
             checks=self._setup.preflight is not None,
             only_checks=self._context.only_checks,
         )
+
+
+def _choose_claim_pause_s(run_id: str) -> float:
+    """A pause that differs between runs: those that wait for each other's GPUs must not always ask at the same time."""
+    return CLAIM_PAUSE_S * (1.0 + zlib.crc32(run_id.encode()) / 2**32)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.console.writer import Level
+from launcher.gang.claims import render_busy_gpus
 from launcher.gang.events import Event, Fact, TaskReported
 from launcher.gang.state import AttemptState
 from launcher.report.models import RunReport
 from launcher.report.run_events import Ended, Record, RunEvent, Said, State, render_record
 from launcher.report.state_names import StateName
-from launcher.report.status_report import PHASES
+from launcher.report.status_report import name_state
 from launcher.tasks import TaskId
 from launcher.transports.allowances import Bucket
 from worker_entry.protocol.frozen import replace
@@ -102,7 +103,9 @@ class Journal:
         """Appends a fact that changed the gang's state, unless it reports only steps."""
         if after is not before and isinstance(event, Fact) and self._is_news(event):
             self.write(event, node, frame, self._room.get(node))
-        self.note_state(PHASES.get(after.phase, "connecting"))
+        state = name_state(after)
+        why = ("gpus-busy", render_busy_gpus(after.lacked)) if state == "waiting" else ("", "")
+        self.note_state(state, *why)
 
     def note_state(self, state: StateName, reference: str = "", message: str = "") -> None:
         """Appends the run's state if it has changed."""

@@ -68,6 +68,8 @@ class NodeLinks:
         self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
         """The first answer of each connected node."""
+        self.claimed: Mapping[str, tuple[str, ...]] = {}
+        """The GPUs that each node keeps for the run, if the run has waited for them."""
         self._transports = {**transports}
         self._run_id = run_id
         self._run_dir = run_dir
@@ -234,7 +236,7 @@ class NodeLinks:
 
     def facts_of(self, node: str) -> NodeFacts:
         """The facts that a ready node has reported."""
-        return NodeFacts.of(self.ready[node])
+        return NodeFacts.of(self.ready[node], self.claimed.get(node))
 
     def find_agent(self, node: str) -> AgentAddress:
         """Where the node's agent is found again."""

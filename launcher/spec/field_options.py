@@ -24,6 +24,8 @@ class FieldOption(NamedTuple):
     """Whether the value is a duration such as `15m`; the field has seconds."""
     default_text: str = ""
     """The default as the help shows it."""
+    bare: str = ""
+    """What the option means without a value, in a form that the value may have; empty: it needs a value."""
 
 
 PYTHON = FieldOption(
@@ -47,6 +49,14 @@ FRAMEWORK = FieldOption(
 DEVICES = FieldOption("devices", "Cluster", "Split a CPU into N devices if there is no GPU.", metavar="N")
 GPUS_PER_WORKER = FieldOption(
     "gpus-per-worker", "Cluster", "Give each worker K GPUs.", metavar="K", default_text="an equal share"
+)
+WAIT_GPUS = FieldOption(
+    "wait-gpus",
+    "Cluster",
+    "Wait until the GPUs are free, for TIME at most.",
+    metavar="[TIME]",
+    is_duration=True,
+    bare="0s",
 )
 MAX_RESTARTS = FieldOption("max-restarts", "Program", "Restart after a failure, up to N times (0).", metavar="N")
 KEEP_WARM = FieldOption(

@@ -146,6 +146,11 @@ class ClusterSpec(Model):
     ] = 0.0
     """How long each node keeps TensorFlow imported after the run, in seconds, to start the next run faster; 0: not at
     all."""
+    wait_gpus_s: Annotated[
+        Annotated[float, Field(ge=0), AtMost(31_536_000, "it is a year")] | None, field_options.WAIT_GPUS
+    ] = None
+    """Waits before each start until the GPUs that the tasks need are free on all nodes, for this long at most, in
+    seconds; 0: without a limit. No other run that waits gets them then. Default: does not look who uses the GPUs."""
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import EXIT_OK, EXIT_USAGE
 from launcher.failures import USER_ERRORS, find_exit_status
+from launcher.gang.claims import render_busy_gpus
 from launcher.gang.events import EndAnnounced
 from launcher.gang.faults import render_injection
 from launcher.gang.stacks import render_places
@@ -19,7 +20,7 @@ from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.models import OutcomeName, Verdict
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
 from launcher.verdict.task_failure import judge_failure
-from launcher.wording import count_of
+from launcher.wording import count_of, render_duration
 from worker_entry.protocol.values import Problem, TaskExit
 
 SIGNAL_S = 1.0
@@ -58,6 +59,8 @@ def judge(
             verdict = _judge_refusal(state)
         case Reason.NODE_LOST:
             return _judge_loss(state, agent_stderr)
+        case Reason.GPUS_BUSY:
+            verdict = _judge_busy_gpus(state)
         case Reason.START_TIMEOUT:
             verdict = _judge_start_timeout(state)
         case Reason.STALLED:
@@ -220,6 +223,15 @@ def _order_lost(state: AttemptState) -> list[str]:
 def _render_loss(state: AttemptState, node: str) -> str:
     how = "was lost" if node in state.ready else "cannot be used"
     return f"node {node} {how}: {state.lost[node]}"
+
+
+def _judge_busy_gpus(state: AttemptState) -> Verdict:
+    waited = render_duration(state.policy.wait_gpus_s or 0.0)
+    return Verdict(
+        reference="gpus-busy",
+        message=f"too few free GPUs within {waited}: {render_busy_gpus(state.lacking)}",
+        hint="wait longer with --wait-gpus, or use other nodes",
+    )
 
 
 def _judge_start_timeout(state: AttemptState) -> Verdict:

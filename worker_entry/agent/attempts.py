@@ -14,6 +14,7 @@ from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.file_source import FileSource
 from worker_entry.agent.forkserver_client import ForkserverClient
+from worker_entry.agent.gpu_claims import GpuClaims
 from worker_entry.agent.gpu_watch import GpuWatch
 from worker_entry.agent.isolation.outer_network import OuterNetwork
 from worker_entry.agent.isolation.relay import Relay
@@ -55,6 +56,8 @@ class Attempts:
         self._owned.callback(self.files.close)
         self._gpus = GpuWatch(selector)
         self._owned.callback(self._gpus.end)
+        self.gpu_claims = GpuClaims(selector, send)
+        self._owned.callback(self.gpu_claims.release)
         self._profile = ProfileChild(selector, send)
         self._owned.callback(self._profile.end)
         self._outer: Optional[OuterNetwork] = None
@@ -116,7 +119,7 @@ class Attempts:
 
     def leave_network(self, outer: OuterNetwork) -> None:
         """Called before this process enters a network of its own."""
-        self._outer = outer
+        self._outer = self.gpu_claims.outer = outer
         self._owned.callback(outer.end)
         self._tree = self._make_tree()
 
@@ -332,7 +335,7 @@ class Attempts:
 
     def _make_tree(self) -> processes.Tree:
         outer = set() if self._outer is None else self._outer.pids
-        own = (self.forkserver, self.files, self._gpus, self._profile, self._tunnel)
+        own = (self.forkserver, self.files, self._gpus, self.gpu_claims, self._profile, self._tunnel)
         return processes.Tree(*(part.pids for part in own), self.checks.speed.pids, self.checks.links.pids, outer)
 
     def _release_ports(self) -> None:

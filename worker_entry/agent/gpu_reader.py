@@ -14,7 +14,7 @@ from typing import Optional
 from worker_entry.protocol.frozen import asdict
 from worker_entry.protocol.samples import GpuSample
 from worker_entry.system import hardware, nvidia_smi
-from worker_entry.system.nvml import GpuReading, Nvml
+from worker_entry.system.nvml import GpuReading, Nvml, is_called
 
 SHARE = 0.001
 """Share of a core that NVML may cost."""
@@ -67,8 +67,7 @@ def _name_in(reading: GpuReading, visible: Optional[Sequence[str]]) -> Optional[
     if visible is None:
         return str(reading.index)
     for name in visible:
-        # CUDA also accepts the beginning of a UUID.
-        if name == str(reading.index) or (name.startswith("GPU-") and reading.uuid.startswith(name)):
+        if is_called(reading, name):
             return name
     # The name of a part of a GPU does not say which GPU it belongs to.
     return str(reading.index) if any(name.startswith("MIG-") for name in visible) else None

@@ -29,6 +29,7 @@ from worker_entry.protocol.collection import FindFiles, ReadFile
 from worker_entry.protocol.file_names import remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.gpus import ClaimGpus, ReleaseGpus
 from worker_entry.protocol.messages import Broken, Message, Noted
 from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
@@ -224,6 +225,10 @@ class Agent:
             self._attempts.get().files.find(message, self._hello)
         elif isinstance(message, ReadFile):
             self._attempts.get().files.ask(message, self._hello.cwd)
+        elif isinstance(message, ClaimGpus):
+            self._attempts.get().gpu_claims.claim(message, self._hello.run_id)
+        elif isinstance(message, ReleaseGpus):
+            self._attempts.get().gpu_claims.release()
         elif isinstance(message, orders.Input):
             self._attempts.get().take_input(message, body)
         elif isinstance(message, orders.Prepare):

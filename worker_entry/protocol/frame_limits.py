@@ -6,6 +6,7 @@ from typing import Any
 
 from worker_entry.protocol.collection import FilesFound, FindFiles
 from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.gpus import ClaimGpus, GpusClaimed
 from worker_entry.protocol.kept import CacheUsed
 from worker_entry.protocol.messages import (
     AskInput,
@@ -41,8 +42,8 @@ FRAME_LIMITS: dict[type[Any], int] = {
         (Offer, Preload, Prepare, Inspect, Dial, MeasureNode, Start, Profile, FindFiles, FilesFound), 16 << 20
     ),
     **dict.fromkeys((Attach, Clean), 1 << 20),
-    # They hold a line for each task of a node or each address of the cluster.
-    **dict.fromkeys((Prepared, Refused, Cleaned, Sampled, Profiled), 1 << 20),
+    # They hold a line for each task or GPU of a node, or each address of the cluster.
+    **dict.fromkeys((Prepared, Refused, Cleaned, Sampled, Profiled, ClaimGpus, GpusClaimed), 1 << 20),
     Dialled: 8 << 20,
     # Their length depends on a user's program: on its status file, exception or stacks.
     Status: 256 << 10,

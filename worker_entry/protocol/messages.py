@@ -27,6 +27,7 @@ from worker_entry.protocol.field_limits import (
     Within,
 )
 from worker_entry.protocol.frozen import dataclass, field
+from worker_entry.protocol.gpus import GpusClaimed
 from worker_entry.protocol.kept import CacheUsed, Kept
 from worker_entry.protocol.log_index import MARKS, Mark
 from worker_entry.protocol.orders import Beat, ToAgent
@@ -322,6 +323,7 @@ ToController = Union[
     Synced,
     FilesFound,
     FileRead,
+    GpusClaimed,
     Prepared,
     Refused,
     Inspected,

@@ -24,12 +24,13 @@ from worker_entry.protocol.field_limits import (
     Within,
 )
 from worker_entry.protocol.frozen import dataclass, field
+from worker_entry.protocol.gpus import ClaimGpus, ReleaseGpus
 from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 20
+VERSION = 21
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has certainly ended."""
@@ -282,6 +283,8 @@ ToAgent = Union[
     Piece,
     FindFiles,
     ReadFile,
+    ClaimGpus,
+    ReleaseGpus,
     Input,
     Preload,
     Prepare,

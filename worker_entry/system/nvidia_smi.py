@@ -12,12 +12,12 @@ FIELDS = ("index", "uuid", "utilization.gpu", "memory.used", "memory.total", "po
 TIMEOUT_S = 20.0
 
 
-def query(*fields: str) -> tuple[int, str]:
-    """The program's exit status, and a line with the values of these fields for each GPU.
+def query(*fields: str, option: str = "--query-gpu") -> tuple[int, str]:
+    """The program's exit status, and a line with the values of these fields for each GPU, or what the option lists.
 
     Without the program, or if it hangs, the status is 1 and there is no line.
     """
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", f"{option}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError):
@@ -29,6 +29,19 @@ def read_gpus() -> list[GpuReading]:
     """Returns the readings of all GPUs; empty if the program is missing, fails or hangs."""
     _, listing = query(*FIELDS)
     return [*parse_listing(listing)]
+
+
+def find_processes() -> Optional[dict[str, list[int]]]:
+    """The pids that compute on each GPU, by its UUID; None if the program does not tell."""
+    status, listing = query("gpu_uuid", "pid", option="--query-compute-apps")
+    if status != 0:
+        return None
+    found: dict[str, list[int]] = {}
+    for line in listing.splitlines():
+        uuid, _, pid = (part.strip() for part in line.partition(","))
+        if pid.isdecimal():
+            found.setdefault(uuid, []).append(int(pid))
+    return found
 
 
 def parse_listing(listing: str) -> Iterator[GpuReading]:

@@ -12,9 +12,12 @@ LIBRARY = "libnvidia-ml.so.1"
 
 _SUCCESS = 0
 _FUNCTION_NOT_FOUND = 13
+_INSUFFICIENT_SIZE = 7
 _GPU_IS_LOST = 15
 _TEMPERATURE_OF_GPU = 0
 _UUID_SIZE = 96
+_PROCESSES = 64
+"""How many processes are expected at most; for more, the library is asked again."""
 
 
 class _Use(ctypes.Structure):
@@ -23,6 +26,25 @@ class _Use(ctypes.Structure):
 
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _FirstProcess(ctypes.Structure):
+    """A process, in the first version of the function that lists them."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("memory", ctypes.c_ulonglong))
+
+
+class _Process(ctypes.Structure):
+    """A process, in later versions."""
+
+    _fields_ = (*_FirstProcess._fields_, ("gpu_instance", ctypes.c_uint), ("compute_instance", ctypes.c_uint))
+
+
+_LISTS = (
+    ("nvmlDeviceGetComputeRunningProcesses_v3", _Process),
+    ("nvmlDeviceGetComputeRunningProcesses_v2", _Process),
+    ("nvmlDeviceGetComputeRunningProcesses", _FirstProcess),
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,11 @@ class GpuReading:
     memory_total: Optional[int] = None
     power_w: Optional[float] = None
     celsius: Optional[float] = None
+
+
+def is_called(reading: GpuReading, name: str) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES may have this name for the GPU; CUDA also accepts the beginning of a UUID."""
+    return name == str(reading.index) or (name.startswith("GPU-") and reading.uuid.startswith(name))
 
 
 class Nvml:
@@ -58,13 +85,32 @@ class Nvml:
             return []
         return [*self._read_all(count.value)]
 
+    def read_processes(self, index: int) -> Optional[list[int]]:
+        """Returns the pids that compute on a GPU; None if the driver does not tell."""
+        device = self._find(index)
+        for name, kind in _LISTS if device is not None else ():
+            status, size = _INSUFFICIENT_SIZE, _PROCESSES
+            while status == _INSUFFICIENT_SIZE:
+                count, processes = ctypes.c_uint(size), (kind * size)()
+                status = self._call(name, device, ctypes.byref(count), processes)
+                size = max(2 * size, count.value)
+            if status == _SUCCESS:
+                return [process.pid for process in processes[: count.value]]
+            if status != _FUNCTION_NOT_FOUND:
+                break
+        return None
+
+    def _find(self, index: int) -> Optional[ctypes.c_void_p]:
+        device = ctypes.c_void_p()
+        status = self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
+        return device if status == _SUCCESS else None
+
     def _read_all(self, count: int) -> Iterator[GpuReading]:
         for index in range(count):
-            device = ctypes.c_void_p()
-            if self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)) == _SUCCESS:
-                reading = self._read_one(index, device)
-                if reading is not None:
-                    yield reading
+            device = self._find(index)
+            reading = self._read_one(index, device) if device is not None else None
+            if reading is not None:
+                yield reading
 
     def _read_one(self, index: int, device: ctypes.c_void_p) -> Optional[GpuReading]:
         """Returns None if the GPU has fallen off the bus."""

@@ -15,26 +15,32 @@ from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.checks.port_responder import dial
 from worker_entry.protocol.collection import FindFiles
 from worker_entry.protocol.framing import Decoder, encode
+from worker_entry.protocol.frozen import asdict
 from worker_entry.protocol.messages import Message
 from worker_entry.protocol.orders import Dial, Hello, Inspect
 from worker_entry.protocol.speed import MeasureLink
 
 INSPECT, DIAL, MEASURE_LINK, RESOLVE = "inspect", "dial", "measure-link", "resolve"
-FIND_FILES = "find-files"
+FIND_FILES, FIND_GPUS = "find-files", "find-gpus"
 
 
 def perform(work: str, data: bytes) -> bytes:
     """Does the work.
 
     Args:
-        work: INSPECT, DIAL, MEASURE_LINK, FIND_FILES or RESOLVE.
-        data: frames of Hello and Inspect or FindFiles; a frame of Dial or MeasureLink; a list of names in JSON.
+        work: INSPECT, DIAL, MEASURE_LINK, FIND_FILES, FIND_GPUS or RESOLVE.
+        data: frames of Hello and Inspect or FindFiles; a frame of Dial or MeasureLink; in JSON, a list of names or,
+            for FIND_GPUS, a list of GPUs and one of the keys of our own.
 
     Returns:
-        A frame of the answer; for RESOLVE, the known addresses of each name, in JSON.
+        A frame of the answer; in JSON, the known addresses of each name, or FoundGpus.
     """
     if work == RESOLVE:
         return json.dumps({name: _resolve(name) for name in json.loads(data)}).encode()
+    if work == FIND_GPUS:
+        from worker_entry.system.gpu_holders import find_gpus
+
+        return json.dumps(asdict(find_gpus(*json.loads(data)))).encode()
     return encode(_answer([message for message, _ in Decoder().feed(data)]))
 
 
