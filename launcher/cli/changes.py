@@ -75,7 +75,7 @@ def field_option(field: FieldOption) -> Callable[..., Any]:
     if field.choices:
         kind["type"] = OneOf(field.choices)
     elif field.is_duration:
-        kind["type"] = Duration()
+        kind["type"] = Duration(field.bare)
     return option(
         f"--{field.name}",
         cls=FieldParameter,

@@ -143,19 +143,19 @@ def fill_bare(args: Sequence[str], params: Iterable[click.Parameter], *, intersp
         if not options and not interspersed:
             break
         bare = getattr(options[-1], "bare", "") if takes_next else ""
-        if bare and not _is_duration(args[position + 1] if position + 1 < len(args) else ""):
+        if bare and not _may_be_duration(args[position + 1] if position + 1 < len(args) else ""):
             word, takes_next = f"{word}={bare}", False
         filled += [word, *args[position + 1 : position + 1 + takes_next]]
         position += 1 + takes_next
     return [*filled, *args[position:]]
 
 
-def _is_duration(word: str) -> bool:
+def _may_be_duration(word: str) -> bool:
+    """Whether the word is a duration, or one that lacks its unit."""
     try:
-        parse_duration(word)
+        return parse_duration(f"{word}s" if word.isdecimal() else word) >= 0
     except ValueError:
         return False
-    return True
 
 
 class SectionedCommand(click.Command):

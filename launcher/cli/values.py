@@ -66,15 +66,21 @@ class Words(click.ParamType):  # type: ignore[type-arg]  # generic in new versio
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A duration, in seconds: numbers, each with a different unit, the longest first."""
+    """A duration, in seconds: numbers, each with a different unit, the longest first.
+
+    `bare`: what `true` means, in a variable or in the file of defaults, for an option that needs no value.
+    """
 
     name = "duration"
+
+    def __init__(self, bare: str = "") -> None:
+        self._bare = bare
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if not isinstance(value, str):  # a default, which click converts as well
             return float(value)
         try:
-            return parse_duration(value)
+            return parse_duration(self._bare if self._bare and value == "true" else value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
