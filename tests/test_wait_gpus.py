@@ -23,6 +23,7 @@ from launcher.cli.changes import read_changes
 from launcher.cli.main import cli
 from launcher.gang.claims import SHOWN, render_busy_gpus
 from launcher.gang.decide import decide, new_attempt
+from launcher.gang.departure import find_departure
 from launcher.gang.events import (
     ClaimNodes,
     Event,
@@ -41,6 +42,7 @@ from launcher.gang.state import Phase, Reason
 from launcher.gang.translation import from_message
 from launcher.plan.resources import NodeFacts, find_needed_gpus, share_resources
 from launcher.run.attempt_loop import CLAIM_PAUSE_S
+from launcher.run.history import read_history, replay
 from launcher.spec.loading import load_spec
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.strategies import RULES, TORCH
@@ -382,6 +384,11 @@ class TestRules:
         state, _ = play(POLICY, *READY, A_HAS, B_LACKS, Interrupted(signal.SIGINT))
         assert state.reason is Reason.INTERRUPTED
 
+    def test_a_run_in_the_background_leaves_the_terminal_while_it_waits(self) -> None:
+        said = "The run waits in the background, and starts once the GPUs are free"
+        for events, why in (([A_HAS], None), ([A_HAS, B_LACKS], said), ([A_HAS, B_HAS], None)):
+            assert find_departure(play(POLICY, *READY, *events)[0], 0.0) == why
+
     def test_late_and_repeated_answers_are_no_news(self) -> None:
         state, _ = play(POLICY, *READY, A_HAS, NodeClaimed("a", ("7",)), NodeBusy("a", ()), B_HAS, NodeBusy("b", ()))
         assert (state.claimed, state.lacking, state.lacked) == ({"a": ("0",), "b": ("1",)}, {}, {})
@@ -537,6 +544,8 @@ def test_the_tasks_get_the_gpus_that_the_node_keeps(tmp_path: Path) -> None:
         assert kinds.index("ClaimGpus") < kinds.index("Preload") < kinds.index("Prepare")
         [preload] = [order for order in run.nodes.orders_of(node) if isinstance(order, Preload)]
         assert preload.env["CUDA_VISIBLE_DEVICES"] == gpu
+    # A controller that takes the run over makes the same plan.
+    assert replay(read_history(run.files.events), POLICY).claimed == {"gpu-a": ("0",), "gpu-b": ("1",)}
 
 
 def test_the_run_waits_says_for_whom_and_starts_when_the_gpus_are_free(tmp_path: Path) -> None:
@@ -551,8 +560,9 @@ def test_the_run_waits_says_for_whom_and_starts_when_the_gpus_are_free(tmp_path:
     waiting = "Waiting for GPUs: GPU 0 of gpu-b is used by pid 77 (python) of alice"
     assert lines == [waiting, waiting, waiting, "The GPUs are free"]  # now and then
     assert not any(states)
-    events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     named = [(event["state"], event["reference"]) for event in events if event["event"] == "state"]
+    assert [event["node"] for event in events if event["event"] == "node-claimed"] == ["gpu-a", "gpu-b"]  # once each
     assert named[:4] == [("connecting", ""), ("waiting", "gpus-busy"), ("connecting", ""), ("forming", "")]
 
 

@@ -1,4 +1,4 @@
-"""When a run with `-d` returns before its cluster is up: its program may never form one."""
+"""When a run with `-d` returns before its cluster is up: it may wait for GPUs, or its program may never form one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def find_departure(state: AttemptState, now: float) -> str | None:
         state: the attempt.
         now: Unix seconds by the controller's clock.
     """
+    if state.phase is Phase.CLAIMING and state.lacked:
+        return "The run waits in the background, and starts once the GPUs are free"
     if state.phase is not Phase.FORMING or not state.started:
         return None
     alone_s = now - max(event.time for event in state.started.values())

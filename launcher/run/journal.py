@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.console.writer import Level
 from launcher.gang.claims import render_busy_gpus
-from launcher.gang.events import Event, Fact, TaskReported
+from launcher.gang.events import Event, Fact, NodeClaimed, TaskReported
 from launcher.gang.state import AttemptState
 from launcher.report.models import RunReport
 from launcher.report.run_events import Ended, Record, RunEvent, Said, State, render_record
@@ -40,7 +40,8 @@ class Journal:
         self._now = now
         self._lock = threading.Lock()
         self._state: StateName | None = None
-        self._reported: dict[TaskId, object] = {}
+        self._reported: dict[TaskId | str, object] = {}
+        """What was last written of each task's reports, and of each node's GPUs."""
         self._ended: Ended | None = None
         self._room: dict[str, Bucket] = {}
         """How much each node may still write in this attempt."""
@@ -126,6 +127,10 @@ class Journal:
             self._descriptor = -1
 
     def _is_news(self, event: Fact) -> bool:
+        if isinstance(event, NodeClaimed):  # again in each round in which another node has too few GPUs
+            is_news = self._reported.get(event.node) != event
+            self._reported[event.node] = event
+            return is_news
         if not isinstance(event, TaskReported):
             return True
         progress = event.progress
