@@ -56,6 +56,7 @@ from tests.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.test_gang import play
 from tests.test_gpus import compile_library, install_smi
 from tests.witness import wait_until
+from worker_entry.agent.child_work import fork_work
 from worker_entry.agent.gpu_claims import GpuClaims
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.gpus import UNKNOWN_RUN, BusyGpu, ClaimGpus, GpuHolder, GpusClaimed
@@ -180,8 +181,10 @@ class TestProcesses:
         install_smi(tmp_path, script)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-        (tmp_path / "apps").write_text("GPU-01-uuid, 4194304\nGPU-01-uuid, [N/A]\n")
-        assert nvidia_smi.find_processes() == {"GPU-01-uuid": [1 << 22]}
+        uuids = [f"GPU-{number}-{os.getpid()}" for number in (0, 1)]
+        (tmp_path / "listing").write_text("".join(f"{n}, {uuid}, 37, 1, 2, 3, 4\n" for n, uuid in enumerate(uuids)))
+        (tmp_path / "apps").write_text(f"{uuids[1]}, 4194304\n{uuids[1]}, [N/A]\n")
+        assert nvidia_smi.find_processes() == {uuids[1]: [1 << 22]}
         assert [gpu.holders for gpu in find_gpus(["0", "1"]).gpus] == [[], [GpuHolder(1 << 22)]]
         (tmp_path / "apps").unlink()
         assert find_gpus(["0"]).problem == "the driver does not tell who uses GPU 0"
@@ -260,6 +263,22 @@ class TestClaims:
         assert second.claim(1, "0", "1", others=[first]).gpus == ["1"]
         first.claims.release()
         assert second.claim(2, "0", "1").gpus == ["0", "1"]
+
+    def test_a_child_of_a_run_does_not_keep_what_the_run_releases(
+        self, machine: Machine, agents: tuple[Agent, Agent]
+    ) -> None:
+        """For example one that hangs with the driver, or lists the files of a slow disk."""
+        first, second = agents
+        assert first.claim(1, "0").gpus == ["0"]
+        reading, writing = os.pipe()
+        pid = fork_work(lambda: os.read(reading, 1), os.dup(1), reading)
+        try:
+            first.claims.release()
+            assert second.claim(1, "0").gpus == ["0"]
+        finally:
+            os.close(writing)
+            os.waitpid(pid, 0)
+            os.close(reading)
 
     def test_a_run_that_asks_again_keeps_what_it_has(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
         first, second = agents

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 from collections.abc import Callable
 from typing import Optional
 
@@ -16,6 +15,7 @@ from worker_entry.agent.checks.works import perform
 from worker_entry.agent.isolation.outer_network import OuterNetwork
 from worker_entry.protocol.framing import Decoder, ProtocolError
 from worker_entry.protocol.messages import Message
+from worker_entry.system import processes
 
 
 class ChildWork:
@@ -86,8 +86,13 @@ class ChildWork:
         self._readers.clear()
 
 
-def fork_work(work: Callable[[], bytes], writer: int) -> int:
-    """Forks a child that does the work, writes its answer to `writer` and exits; this process must have one thread.
+def fork_work(work: Callable[[], bytes], writer: int, *needed: int) -> int:
+    """Forks a child that does the work, writes its answer and exits; this process must have one thread.
+
+    Args:
+        work: returns the answer.
+        writer: the descriptor to which the answer is written.
+        needed: other descriptors that the work needs.
 
     Returns:
         The child's pid.
@@ -96,9 +101,7 @@ def fork_work(work: Callable[[], bytes], writer: int) -> int:
         return pid
     status = 1
     try:
-        signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(signum, signal.SIG_DFL)
+        processes.become_independent((writer, *needed))
         with os.fdopen(writer, "wb") as stream:
             stream.write(work())
         status = 0

@@ -49,6 +49,22 @@ def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, st
     return process.pid
 
 
+def become_independent(kept: Collection[int] = ()) -> None:
+    """Called in a forked child: signals have their usual effects, and of what the parent has open, only stdin, stdout,
+    stderr and these descriptors stay open.
+
+    What the parent closes must be closed: a port that the child still held would get a task's connections, a GPU would
+    stay taken, and the controller's connection would not end with the agent.
+    """
+    signal.set_wakeup_fd(-1)
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(signum, signal.SIG_DFL)
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(int(name))
+
+
 def end_children(pids: set[int]) -> None:
     """Kills these children, waits for their end, and empties the set."""
     for pid in pids:

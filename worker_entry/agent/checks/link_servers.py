@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 
 from worker_entry.system import processes
@@ -31,19 +29,11 @@ class LinkServers:
             self.pids.add(pid)
             return
         try:
-            signal.set_wakeup_fd(-1)
-            for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
-                signal.signal(signum, signal.SIG_DFL)
-            # None of the agent's descriptors may stay open: a port that this process still held would get the task's
-            # connections, and the controller's connection would not end with the agent.
             os.dup2(connection.detach(), 0)
             nowhere = os.open(os.devnull, os.O_RDWR)
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
-            for name in os.listdir("/dev/fd"):
-                if int(name) > 2:
-                    with contextlib.suppress(OSError):  # that of the listing itself
-                        os.close(int(name))
+            processes.become_independent()
             from worker_entry.agent.checks.link_speed import serve_link
 
             serve_link(socket.socket(fileno=0), mode)

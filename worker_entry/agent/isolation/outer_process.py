@@ -76,6 +76,6 @@ def _begin(work: str, reading: int, writing: int) -> None:
         with open(reading, "rb") as stream:
             return perform(work, stream.read())
 
-    fork_work(answer, writing)
+    fork_work(answer, writing, reading)
     os.close(reading)
     os.close(writing)
