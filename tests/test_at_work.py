@@ -154,10 +154,16 @@ class TestOwnConfig:
         assert ran.stderr.count(said) == 1
 
     def test_a_resolver_that_asks_slurm_is_reported(self, warm: Distlaunch, tmp_path: Path) -> None:
-        """In a Slurm job, each task may take itself for the only one, and train alone."""
+        """In a Slurm job, each task may take itself for the only one, and train alone.
+
+        Each has a port of its own: at the usual port, one task would meet the other's server, and fail.
+        """
         source = """
+            import socket
             import tensorflow as tf
-            resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=1, auto_set_gpu=False)
+            with socket.create_server(("localhost", 0)) as server:
+                here = {"port_base": server.getsockname()[1], "gpus_per_node": 1, "auto_set_gpu": False}
+            resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(**here)
             strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
             print(strategy.num_replicas_in_sync)
         """
