@@ -53,7 +53,7 @@ def test_training_goes_on_from_the_checkpoint_of_a_lost_chief_on_another_node(ne
     project, run = network.folder / "project", network.folder / "run"
     project.mkdir()
     shutil.copy(PROGRAMS / "timed_keras.py", project / "train.py")
-    spec = write_spec(network, "program: {script: train.py, args: [6]}\ncollect: ['*.keras']\n")
+    spec = write_spec(network, "program: {script: train.py, args: [6, 3]}\ncollect: ['*.keras']\n")
     process = network.popen(distlaunch_command("up", "--run-dir", str(run), spec), stderr=subprocess.PIPE)
     backup = run / "checkpoints" / "backup" / "training_metadata.json"
     try:

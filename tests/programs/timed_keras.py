@@ -1,4 +1,7 @@
-"""Trains EPOCHS epochs of 20 steps with Keras; prints when each step is done, and keeps a backup."""
+"""Trains EPOCHS epochs of 20 steps with Keras; prints when each step is done, and keeps a backup.
+
+With a second argument, the first attempt does not end: it stays at the beginning of that epoch.
+"""
 
 import os
 import sys
@@ -11,6 +14,10 @@ import tensorflow as tf
 
 
 class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        if os.environ["DISTLAUNCH_ATTEMPT"] == "1" and [str(epoch)] == sys.argv[2:]:
+            time.sleep(600)
+
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         time.sleep(0.05)
         print(f"step {int(self.model.optimizer.iterations.numpy())} {time.time():.4f}", flush=True)

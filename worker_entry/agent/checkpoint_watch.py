@@ -8,15 +8,22 @@ from typing import Optional
 
 from worker_entry.protocol import environment, orders
 from worker_entry.protocol.messages import Saved
+from worker_entry.system import clock
 
 LOOK_S = 2.0
+QUIET_S = 0.5
+"""An entry that was last changed so long ago is complete. Without this, nobody would learn of the checkpoints of a
+program that saves more often than we look."""
 
 _Entry = tuple[int, str]
 """When an entry of the directory was changed, in nanoseconds, and its name."""
 
 
 class CheckpointWatch:
-    """Reports the newest entry of the directory once two looks find it unchanged: it is then complete."""
+    """Reports the newest entry of the directory once it is complete: it is quiet, or two looks find it unchanged.
+
+    The second sign is for a file server whose clock is ahead of ours.
+    """
 
     def __init__(self) -> None:
         self._directory = ""
@@ -35,9 +42,10 @@ class CheckpointWatch:
             return None
         self._due = now + LOOK_S
         before, self._last = self._last, _find_newest(self._directory)
-        if self._last is None or self._last != before or self._last == self._reported:
+        if self._last is None or self._last == self._reported:
             return None
-        return self._report(self._last)
+        is_quiet = clock.now() - self._last[0] / 1e9 >= QUIET_S
+        return self._report(self._last) if is_quiet or self._last == before else None
 
     def end(self) -> Optional[Saved]:
         """What was saved since the last call; stops watching, because no task writes there any more."""
