@@ -206,7 +206,7 @@ class Reminder:
 
     def remind(self, state: AttemptState, now: float, time: float) -> str | None:
         """The line, if one is due; `now`: monotonic seconds, `time`: Unix seconds."""
-        if state.phase is Phase.CLAIMING and state.lacked:
+        if state.lacks_gpus:
             return self._remind_of_gpus(state, now)
         if self._busy and state.reason is None:
             self._busy = ""

@@ -140,7 +140,7 @@ def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
         if not state.awaited:
             return _stop(state, Reason.CHECKED, 0.0, now)
-        if state.policy.wait_gpus_s is not None and not state.policy.only_checks:
+        if state.waits_for_gpus:
             return ask_all(state, now)
         return _bring_files(state)
     if state.phase is Phase.CLAIMING and not state.asked:

@@ -20,7 +20,7 @@ def find_departure(state: AttemptState, now: float) -> str | None:
         state: the attempt.
         now: Unix seconds by the controller's clock.
     """
-    if state.phase is Phase.CLAIMING and state.lacked:
+    if state.lacks_gpus:
         return "The run waits in the background, and starts once the GPUs are free"
     if state.phase is not Phase.FORMING or not state.started:
         return None

@@ -249,6 +249,11 @@ class AttemptState:
         return is_before and self.policy.wait_gpus_s is not None and not self.policy.only_checks
 
     @property
+    def lacks_gpus(self) -> bool:
+        """Whether the run waits because GPUs that it needs are not free."""
+        return self.phase is Phase.CLAIMING and bool(self.lacked)
+
+    @property
     def silent(self) -> frozenset[str]:
         """The nodes that the start waits for: they have not answered the last question to all nodes."""
         if self.phase is Phase.CLAIMING:

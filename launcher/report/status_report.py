@@ -27,7 +27,7 @@ _PHASES: dict[Phase, StateName] = {
 
 def name_state(state: AttemptState) -> StateName:
     """The run's state during an attempt."""
-    return _PHASES.get(state.phase, "waiting" if state.phase is Phase.CLAIMING and state.lacked else "connecting")
+    return _PHASES.get(state.phase, "waiting" if state.lacks_gpus else "connecting")
 
 
 @dataclass(frozen=True)
@@ -252,6 +252,6 @@ def _render_state(state: AttemptState, plan: PlacedTask) -> str:
         return "stopped by a signal"
     if task in state.started:
         return state.status[task].phase.removeprefix("is ") if task in state.status else "running"
-    if state.phase is Phase.CLAIMING and state.lacked:
+    if state.lacks_gpus:
         return "waiting for GPUs"
     return "waiting for its start" if node in state.ready else "waiting for its node"
