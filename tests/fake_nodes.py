@@ -17,26 +17,26 @@ from typing import Any, TypeVar
 
 from launcher.console.terminal import NowhereSink
 from launcher.console.writer import Console
+from launcher.controller.attempt import AttemptLoop
+from launcher.controller.bundle import make_bundle
+from launcher.controller.collector import Collector
+from launcher.controller.context import AttemptSetup, RunContext
+from launcher.controller.goodput_watch import watch_goodput
+from launcher.controller.links import NodeLinks
+from launcher.controller.recovery import Recovered
+from launcher.controller.supervisor import Supervisor
+from launcher.gang.checks.preflight import Preflight
 from launcher.gang.events import Interrupted, StacksAsked
 from launcher.gang.faults import parse_fault
-from launcher.gang.preflight import Preflight
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import SERVER_MODULE
 from launcher.plan.planner import Planner, place
 from launcher.report.goodput import KINDS
 from launcher.report.models import RunReport
-from launcher.run.attempt_loop import AttemptLoop
-from launcher.run.collector import Collector
-from launcher.run.context import AttemptSetup, RunContext
-from launcher.run.directory import RunDir
-from launcher.run.goodput_watch import watch_goodput
-from launcher.run.history import NO_HISTORY
-from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
-from launcher.run.journal import Journal
-from launcher.run.node_links import NodeLinks
-from launcher.run.recovery import Recovered
-from launcher.run.supervisor import Supervisor
-from launcher.run.sync import make_bundle
+from launcher.rundir.directory import RunDir
+from launcher.rundir.history import NO_HISTORY
+from launcher.rundir.journal import Journal
+from launcher.signals import STACKS_SIGNAL, Interrupts
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL
 from launcher.transports.base import (

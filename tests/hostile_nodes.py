@@ -15,17 +15,17 @@ from typing import Any, get_args
 
 from launcher.console.terminal import NowhereSink
 from launcher.console.writer import Console
+from launcher.controller.collector import Collector
+from launcher.controller.context import RunContext
+from launcher.controller.goodput_watch import watch_goodput
+from launcher.controller.links import NodeLinks
+from launcher.controller.recovery import Recovered
+from launcher.controller.supervisor import Supervisor
 from launcher.plan.planner import Planner
 from launcher.report.models import RunReport
-from launcher.run.collector import Collector
-from launcher.run.context import RunContext
-from launcher.run.directory import RunDir
-from launcher.run.goodput_watch import watch_goodput
-from launcher.run.interrupts import Interrupts
-from launcher.run.journal import Journal
-from launcher.run.node_links import NodeLinks
-from launcher.run.recovery import Recovered
-from launcher.run.supervisor import Supervisor
+from launcher.rundir.directory import RunDir
+from launcher.rundir.journal import Journal
+from launcher.signals import Interrupts
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Deliver, FileSink, LinkBroken, LinkClosed, LinkNews, Resumption
 from launcher.transports.framed_link import FramedLink

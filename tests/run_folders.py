@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.run.controller import this_process
+from launcher.rundir.owner import this_process
 from worker_entry.protocol.log_index import SUFFIX, LogIndex
 
 Lines = Sequence[tuple[float, str | bytes]]

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.run.controller import this_process
-from launcher.run.directory import RunDir
+from launcher.rundir.directory import RunDir
+from launcher.rundir.owner import this_process
 
 GONE: Mapping[str, Any] = {"pid": 1 << 22, "started": 1.0}
 """A dead controller: Linux assigns no pid as high as this."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.run.directory import RunDir
-from launcher.run.node_links import NodeLinks
+from launcher.controller.links import NodeLinks
+from launcher.rundir.directory import RunDir
 from launcher.tasks import TaskId
 from launcher.transports.base import Deliver, FileSink, LinkClosed, LinkNews, LinkTakenOver, Resumption, Transport
 from launcher.transports.remote import RemoteTransport

@@ -36,8 +36,8 @@ from launcher.gang.events import (
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import AttemptState, Phase
 from launcher.report.run_events import State, parse_records
-from launcher.run.history import History, read_history, replay
-from launcher.run.journal import Journal
+from launcher.rundir.history import History, read_history, replay
+from launcher.rundir.journal import Journal
 from launcher.tasks import TaskId
 from tests.test_gang import running
 from worker_entry.protocol.frozen import dataclass, replace

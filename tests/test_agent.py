@@ -27,7 +27,7 @@ from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.second_chance import NoSecondChanceError, assert_same_bytes
 from tests.witness import await_none_left, make_mark, marked, wait_until
-from worker_entry.agent.task_log import TaskLog
+from worker_entry.agent.tasks.log import TaskLog
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
     Broken,

@@ -16,9 +16,9 @@ from launcher.gang.restarts import Ending
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.report.models import AttemptReport, RunReport
 from launcher.report.run_events import AttemptEnded
-from launcher.run.history import History, read_history
-from launcher.run.journal import Journal
-from launcher.run.slurm_engine import SlurmEngine
+from launcher.rundir.history import History, read_history
+from launcher.rundir.journal import Journal
+from launcher.sources.slurm_engine import SlurmEngine
 from launcher.verdict.judge import outcome
 from launcher.verdict.models import Verdict
 from tests.fake_nodes import At, Deed, Exit, FakeAgent, FakeRun, Steps, both, say

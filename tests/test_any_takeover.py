@@ -26,7 +26,7 @@ from launcher.gang.events import (
 )
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import AttemptState, Reason
-from launcher.run.history import replay
+from launcher.rundir.history import replay
 from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId, parse_task_id
 from launcher.verdict.causes import find_cause
@@ -34,7 +34,7 @@ from tests.takeover_stories import Story, Takeover, World
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import CrashRecord, Problem, Progress, TaskExit
 
-COVERS = ("launcher/gang", "launcher/run/history.py", "launcher/run/journal.py", "launcher/report/run_events.py")
+COVERS = ("launcher/gang", "launcher/rundir/history.py", "launcher/rundir/journal.py", "launcher/report/run_events.py")
 
 W0, W1, CHIEF, PS, EVALUATOR, BOARD = (
     parse_task_id(text) for text in ("worker:0", "worker:1", "chief:0", "ps:0", "evaluator:0", "tensorboard:0")

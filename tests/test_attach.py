@@ -20,7 +20,7 @@ from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.run_folders import RunFolder
 
-COVERS = ("launcher/console", "launcher/commands", "launcher/run/looking.py", "launcher/run/run_watch.py")
+COVERS = ("launcher/console", "launcher/commands", "launcher/rundir/follow.py", "launcher/rundir/run_watch.py")
 
 T = 1_700_000_000.0
 ROWS = 10
@@ -263,7 +263,7 @@ def test_two_viewers_see_a_run_through_its_restart_despite_a_stuck_viewer(tmp_pa
 def test_nothing_slow_is_imported_before_the_first_line(running: RunFolder) -> None:
     code = (
         "import sys; sys.argv = ['distlaunch', 'attach', sys.argv[1]]\n"
-        "import launcher.run.log_copy as copy\n"
+        "import launcher.commands.log_copy as copy\n"
         "def write(descriptor, data): sys.exit(','.join(sys.modules))\n"
         "copy.write_all = write\n"
         "from launcher.cli.main import main; main()"

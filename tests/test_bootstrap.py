@@ -21,8 +21,8 @@ from launcher.transports.targets import name_python
 from launcher.transports.way import Opening
 from tests.agent_streams import FarEnd
 from tests.witness import wait_until
-from worker_entry.agent import bootstrap
-from worker_entry.agent.bootstrap import FILES, HERE, MISSING
+from worker_entry.bootstrap import install
+from worker_entry.bootstrap.install import FILES, HERE, MISSING
 from worker_entry.protocol.framing import MARKER, ProtocolError
 from worker_entry.protocol.messages import Cleaned
 from worker_entry.protocol.orders import VERSION, Clean
@@ -70,9 +70,9 @@ def edit(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda place: (place / "worker_entry" / "agent" / "loop.py").unlink(),
-        lambda place: (place / "worker_entry" / "agent" / "loop.py").write_bytes(b""),
-        lambda place: edit(place / "worker_entry" / "agent" / "loop.py"),
+        lambda place: (place / "worker_entry" / "agent" / "agent.py").unlink(),
+        lambda place: (place / "worker_entry" / "agent" / "agent.py").write_bytes(b""),
+        lambda place: edit(place / "worker_entry" / "agent" / "agent.py"),
         lambda place: (place / FILES).unlink(),
         lambda place: (place / FILES).write_text("[[1"),
         lambda place: (place / FILES).write_text("null"),
@@ -81,7 +81,7 @@ def edit(path: Path) -> None:
     ids=["removed", "emptied", "edited", "no list", "half a list", "another list", "short list"],
 )
 def test_a_damaged_package_is_asked_for_and_repaired(node: Node, damage: Callable[[Path], object]) -> None:
-    module = node.installed / "worker_entry" / "agent" / "loop.py"
+    module = node.installed / "worker_entry" / "agent" / "agent.py"
     content = module.read_bytes()
     damage(node.installed)
     assert node.start(brings=True).startswith(MISSING + HERE)
@@ -129,8 +129,8 @@ def test_another_machine_is_asked_for_this_virtual_environment_unless_the_spec_n
 
 
 def test_looking_for_an_installed_package_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "folders", lambda: [str(tmp_path / "cache"), str(tmp_path / "shared")])
-    assert bootstrap.find("0") is None
+    monkeypatch.setattr(install, "folders", lambda: [str(tmp_path / "cache"), str(tmp_path / "shared")])
+    assert install.find("0") is None
     assert [*tmp_path.iterdir()] == []
 
 

@@ -18,9 +18,9 @@ from prometheus_client.registry import CollectorRegistry
 
 from launcher import bounded_server
 from launcher.bounded_server import BoundedServer
-from launcher.run import metrics_server
-from launcher.run.control import AskStatus, ControlServer, ask
-from launcher.run.metrics_server import CLIENTS_OF_ADDRESS, MetricsServer
+from launcher.exporters import metrics_server
+from launcher.exporters.metrics_server import CLIENTS_OF_ADDRESS, MetricsServer
+from launcher.rundir.control import AskStatus, ControlServer, ask
 from launcher.spec.fields import Endpoint
 from tests.polling import eventually
 from tests.witness import wait_until
@@ -28,8 +28,8 @@ from worker_entry.system.callers import Callers
 
 COVERS = (
     "launcher/bounded_server.py",
-    "launcher/run/control.py",
-    "launcher/run/metrics_server.py",
+    "launcher/rundir/control.py",
+    "launcher/exporters/metrics_server.py",
     "worker_entry/system/callers.py",
 )
 

@@ -22,7 +22,7 @@ from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import W0, W1, make_policy, play, running
 from worker_entry.protocol.values import Injection, Progress
 
-COVERS = ("launcher/gang", "worker_entry/task/faults.py", "launcher/run/actions.py")
+COVERS = ("launcher/gang", "worker_entry/task/faults.py", "launcher/controller/actions.py")
 
 
 def spec_of(program: ProgramSpec | None = None) -> ClusterSpec:

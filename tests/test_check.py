@@ -31,8 +31,8 @@ COVERS = (
     "launcher/transports",
     "worker_entry/agent/checks",
     "launcher/commands",
-    "launcher/run/assembly.py",
-    "launcher/run/preview.py",
+    "launcher/controller/assembly.py",
+    "launcher/controller/preview.py",
     "launcher/report/check_report.py",
     "launcher/verdict/judge.py",
 )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, Distlaunch
-from worker_entry.agent.status_reader import StatusFiles
+from worker_entry.agent.tasks.status_reader import StatusFiles
 from worker_entry.protocol.child_order import FOLDER, make_child_env
 from worker_entry.protocol.environment import CHILDREN as VARIABLE
 from worker_entry.protocol.file_names import AttemptFiles

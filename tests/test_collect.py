@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
+from launcher.controller.bundle import compile_patterns
+from launcher.controller.collected_folder import CannotFetchError, CollectedFolder, publish, restore
+from launcher.controller.collector import Collector
+from launcher.controller.folder_fetch import ASKED_AT_ONCE, PIECE, ROUNDS, FolderFetch, Order
 from launcher.gang.state import Phase
-from launcher.run.collected_folder import CannotFetchError, CollectedFolder, publish, restore
-from launcher.run.collector import Collector
-from launcher.run.directory import RunDir
-from launcher.run.folder_fetch import ASKED_AT_ONCE, PIECE, ROUNDS, FolderFetch, Order
-from launcher.run.sync import compile_patterns
+from launcher.rundir.directory import RunDir
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import LinkClosed
 from tests.apart import linux
@@ -33,10 +33,10 @@ from tests.fake_nodes import At, Exit, FakeRun, Script, lose, say
 from tests.sshd import running_hosts, skip_without_openssh
 from tests.test_link_drops import send_to_sessions
 from tests.witness import wait_until
-from worker_entry.agent.checkpoint_copy import PART, CheckpointCopy
-from worker_entry.agent.finding_files import find_files
-from worker_entry.agent.folder_copy import FolderCopy
-from worker_entry.agent.program_copy import ProgramCopy
+from worker_entry.agent.files.checkpoint_copy import PART, CheckpointCopy
+from worker_entry.agent.files.finding import find_files
+from worker_entry.agent.files.folder_copy import FolderCopy
+from worker_entry.agent.files.program_copy import ProgramCopy
 from worker_entry.protocol import collection
 from worker_entry.protocol.collection import FileRead, FilesFound, FindFiles, FoundFile, ReadFile
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
@@ -45,12 +45,12 @@ from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry, TaskExit
 
 COVERS = (
-    "launcher/run/collector.py",
-    "launcher/run/collected_folder.py",
-    "launcher/run/collecting.py",
-    "launcher/run/folder_fetch.py",
+    "launcher/controller/collector.py",
+    "launcher/controller/collected_folder.py",
+    "launcher/controller/collecting.py",
+    "launcher/controller/folder_fetch.py",
     "launcher/commands/collect.py",
-    "worker_entry/agent/file_source.py",
+    "worker_entry/agent/files/source.py",
 )
 
 # --- what is found ---
@@ -90,7 +90,7 @@ def test_only_regular_files_that_are_new_and_belong_to_no_run_are_found(tmp_path
 
 
 def test_too_many_files_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_entry.agent.finding_files.FOUND_LIMIT", 2)
+    monkeypatch.setattr("worker_entry.agent.files.finding.FOUND_LIMIT", 2)
     write(tmp_path, "a", "b", "c")
     answer = find_files(FindFiles(1, "", [], 0.0), str(tmp_path), "/none")
     assert answer == FilesFound(1, str(tmp_path), [], f"{tmp_path} has more than 2 files to collect")

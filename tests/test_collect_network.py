@@ -16,10 +16,10 @@ from tests.namespaces import CAN_RUN, Network, needs_namespaces, running_network
 from tests.witness import wait_until
 
 COVERS = (
-    "launcher/run/collector.py",
-    "launcher/run/folder_fetch.py",
-    "worker_entry/agent/checkpoint_copy.py",
-    "worker_entry/agent/file_source.py",
+    "launcher/controller/collector.py",
+    "launcher/controller/folder_fetch.py",
+    "worker_entry/agent/files/checkpoint_copy.py",
+    "worker_entry/agent/files/source.py",
 )
 
 pytestmark = [pytest.mark.ssh, needs_namespaces]

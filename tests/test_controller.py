@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from launcher.errors import UsageError
-from launcher.run.controller import Controller, is_alive, parse_controller, this_process
-from launcher.run.directory import RunDir
+from launcher.rundir.directory import RunDir
+from launcher.rundir.owner import Controller, is_alive, parse_controller, this_process
 from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.witness import wait_until
 
-COVERS = ("launcher/run/controller.py", "launcher/run/control.py", "launcher/commands")
+COVERS = ("launcher/rundir/owner.py", "launcher/rundir/control.py", "launcher/commands")
 
 
 @contextmanager
@@ -116,7 +116,7 @@ class TestRun:
     def test_stays_alive_even_if_another_process_locks_its_files(self, tmp_path: Path) -> None:
         """Even while it begins: a foreign lock once made the run lose its own lock, so it counted as over."""
         script = (
-            "import sys, time\nfrom pathlib import Path\nfrom launcher.run.directory import RunDir, RunStart\n"
+            "import sys, time\nfrom pathlib import Path\nfrom launcher.rundir.directory import RunDir, RunStart\n"
             "with RunDir.create(Path(sys.argv[1])).hold(RunStart(run_id='x', name='x', started=0.0)):\n"
             "    print('held', flush=True)\n    time.sleep(600)\n"
         )

@@ -21,16 +21,16 @@ import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
-from launcher.run.control import CLIENTS, NEW, PATH_LIMIT, AskStatus, ask
-from launcher.run.directory import RunDir
-from launcher.run.record import read_record
+from launcher.rundir.control import CLIENTS, NEW, PATH_LIMIT, AskStatus, ask
+from launcher.rundir.directory import RunDir
+from launcher.rundir.record import read_record
 from tests.conftest import distlaunch_command
 from tests.witness import await_none_left, make_mark, wait_until
 
 COVERS = (
-    "launcher/run/detached.py",
-    "launcher/run/control.py",
-    "launcher/run/controller.py",
+    "launcher/controller/detach.py",
+    "launcher/rundir/control.py",
+    "launcher/rundir/owner.py",
     "launcher/commands",
     "launcher/cli",
 )

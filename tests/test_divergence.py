@@ -15,7 +15,7 @@ from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import ONE_NODE, W0, W1, W2, make_policy, play, running
-from worker_entry.agent.status_reader import STATUS_LIMIT, StatusFiles
+from worker_entry.agent.tasks.status_reader import STATUS_LIMIT, StatusFiles
 from worker_entry.keras_patches.digests import LONGEST_NAME, SEEN_S, SHARE, Rhythm, _find_stride, _grouped
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.frame_limits import FRAME_LIMITS
@@ -24,7 +24,7 @@ from worker_entry.protocol.messages import Status
 from worker_entry.protocol.values import MOST_PARTS, ModelDigest, TaskStatus
 from worker_entry.task.status_file import StatusFile
 
-COVERS = ("worker_entry/keras_patches", "worker_entry/agent/status_reader.py", "launcher/gang")
+COVERS = ("worker_entry/keras_patches", "worker_entry/agent/tasks/status_reader.py", "launcher/gang")
 
 NAMES = ["dense/kernel", "dense/bias", "counting/above"]
 SAME = ["00000001", "00000002", "00000003"]

@@ -18,10 +18,10 @@ from launcher import errors
 from launcher.cli.defaults import options_of
 from launcher.cli.main import cli
 from launcher.failures import FAILURES, FailureName
-from launcher.gang.findings import Finding
+from launcher.gang.checks.findings import Finding
 from launcher.gang.state import Phase
 from launcher.report.state_names import RunState
-from launcher.run.summary import RunSummary
+from launcher.rundir.summary import RunSummary
 from launcher.spec.models import ClusterSpec
 from launcher.spec.settings import PATHS
 from tests.conftest import ROOT
@@ -365,9 +365,6 @@ def test_the_exit_statuses_of_errors_match_the_code() -> None:
 
 
 def all_kinds(kind: type[errors.DistlaunchError]) -> Iterator[type[errors.DistlaunchError]]:
-    import launcher.commands.profile
-    import launcher.python.process
-    import launcher.run.resume  # noqa: F401 - they define errors of their own
 
     yield kind
     for inner in kind.__subclasses__():

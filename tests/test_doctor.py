@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from launcher.gang.findings import Finding
+from launcher.gang.checks.findings import Finding
 from launcher.report.doctor import COSTS, HERE, DoctorReport, OwnFacts, make_report, render
 from launcher.report.models import CheckReport, FactsReport, NodeReport
 from tests.conftest import distlaunch_command
@@ -25,7 +25,7 @@ COVERS = (
     "launcher/commands/doctor.py",
     "launcher/report/doctor.py",
     "launcher/report/check_report.py",
-    "launcher/run/preview.py",
+    "launcher/controller/preview.py",
     "worker_entry/system/features.py",
     "worker_entry/agent/checks",
 )

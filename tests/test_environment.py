@@ -19,8 +19,8 @@ COVERS = (
     "launcher/cli",
     "launcher/__main__.py",
     "launcher/errors.py",
-    "launcher/run/directory.py",
-    "launcher/run/launch.py",
+    "launcher/rundir/directory.py",
+    "launcher/controller/launch.py",
 )
 
 

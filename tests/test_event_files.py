@@ -17,28 +17,28 @@ from typing import Any, cast
 
 import pytest
 
+from launcher.controller.links import NodeLinks
+from launcher.exporters.tensorboard import POINTS, ScalarSender
 from launcher.report.goodput import Goodput
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import AttemptEnded
 from launcher.report.scalars import make_points
 from launcher.report.status_report import RunStatus, TaskState
-from launcher.run.journal import Journal
-from launcher.run.node_links import NodeLinks
-from launcher.run.scalars import POINTS, ScalarSender
+from launcher.rundir.journal import Journal
 from launcher.verdict.models import Verdict
 from tests.conftest import ROOT
 from tests.witness import open_descriptors
-from worker_entry.agent import event_files
-from worker_entry.agent.event_files import EventFiles, crc32c
+from worker_entry.agent import tensorboard
+from worker_entry.agent.tensorboard import EventFiles, crc32c
 from worker_entry.protocol.frame_limits import FRAME_LIMIT
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.orders import Scalars
 from worker_entry.protocol.scalars import ScalarPoint
 
 COVERS = (
-    "worker_entry/agent/event_files.py",
+    "worker_entry/agent/tensorboard.py",
     "launcher/report/scalars.py",
-    "launcher/run/scalars.py",
+    "launcher/exporters/tensorboard.py",
     "worker_entry/protocol/scalars.py",
 )
 
@@ -132,7 +132,7 @@ def test_a_full_disk_loses_points_but_later_points_can_be_read(read: Reader, tmp
     """A file size limit stands in for a full disk: the kernel writes a part of a record, then nothing."""
     script = (
         "import resource, signal, sys\n"
-        "from worker_entry.agent.event_files import EventFiles\n"
+        "from worker_entry.agent.tensorboard import EventFiles\n"
         "from worker_entry.protocol.orders import Scalars\n"
         "from worker_entry.protocol.scalars import ScalarPoint\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -172,7 +172,7 @@ def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> Non
 
 
 def test_a_file_has_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_files, "FILE_LIMIT", 500)
+    monkeypatch.setattr(tensorboard, "FILE_LIMIT", 500)
     files = EventFiles()
     for step in range(50):
         assert files.write(Scalars(str(tmp_path), [point(step)])) is None
@@ -299,7 +299,7 @@ def test_an_order_of_the_longest_points_fits_in_a_frame() -> None:
 
 def test_python_39_writes_event_files_too(tmp_path: Path, python39: str) -> None:
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nfrom worker_entry.agent.event_files import EventFiles\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\nfrom worker_entry.agent.tensorboard import EventFiles\n"
         "from worker_entry.protocol.orders import Scalars\nfrom worker_entry.protocol.scalars import ScalarPoint\n"
         "print(EventFiles().write(Scalars(sys.argv[2], [ScalarPoint('distlaunch', 1, 1.0, {'a': 1.0})])))\n"
     )

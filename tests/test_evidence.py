@@ -24,9 +24,10 @@ from tests.agent_streams import ENTRY, Pipes
 from tests.apart import linux
 from tests.polling import eventually
 from tests.witness import await_none_left, make_mark, wait_until
-from worker_entry.agent import cleanup, ending, reattach
+from worker_entry.agent import cleanup, ending
+from worker_entry.agent.connection import reattach
 from worker_entry.agent.evidence import Fate, find_agent, find_fate
-from worker_entry.agent.warm.slot import Slot, WarmAgent, find_waiting
+from worker_entry.agent.warm.rendezvous import Slot, WarmAgent, find_waiting
 from worker_entry.protocol import environment
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import Broken, Cleaned, Message, Ready
@@ -39,11 +40,11 @@ COVERS = (
     "worker_entry/agent/cleanup.py",
     "worker_entry/agent/ending.py",
     "worker_entry/agent/evidence.py",
-    "worker_entry/agent/reattach.py",
-    "worker_entry/agent/reattaching.py",
-    "worker_entry/agent/reattachment.py",
-    "worker_entry/agent/warm/slot.py",
-    "worker_entry/agent/warm/waiting.py",
+    "worker_entry/agent/connection/reattach.py",
+    "worker_entry/agent/connection/reattaching.py",
+    "worker_entry/agent/connection/handover.py",
+    "worker_entry/agent/warm/rendezvous.py",
+    "worker_entry/agent/warm/wait.py",
     "worker_entry/system/lock_holders.py",
     "worker_entry/system/machine.py",
 )

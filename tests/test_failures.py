@@ -30,7 +30,10 @@ COVERS = (
     "launcher/gang",
     "launcher/report",
     "launcher/verdict",
-    "launcher/run",
+    "launcher/rundir",
+    "launcher/sources",
+    "launcher/exporters",
+    "launcher/controller",
 )
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from tests.sshd import skip_without_openssh
 
 COVERS = (
     "launcher/gang",
-    "launcher/run/supervisor.py",
-    "launcher/run/attempt_loop.py",
+    "launcher/controller/supervisor.py",
+    "launcher/controller/attempt.py",
     "worker_entry/agent",
     "worker_entry/system",
 )

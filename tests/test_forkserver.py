@@ -23,11 +23,11 @@ from tests.cases import first_quick
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.test_task import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, readable, run, write
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
-from worker_entry.agent import forkserver_client
+from worker_entry.agent.tasks import forkserver
 from worker_entry.program.finding import may_import
 from worker_entry.protocol.values import Program, TaskExit
 
-COVERS = ("worker_entry/task", "worker_entry/agent/forkserver_client.py")
+COVERS = ("worker_entry/task", "worker_entry/agent/tasks/forkserver.py")
 
 pytestmark = linux
 KERAS = str(PROGRAMS / "train_keras.py")
@@ -364,7 +364,7 @@ def test_a_suspended_forkserver_is_waited_for_only_once(tmp_path: Path, monkeypa
     forker.forkserver.suspend()
     assert "does not answer" in forker.ask(tmp_path, ["program.py"])[0]["problem"]
     assert not forker.forkserver.is_running()  # it was killed
-    monkeypatch.setattr(forkserver_client, "FORK_S", 1000.0)
+    monkeypatch.setattr(forkserver, "FORK_S", 1000.0)
     assert "does not answer" in forker.ask(tmp_path, ["program.py"])[0]["problem"]
     forker.close()
 

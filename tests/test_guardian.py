@@ -204,8 +204,8 @@ def test_an_agent_with_a_running_forkserver_ends_in_order(client: Client, tmp_pa
 
 @apart_on_linux
 def test_an_agent_closes_its_resources_even_if_its_loop_raises() -> None:
-    from worker_entry.agent.connection import Opening
-    from worker_entry.agent.loop import Agent
+    from worker_entry.agent.agent import Agent
+    from worker_entry.agent.connection.connection import Opening
 
     here = Path.cwd()
     (stdin, writer), (reader, stdout) = os.pipe(), os.pipe()

@@ -23,7 +23,10 @@ LAUNCHER = [
     "slurm",
     "kubernetes",
     "transports",
-    "run",
+    "rundir",
+    "sources",
+    "exporters",
+    "controller",
     "commands",
     "python",
     "cli",
@@ -33,7 +36,8 @@ WORKER_ENTRY: dict[str, set[str]] = {
     "protocol": set(),
     "system": {"protocol"},
     "program": {"protocol", "system"},
-    "agent": {"protocol", "system", "program"},
+    "bootstrap": {"system"},
+    "agent": {"protocol", "system", "program", "bootstrap"},
     "hooks": {"protocol", "system"},
     "keras_patches": {"protocol", "system", "hooks"},
     "task": {"protocol", "system", "program", "hooks", "keras_patches"},
@@ -47,6 +51,7 @@ WORKER_ENTRY: dict[str, set[str]] = {
 """Folders and modules, each with the folders and modules that it may import."""
 BASICS = {
     "bounded_server",
+    "clock",
     "described",
     "errors",
     "failures",
@@ -55,6 +60,7 @@ BASICS = {
     "printable",
     "program_calls",
     "result",
+    "signals",
     "tasks",
     "wording",
 }
@@ -65,7 +71,7 @@ PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 ONLY_IN = {
     "IPython": {"launcher.python.notebook"},
     "click": {"launcher.cli", "launcher.console.writer", "launcher.console.labels"},
-    "cryptography": {"launcher.run.tunnel_key"},
+    "cryptography": {"launcher.controller.tunnel_key"},
     "jinja2": {"launcher.pages.html"},
     "plotly": set(),
     "yaml": {
@@ -75,17 +81,17 @@ ONLY_IN = {
         "launcher.kubernetes.yaml_comments",
         "launcher.kubernetes.template",
     },
-    "pathspec": {"launcher.run.sync"},
-    "psutil": {"launcher.run.controller", "launcher.run.left_processes"},
+    "pathspec": {"launcher.controller.bundle"},
+    "psutil": {"launcher.rundir.owner", "launcher.controller.left_processes"},
     "rich": {"launcher.console"},
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
     "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner", "launcher.tasks"},
     "paramiko": {"launcher.transports.ssh"},
     "prometheus_client": {
         "launcher.report.metrics",
-        "launcher.run.companions",
-        "launcher.run.metrics_file",
-        "launcher.run.metrics_server",
+        "launcher.exporters.start",
+        "launcher.exporters.metrics_file",
+        "launcher.exporters.metrics_server",
     },
 }
 """Third-party packages, and the folders and modules of `launcher` that may import them, even within a function."""
@@ -188,13 +194,19 @@ def test_the_package_imports_its_modules_only_when_they_are_used() -> None:
 
 def test_a_controller_needs_no_tensorflow() -> None:
     heavy = {"tensorflow", "keras", "numpy", "paramiko"}
-    assert not imported_by("import launcher.run.launch, launcher.run.supervisor, launcher.spec.loading") & heavy
+    assert (
+        not imported_by("import launcher.controller.launch, launcher.controller.supervisor, launcher.spec.loading")
+        & heavy
+    )
     assert not imported_by("from distlaunch import *") & heavy
 
 
 def test_a_run_imports_rarely_needed_packages_only_on_demand() -> None:
     late = {"cryptography", "pathspec", "plotly", "prometheus_client", "psutil", "rich", "yaml"}
-    assert not imported_by("import launcher.run.launch, launcher.run.supervisor, launcher.spec.command_line") & late
+    assert (
+        not imported_by("import launcher.controller.launch, launcher.controller.supervisor, launcher.spec.command_line")
+        & late
+    )
 
 
 def test_listing_runs_imports_nothing_heavy() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.controller.links import NodeLinks
 from launcher.gang.events import Interrupted
-from launcher.run.directory import RunDir
-from launcher.run.node_links import NodeLinks
+from launcher.rundir.directory import RunDir
 from launcher.tasks import TaskId
 from launcher.transports.base import Deliver, FileSink, Link, LinkClosed, LinkDropped, LogMirror, Resumption
 from launcher.transports.incoming import UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inbox, Placement, weigh

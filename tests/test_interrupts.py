@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from launcher.run.interrupts import Interruption, Interrupts
+from launcher.signals import Interruption, Interrupts
 from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.witness import assert_none_left, make_mark, wait_until
 
-COVERS = ("launcher/run/interrupts.py", "launcher/run/launch.py", "launcher/cli")
+COVERS = ("launcher/signals.py", "launcher/controller/launch.py", "launcher/cli")
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ def test_an_interruption_that_python_has_ignored_is_raised_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in the callback of a weak reference that every import makes."""
-    monkeypatch.setattr("launcher.run.interrupts.LOST_S", 0.1)
+    monkeypatch.setattr("launcher.signals.LOST_S", 0.1)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
     class Finalized:

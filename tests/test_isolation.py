@@ -20,14 +20,14 @@ from tests.apart import apart_on_linux, linux
 from tests.conftest import Distlaunch
 from tests.own_network import networks
 from tests.polling import eventually
-from worker_entry.agent.isolation.outer_network import OuterNetwork
-from worker_entry.agent.isolation.relay import Relay
+from worker_entry.agent.network.outer import OuterNetwork
+from worker_entry.agent.network.relay import Relay
 from worker_entry.protocol.values import Program, TaskRequest
 from worker_entry.system.interfaces import own_addresses
 from worker_entry.system.isolation import enter_own_network
 from worker_entry.system.ports import HeldPorts
 
-COVERS = ("worker_entry/agent/isolation", "worker_entry/system")
+COVERS = ("worker_entry/agent/network", "worker_entry/system")
 
 pytestmark = linux
 

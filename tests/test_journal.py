@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from launcher.gang import events as gang
 from launcher.gang.state import AttemptState
 from launcher.report.run_events import KINDS, Record, Said, State, kind_of, make_schema, parse_record, render_record
-from launcher.run.journal import Journal
+from launcher.rundir.journal import Journal
 from launcher.tasks import TaskId
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.test_gang import make_policy
@@ -107,7 +107,7 @@ def test_a_line_after_a_torn_line_is_whole(tmp_path: Path) -> None:
 def test_a_full_disk_costs_only_lines(tmp_path: Path) -> None:
     """A limit on the file's size stands in for a full disk: the kernel writes a part of a line, then nothing."""
     script = (
-        "import resource, signal, sys\nfrom pathlib import Path\nfrom launcher.run.journal import Journal\n"
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom launcher.rundir.journal import Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "journal = Journal(Path(sys.argv[1]), lambda: 1.0)\njournal.say('note', 'first')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))\n"

@@ -16,9 +16,9 @@ import pytest
 from launcher.commands.clean import clean
 from launcher.console.terminal import PlainSink
 from launcher.console.writer import Console
-from launcher.run.directory import RunDir, RunStart
-from launcher.run.left_processes import confirm_left, find_left_processes
-from launcher.run.naming import runs_directory
+from launcher.controller.left_processes import confirm_left, find_left_processes
+from launcher.rundir.directory import RunDir, RunStart
+from launcher.rundir.names import runs_directory
 from launcher.spec.nodes import LOCAL
 from tests.conftest import Distlaunch
 from tests.witness import wait_until

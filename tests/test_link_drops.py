@@ -24,12 +24,12 @@ from worker_entry.agent.ending import find_agents
 
 COVERS = (
     "launcher/transports",
-    "worker_entry/agent/connection.py",
+    "worker_entry/agent/connection/connection.py",
     "worker_entry/agent/evidence.py",
-    "worker_entry/agent/reattach.py",
-    "worker_entry/agent/reattaching.py",
-    "worker_entry/agent/reattachment.py",
-    "launcher/run/node_links.py",
+    "worker_entry/agent/connection/reattach.py",
+    "worker_entry/agent/connection/reattaching.py",
+    "worker_entry/agent/connection/handover.py",
+    "launcher/controller/links.py",
 )
 
 pytestmark = pytest.mark.ssh

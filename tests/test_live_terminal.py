@@ -21,12 +21,12 @@ import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
-from launcher.run.directory import RunDir
+from launcher.rundir.directory import RunDir
 from tests.conftest import PROGRAMS, ROOT, distlaunch_command
 from tests.terminals import Terminal
 from tests.witness import await_none_left, make_mark, wait_until
 
-COVERS = ("launcher/console", "launcher/run/live.py", "launcher/run/live_facts.py")
+COVERS = ("launcher/console", "launcher/controller/live.py", "launcher/rundir/live_facts.py")
 
 WIDE = 250
 """Enough columns for the path of a run's folder."""

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.log_file import LogFile
+from launcher.rundir.log_file import LogFile
 from launcher.tasks import TaskId
 from launcher.transports.base import LogMirror
-from worker_entry.agent.task_log import TaskLog
+from worker_entry.agent.tasks.log import TaskLog
 from worker_entry.protocol.log_index import MARKS, RECORD, RESTART, SUFFIX, LogIndex, Mark, parse_index
 from worker_entry.protocol.messages import Log
 
@@ -127,7 +127,7 @@ class Clocks:
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks(1.7e9)
     for name in ("time", "clock"):
-        monkeypatch.setattr(f"worker_entry.agent.task_log.{name}", clocks)
+        monkeypatch.setattr(f"worker_entry.agent.tasks.log.{name}", clocks)
     return clocks
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run import file_watch
-from launcher.run.file_watch import STAT_S, FileWatch
-from launcher.run.journal_reading import JournalReader, read_last_entries
-from launcher.run.looking import NAMES
+from launcher.rundir import file_watch
+from launcher.rundir.file_watch import STAT_S, FileWatch
+from launcher.rundir.follow import NAMES
+from launcher.rundir.journal_reading import JournalReader, read_last_entries
 from tests.apart import linux
 from tests.background import BackgroundRun
 from tests.conftest import distlaunch_command
@@ -26,12 +26,12 @@ from tests.second_chance import assert_same_bytes
 
 COVERS = (
     "launcher/commands",
-    "launcher/run/log_copy.py",
-    "launcher/run/log_file.py",
-    "launcher/run/log_reading.py",
-    "launcher/run/log_tails.py",
-    "worker_entry/agent/log_stream.py",
-    "worker_entry/agent/task_log.py",
+    "launcher/commands/log_copy.py",
+    "launcher/rundir/log_file.py",
+    "launcher/rundir/log_reading.py",
+    "launcher/rundir/log_tails.py",
+    "worker_entry/agent/tasks/log_stream.py",
+    "worker_entry/agent/tasks/log.py",
 )
 
 T = 1_700_000_000.0

@@ -18,7 +18,12 @@ from tests.conftest import distlaunch_command
 from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, sessions, skip_without_openssh
 from tests.witness import await_none_left, make_mark, marked, wait_until
 
-COVERS = ("launcher/gang", "launcher/run/node_choice.py", "launcher/run/recovery.py", "launcher/run/ways.py")
+COVERS = (
+    "launcher/gang",
+    "launcher/controller/node_choice.py",
+    "launcher/controller/recovery.py",
+    "launcher/controller/ways.py",
+)
 
 pytestmark = pytest.mark.ssh
 

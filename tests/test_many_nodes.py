@@ -16,7 +16,7 @@ from tests.conftest import distlaunch_command
 from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, sessions, skip_without_openssh
 from tests.witness import await_none_left, make_mark, wait_until
 
-COVERS = ("launcher/transports", "launcher/run/node_links.py")
+COVERS = ("launcher/transports", "launcher/controller/links.py")
 
 pytestmark = pytest.mark.ssh
 

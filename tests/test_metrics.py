@@ -20,14 +20,14 @@ from prometheus_client.openmetrics import exposition, parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from launcher.errors import UsageError
+from launcher.exporters import metrics_server
+from launcher.exporters.metrics_file import MetricsFile
+from launcher.exporters.metrics_server import MetricsServer
 from launcher.printable import printable
 from launcher.report.goodput import Goodput
 from launcher.report.metrics import make_families, make_registry
 from launcher.report.state_names import StateName
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
-from launcher.run import metrics_server
-from launcher.run.metrics_file import MetricsFile
-from launcher.run.metrics_server import MetricsServer
 from launcher.spec.fields import Endpoint, parse_endpoint
 from tests.conftest import ROOT, Distlaunch, distlaunch_command
 from tests.polling import eventually
@@ -36,9 +36,9 @@ from tests.witness import wait_until
 
 COVERS = (
     "launcher/report",
-    "launcher/run/companions.py",
-    "launcher/run/metrics_file.py",
-    "launcher/run/metrics_server.py",
+    "launcher/exporters/start.py",
+    "launcher/exporters/metrics_file.py",
+    "launcher/exporters/metrics_server.py",
 )
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

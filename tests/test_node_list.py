@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import InterruptionError
 from launcher.gang.state import Phase
-from launcher.run.node_list import NodeCommandError, ask_first, ask_nodes
+from launcher.sources.node_list import NodeCommandError, ask_first, ask_nodes
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, parse_node_list
 from launcher.spec.nodes import NodeSpec
@@ -29,7 +29,7 @@ from tests.fake_nodes import KILL, At, Exit, FakeRun, lose
 from tests.polling import eventually
 from tests.test_supervisor import restarting
 
-COVERS = ("launcher/run/node_list.py", "launcher/run/node_choice.py", "launcher/run/ways.py")
+COVERS = ("launcher/sources/node_list.py", "launcher/controller/node_choice.py", "launcher/controller/ways.py")
 
 TWO: list[dict[str, Any]] = [{"host": "gpu-a"}, {"host": "gpu-b", "tasks": {"worker": 2}}]
 

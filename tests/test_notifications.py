@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import SpecError
+from launcher.exporters.notify import Notifier, Recipients
+from launcher.exporters.webhook import DeliveryError, post
 from launcher.plan.rendering import render_spec
 from launcher.report.goodput import Goodput
 from launcher.report.models import AttemptReport, TaskReport
 from launcher.report.notification import MESSAGE_LIMIT, Happening, Happenings, make_payload, make_variables
 from launcher.report.run_events import AttemptEnded, Ended, Record, RunEvent, Said, State
 from launcher.report.status_report import RunStatus
-from launcher.run.notifier import Notifier, Recipients
-from launcher.run.webhook import DeliveryError, post
 from launcher.spec.loading import load_spec
 from launcher.spec.mistakes import explain_fields
 from launcher.spec.models import ClusterSpec
@@ -34,7 +34,7 @@ from tests.web_servers import Request, WebServer, serving
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 from worker_entry.protocol import environment
 
-COVERS = ("launcher/run/companions.py", "launcher/run/notifier.py", "launcher/run/webhook.py")
+COVERS = ("launcher/exporters/start.py", "launcher/exporters/notify.py", "launcher/exporters/webhook.py")
 
 ALL = ("failed", "restarted", "stalled", "succeeded")
 
@@ -335,8 +335,8 @@ class TestNotifier:
         assert warnings == [f"the command of `notify` has failed: {said}"]
 
     def test_a_delivery_takes_no_longer_than_its_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("launcher.run.notifier.LIMIT_S", 0.2)
-        monkeypatch.setattr("launcher.run.notifier.OVERTIME_S", 0.2)
+        monkeypatch.setattr("launcher.exporters.notify.LIMIT_S", 0.2)
+        monkeypatch.setattr("launcher.exporters.notify.OVERTIME_S", 0.2)
         mark = make_mark()
         with serving(drip) as server, notifying(tmp_path, server.url, hanging(mark)) as (notifier, warnings):
             notifier.note(FAILED)

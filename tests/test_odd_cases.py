@@ -25,7 +25,7 @@ from typing import cast
 import paramiko
 import pytest
 
-from launcher.run.left_processes import find_left_processes
+from launcher.controller.left_processes import find_left_processes
 from launcher.transports.base import LinkBroken, LinkError
 from launcher.transports.reconnect import Reconnector
 from launcher.transports.ssh.config import parse_target
@@ -36,15 +36,17 @@ from tests import loopback
 from tests.agent_streams import FarEnd, Pipes
 from tests.apart import linux
 from tests.witness import open_descriptors, wait_until
-from worker_entry.agent import activity, ending, reattach, reattach_calls
-from worker_entry.agent import reattachment as reattachments
-from worker_entry.agent.activity import ActivityWatch
+from worker_entry.agent import ending
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.checks.inspection import inspect
-from worker_entry.agent.connection import Connection, Opening
+from worker_entry.agent.connection import handover as reattachments
+from worker_entry.agent.connection import reattach, reattach_calls
+from worker_entry.agent.connection.connection import Connection, Opening
+from worker_entry.agent.connection.reattach_calls import receive_call
 from worker_entry.agent.lease import Lease
-from worker_entry.agent.reattach_calls import receive_call
-from worker_entry.agent.task_process import StartedTask, _find_problem
+from worker_entry.agent.tasks import activity
+from worker_entry.agent.tasks.activity import ActivityWatch
+from worker_entry.agent.tasks.task import StartedTask, _find_problem
 from worker_entry.program.finding import find_problem
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import (
@@ -311,7 +313,7 @@ def test_a_process_does_not_wait_for_ever_for_a_guardian_that_stays(tmp_path: Pa
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
-from worker_entry.agent.reattach import ReattachFolder
+from worker_entry.agent.connection.reattach import ReattachFolder
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 folder = ReattachFolder.make()
 folder.note_run(sys.argv[1])

@@ -30,7 +30,7 @@ from tests.witness import assert_none_left, await_none_left, make_mark, marked
 COVERS = (
     "launcher/transports",
     "launcher/verdict",
-    "worker_entry/agent/task_process.py",
+    "worker_entry/agent/tasks/task.py",
 )
 
 pytestmark = pytest.mark.ssh

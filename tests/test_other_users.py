@@ -18,38 +18,38 @@ from prometheus_client.registry import CollectorRegistry
 
 from launcher.commands import submit
 from launcher.commands.warm import end_all
+from launcher.controller import warm_nodes
+from launcher.controller.resume import find_requeued
 from launcher.errors import RunDirectoryError, UsageError
+from launcher.exporters.metrics_file import MetricsFile
 from launcher.kubernetes.controller import _START
 from launcher.own_command import own_command
-from launcher.run import warm_nodes
-from launcher.run.directory import RunDir
-from launcher.run.metrics_file import MetricsFile
-from launcher.run.naming import current_directory
-from launcher.run.record import read_record
-from launcher.run.replacement import replace_text
-from launcher.run.resume import find_requeued
-from launcher.run.selection import select_run
-from launcher.run.trust import verify_own
+from launcher.rundir.directory import RunDir
+from launcher.rundir.names import current_directory
+from launcher.rundir.record import read_record
+from launcher.rundir.replacement import replace_text
+from launcher.rundir.select import select_run
+from launcher.rundir.trust import verify_own
 from launcher.slurm.script import render_script
 from launcher.spec.models import ClusterSpec
 from launcher.transports.payload import make_payload
 from tests.in_process import run_here
 from tests.runs_on_disk import write_run
-from worker_entry.agent.copy_versions import NotOursError, Versions
+from worker_entry.agent.files.versions import NotOursError, Versions
 from worker_entry.program.compile_cache import _make_private
 from worker_entry.system import ownership
 from worker_entry.system.ownership import TRUST, find_intruder, private, verify_private
 
 COVERS = (
     "launcher/commands",
-    "launcher/run/metrics_file.py",
-    "launcher/run/record.py",
-    "launcher/run/replacement.py",
-    "launcher/run/selection.py",
-    "launcher/run/trust.py",
+    "launcher/exporters/metrics_file.py",
+    "launcher/rundir/record.py",
+    "launcher/rundir/replacement.py",
+    "launcher/rundir/select.py",
+    "launcher/rundir/trust.py",
     "launcher/slurm/script.py",
-    "worker_entry/agent/bootstrap.py",
-    "worker_entry/agent/copy_versions.py",
+    "worker_entry/bootstrap/install.py",
+    "worker_entry/agent/files/versions.py",
     "worker_entry/program/compile_cache.py",
 )
 
@@ -368,11 +368,11 @@ def test_a_file_is_not_written_through_a_planted_link(tmp_path: Path, monkeypatc
 
 def test_every_file_in_a_shared_folder_is_written_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
-    monkeypatch.setattr("launcher.run.metrics_file.replace_text", lambda path, *_: written.append(path))
-    monkeypatch.setattr("launcher.run.warm_nodes.replace_text", lambda path, *_: written.append(path))
+    monkeypatch.setattr("launcher.exporters.metrics_file.replace_text", lambda path, *_: written.append(path))
+    monkeypatch.setattr("launcher.controller.warm_nodes.replace_text", lambda path, *_: written.append(path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     metrics = MetricsFile(tmp_path / "metrics.prom")
-    monkeypatch.setattr("launcher.run.metrics_file.make_registry", lambda _: CollectorRegistry())
+    monkeypatch.setattr("launcher.exporters.metrics_file.make_registry", lambda _: CollectorRegistry())
     metrics.begin(lambda: pytest.fail("no status is needed"), pytest.fail)
     metrics.close()
     warm_nodes._write(warm_nodes.KnownWarmNode("gpu-a", 1, 2.0))

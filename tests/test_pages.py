@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plotly import offline
 
 from launcher.gang import events as gang
-from launcher.gang.findings import Finding, LinkSpeed, NodeSpeed, SpeedReport
+from launcher.gang.checks.findings import Finding, LinkSpeed, NodeSpeed, SpeedReport
 from launcher.pages.charts import LEAST_POINTS, MOST_POINTS, make_machine_charts, make_training_charts, thin
 from launcher.pages.grouping import find_odd, group_curves
 from launcher.pages.html import inline, make_ticks, read_plotly, read_script, render_page, to_script

@@ -18,14 +18,14 @@ from launcher.commands.requests import ask_to_end
 from launcher.pages.html import render_page
 from launcher.pages.material import NodeSamples, TaskSamples
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
-from launcher.run.directory import RunDir
+from launcher.rundir.directory import RunDir
 from tests.browser import CHROMIUM, Browser, open_browser
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.test_pages import T0, hostile_material, make_attempt, make_material, make_report, one_attempt
 from worker_entry.protocol.samples import NodeSample, TaskSample
 
-COVERS = ("launcher/pages", "launcher/run/page_reading.py", "launcher/run/page_writing.py")
+COVERS = ("launcher/pages", "launcher/exporters/page_reading.py", "launcher/exporters/page_writing.py")
 
 pytestmark = [
     pytest.mark.browser,

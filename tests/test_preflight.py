@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.gang.checks.findings import Finding
+from launcher.gang.checks.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
 from launcher.gang.decide import FAILURE_GRACE_S
 from launcher.gang.events import (
     Action,
@@ -31,9 +33,7 @@ from launcher.gang.events import (
     SyncNodes,
     Tick,
 )
-from launcher.gang.findings import Finding
 from launcher.gang.policy import AttemptPolicy
-from launcher.gang.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.report.check_report import make_check_report
 from launcher.report.check_text import COLUMNS, make_rows, render_findings

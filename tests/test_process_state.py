@@ -17,7 +17,7 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch
 from worker_entry.protocol import environment
 
-COVERS = ("worker_entry/task", "worker_entry/agent/task_process.py", "worker_entry/agent/forkserver_client.py")
+COVERS = ("worker_entry/task", "worker_entry/agent/tasks/task.py", "worker_entry/agent/tasks/forkserver.py")
 
 pytestmark = linux
 PROGRAM = str(PROGRAMS / "process_state.py")

@@ -14,9 +14,9 @@ import pytest
 from launcher.commands import profile as profiles
 from launcher.commands.profile import ProfileError, profile
 from launcher.errors import UsageError
-from launcher.run.directory import RunDir, RunStart
+from launcher.rundir.directory import RunDir, RunStart
 from tests.background import running
-from worker_entry.agent.profile_child import ProfileChild
+from worker_entry.agent.helpers.profile import ProfileChild
 from worker_entry.protocol.profiles import Profile, Profiled, ProfileTarget
 
 ORDER = Profile([ProfileTarget("worker-0", "127.0.0.1:1", operations=True)], "/logs", 0.1)

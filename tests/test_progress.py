@@ -17,7 +17,7 @@ import pytest
 from tests.available import needs_tf_keras
 from tests.conftest import Distlaunch
 from tests.polling import eventually
-from worker_entry.agent.status_reader import StatusFiles
+from worker_entry.agent.tasks.status_reader import StatusFiles
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.values import EPOCH_ENDS
 from worker_entry.system import clock
@@ -31,7 +31,7 @@ COVERS = (
     "worker_entry/task",
     "worker_entry/hooks",
     "worker_entry/progress.py",
-    "worker_entry/agent/status_reader.py",
+    "worker_entry/agent/tasks/status_reader.py",
 )
 
 

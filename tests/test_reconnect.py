@@ -28,9 +28,9 @@ from tests.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
 from tests.cases import first_quick
 from tests.second_chance import assert_same_bytes
 from tests.witness import await_none_left, make_mark, wait_until
-from worker_entry.agent import reattach, reattach_calls
-from worker_entry.agent import reattachment as reattachments
-from worker_entry.agent.reattach_calls import receive_call
+from worker_entry.agent.connection import handover as reattachments
+from worker_entry.agent.connection import reattach, reattach_calls
+from worker_entry.agent.connection.reattach_calls import receive_call
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import (
     Attached,
@@ -52,10 +52,10 @@ from worker_entry.system import kernel
 
 COVERS = (
     "launcher/transports",
-    "worker_entry/agent/connection.py",
+    "worker_entry/agent/connection/connection.py",
     "worker_entry/agent/lease.py",
     "worker_entry/agent/liveness.py",
-    "worker_entry/agent/log_stream.py",
+    "worker_entry/agent/tasks/log_stream.py",
     "worker_entry/protocol",
 )
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import TooFewGpusError
+from launcher.gang.checks.findings import Finding
 from launcher.gang.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
-from launcher.gang.findings import Finding
 from launcher.gang.state import AttemptState
 from launcher.report.models import ProgressReport, RunReport
 from launcher.report.run_report import (

@@ -18,11 +18,11 @@ import pytest
 from launcher.commands import page
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
+from launcher.exporters.page_reading import LINES_OF_KIND, read_material
+from launcher.exporters.page_writing import write_at_end, write_page
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample, render_sample
-from launcher.run.directory import RunDir
-from launcher.run.page_reading import LINES_OF_KIND, read_material
-from launcher.run.page_writing import write_at_end, write_page
-from launcher.run.selection import select_run
+from launcher.rundir.directory import RunDir
+from launcher.rundir.select import select_run
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
 from tests.polling import eventually
 from tests.run_folders import RunFolder

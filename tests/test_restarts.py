@@ -31,7 +31,12 @@ from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import assert_none_left, make_mark, marked, wait_until
 from worker_entry.protocol.frozen import replace
 
-COVERS = ("launcher/gang", "launcher/run/pauses.py", "launcher/run/supervisor.py", "launcher/run/attempt_loop.py")
+COVERS = (
+    "launcher/gang",
+    "launcher/controller/pauses.py",
+    "launcher/controller/supervisor.py",
+    "launcher/controller/attempt.py",
+)
 
 FLAKY = str(PROGRAMS / "fail_at_first.py")
 FREE = [name for name, failure in FAILURES.items() if not failure.counted]

@@ -20,21 +20,21 @@ import pytest
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.console.terminal import NowhereSink
 from launcher.console.writer import Console
+from launcher.controller.resume import _await_leases, _unless_asked
 from launcher.errors import InterruptionError, UsageError
 from launcher.report.goodput import KINDS
-from launcher.run.directory import RunDir, RunStart
-from launcher.run.history import read_history
-from launcher.run.interrupts import Interrupts
-from launcher.run.journal import Journal
-from launcher.run.record import last_written
-from launcher.run.resume import _await_leases, _unless_asked
+from launcher.rundir.directory import RunDir, RunStart
+from launcher.rundir.history import read_history
+from launcher.rundir.journal import Journal
+from launcher.rundir.record import last_written
+from launcher.signals import Interrupts
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.polling import eventually
 from tests.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.witness import await_none_left, make_mark, wait_until
 from worker_entry.protocol.frozen import replace
 
-COVERS = ("launcher/run", "launcher/commands")
+COVERS = ("launcher/rundir", "launcher/sources", "launcher/controller", "launcher/commands")
 
 TICKING = str(PROGRAMS / "ticking.py")
 WORKERS = ("worker-0", "worker-1")

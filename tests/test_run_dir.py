@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from launcher.errors import EXIT_INFRASTRUCTURE, RunDirectoryError
-from launcher.run.directory import RunDir
-from launcher.run.log_tails import TAIL_BYTES, find_size, last_lines
-from launcher.run.naming import make_run_id, runs_directory
+from launcher.rundir.directory import RunDir
+from launcher.rundir.log_tails import TAIL_BYTES, find_size, last_lines
+from launcher.rundir.names import make_run_id, runs_directory
 from launcher.tasks import TaskId
 from tests.apart import linux
 from tests.conftest import Distlaunch

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from launcher.commands.listing import render_runs
+from launcher.controller import warm_nodes
 from launcher.errors import UsageError
-from launcher.run import warm_nodes
-from launcher.run.controller import this_process
-from launcher.run.directory import RunDir
-from launcher.run.journal_reading import read_last_entries
-from launcher.run.live_facts import replay
-from launcher.run.selection import list_runs, select_run
-from launcher.run.summary import RunSummary, summarize
+from launcher.rundir.directory import RunDir
+from launcher.rundir.journal_reading import read_last_entries
+from launcher.rundir.live_facts import replay
+from launcher.rundir.owner import this_process
+from launcher.rundir.select import list_runs, select_run
+from launcher.rundir.summary import RunSummary, summarize
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.in_process import run_here
 from tests.polling import eventually
@@ -34,12 +34,12 @@ from tests.runs_on_disk import GONE, append_events, write_run
 
 COVERS = (
     "launcher/commands",
-    "launcher/run/history.py",
-    "launcher/run/journal_reading.py",
-    "launcher/run/naming.py",
-    "launcher/run/queue.py",
-    "launcher/run/selection.py",
-    "launcher/run/summary.py",
+    "launcher/rundir/history.py",
+    "launcher/rundir/journal_reading.py",
+    "launcher/rundir/names.py",
+    "launcher/rundir/queued.py",
+    "launcher/rundir/select.py",
+    "launcher/rundir/summary.py",
 )
 
 OTHER_BOOT = "2f6c1c6e-0000-4000-8000-000000000000"

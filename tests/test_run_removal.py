@@ -18,13 +18,13 @@ import pytest
 from launcher.commands import removal
 from launcher.commands.removal import find_prunable, find_removable, measure, remove
 from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
-from launcher.run.directory import RunDir
+from launcher.rundir.directory import RunDir
 from tests.conftest import distlaunch_command
 from tests.in_process import run_here
 from tests.runs_on_disk import GONE, write_run
 from tests.witness import await_none_left, make_mark, wait_until
 
-COVERS = ("launcher/commands", "launcher/run/directory.py", "launcher/run/selection.py")
+COVERS = ("launcher/commands", "launcher/rundir/directory.py", "launcher/rundir/select.py")
 
 DAY_S = 86_400.0
 ELSEWHERE = {"host": "gpu-a", "boot": "2f6c1c6e-0000-4000-8000-000000000000"}

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.controller.usage import Uses
 from launcher.plan.paths import RunPaths
 from launcher.report.sample_thinning import RECENT, thin_lines
 from launcher.report.samples import (
@@ -31,8 +32,7 @@ from launcher.report.samples import (
     use_of_node,
     use_of_task,
 )
-from launcher.run.sample_files import HARD_LIMIT, LIMIT, SampleFiles
-from launcher.run.uses import Uses
+from launcher.rundir.samples import HARD_LIMIT, LIMIT, SampleFiles
 from launcher.tasks import parse_task_id
 from tests.apart import linux
 from worker_entry.protocol.messages import Sampled
@@ -320,7 +320,7 @@ class TestFiles:
             write_seconds(files, range(1000, 1003))
             return thin_lines(data, size)
 
-        monkeypatch.setattr("launcher.run.sample_files.thin_lines", thin_late)
+        monkeypatch.setattr("launcher.rundir.samples.thin_lines", thin_late)
         second = 0
         while files._open.get(path) is None or files._open[path]._thread is None:
             write_seconds(files, [second])
@@ -374,7 +374,7 @@ class TestFiles:
             tried.append(descriptor)
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("launcher.run.sample_files.os.fsync", refuse)
+        monkeypatch.setattr("launcher.rundir.samples.os.fsync", refuse)
         files = SampleFiles(RunPaths(tmp_path), 1, 10_000)
         for second in range(200):
             write_seconds(files, [second])

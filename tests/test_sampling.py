@@ -18,10 +18,10 @@ import pytest
 
 from tests.apart import linux
 from tests.polling import eventually
-from worker_entry.agent import sampling
-from worker_entry.agent.gpu_watch import GpuWatch
-from worker_entry.agent.sampling import Sampler
-from worker_entry.agent.task_process import StartedTask
+from worker_entry.agent.measure import sampling
+from worker_entry.agent.measure.gpus import GpuWatch
+from worker_entry.agent.measure.sampling import Sampler
+from worker_entry.agent.tasks.task import StartedTask
 from worker_entry.protocol.messages import Sampled
 from worker_entry.protocol.samples import GpuSample
 from worker_entry.system import kernel, node_use, process_use

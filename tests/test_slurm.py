@@ -30,10 +30,10 @@ from tests.witness import await_none_left, make_mark, wait_until
 COVERS = (
     "launcher/slurm",
     "launcher/program_calls.py",
-    "launcher/run/engine.py",
-    "launcher/run/queue.py",
-    "launcher/run/slurm_check.py",
-    "launcher/run/slurm_engine.py",
+    "launcher/sources/base.py",
+    "launcher/rundir/queued.py",
+    "launcher/sources/slurm_check.py",
+    "launcher/sources/slurm_engine.py",
     "launcher/transports/gathering.py",
     "launcher/transports/slurm.py",
 )

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.gang.findings import SpeedReport
-from launcher.gang.speed import LinkFigures, NodeFigures, Pair, find_slow_links, find_slow_nodes
-from launcher.gang.speed_check import MOST_ROUNDS, TIMES, SpeedCheck, Subject
+from launcher.gang.checks.findings import SpeedReport
+from launcher.gang.checks.speed import LinkFigures, NodeFigures, Pair, find_slow_links, find_slow_nodes
+from launcher.gang.checks.speed_check import MOST_ROUNDS, TIMES, SpeedCheck, Subject
 from launcher.report.check_text import make_speed_tables
 from worker_entry.protocol.speed import LinkMeasured, MeasureLink, MeasureNode, NodeMeasured
 from worker_entry.protocol.values import Target

@@ -26,10 +26,10 @@ from worker_entry.agent.checks.speed_child import SpeedChild
 from worker_entry.protocol.speed import MeasureNode, NodeMeasured
 
 COVERS = (
-    "launcher/gang/findings.py",
-    "launcher/gang/speed.py",
-    "launcher/gang/speed_check.py",
-    "launcher/gang/speed_subjects.py",
+    "launcher/gang/checks/findings.py",
+    "launcher/gang/checks/speed.py",
+    "launcher/gang/checks/speed_check.py",
+    "launcher/gang/checks/speed_subjects.py",
     "worker_entry/agent/checks",
     "worker_entry/task/speed.py",
 )

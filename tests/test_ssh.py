@@ -23,12 +23,12 @@ from worker_entry.protocol.log_index import parse_index
 
 COVERS = (
     "launcher/transports",
-    "launcher/run/node_links.py",
-    "launcher/run/launch.py",
-    "launcher/run/directory.py",
-    "worker_entry/agent/bootstrap.py",
-    "worker_entry/agent/copy_versions.py",
-    "worker_entry/agent/loop.py",
+    "launcher/controller/links.py",
+    "launcher/controller/launch.py",
+    "launcher/rundir/directory.py",
+    "worker_entry/bootstrap/install.py",
+    "worker_entry/agent/files/versions.py",
+    "worker_entry/agent/agent.py",
     "worker_entry/__init__.py",
     "worker_entry/__main__.py",
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.gang.stacks import StackCollector, parse_stack, render_stacks
+from launcher.gang.watch.stacks import StackCollector, parse_stack, render_stacks
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Command, distlaunch_command
 from tests.warm_python import WarmPython
@@ -19,10 +19,10 @@ from tests.witness import wait_until
 from worker_entry.protocol.values import Activity
 
 COVERS = (
-    "launcher/gang/stacks.py",
+    "launcher/gang/watch/stacks.py",
     "launcher/commands",
-    "worker_entry/agent/stacks.py",
-    "launcher/run/stack_requests.py",
+    "worker_entry/agent/tasks/stacks.py",
+    "launcher/controller/stack_requests.py",
 )
 
 W0, W1, W2 = (TaskId("worker", index) for index in range(3))

@@ -23,8 +23,8 @@ from launcher.gang.state import AttemptState, Phase
 from launcher.report.goodput import KINDS
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState, estimate_eta_s
 from launcher.report.status_text import COLUMNS, make_node_rows, make_rows, render_header
-from launcher.run.directory import RunDir
-from launcher.run.journal_reading import Entry
+from launcher.rundir.directory import RunDir
+from launcher.rundir.journal_reading import Entry
 from launcher.wording import render_age
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.polling import eventually
@@ -37,10 +37,10 @@ from worker_entry.system import kernel
 
 COVERS = (
     "launcher/commands",
-    "launcher/run/summary.py",
-    "launcher/run/live_facts.py",
-    "launcher/run/uses.py",
-    "worker_entry/agent/sampling.py",
+    "launcher/rundir/summary.py",
+    "launcher/rundir/live_facts.py",
+    "launcher/controller/usage.py",
+    "worker_entry/agent/measure/sampling.py",
 )
 
 BUSY = """

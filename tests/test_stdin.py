@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from launcher.controller.task_input import AHEAD_BYTES, PART_BYTES, TaskInput
 from launcher.plan.paths import RunPaths
-from launcher.run.task_input import AHEAD_BYTES, PART_BYTES, TaskInput
 from tests.apart import linux
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.polling import eventually
@@ -20,14 +20,14 @@ from tests.sshd import running_hosts
 from tests.terminals import terminal
 from tests.warm_python import WarmPython
 from tests.witness import wait_until
-from worker_entry.agent.task_input import TaskInput as Pipe
+from worker_entry.agent.tasks.input import TaskInput as Pipe
 from worker_entry.protocol.messages import AskInput
 from worker_entry.protocol.orders import Input
 
 COVERS = (
-    "launcher/run/task_input.py",
-    "worker_entry/agent/task_input.py",
-    "worker_entry/agent/task_process.py",
+    "launcher/controller/task_input.py",
+    "worker_entry/agent/tasks/input.py",
+    "worker_entry/agent/tasks/task.py",
     "worker_entry/task/forkserver.py",
 )
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.controller.supervisor import Supervisor
 from launcher.gang.events import TaskReported
-from launcher.gang.slowness import Pace, find_reason
 from launcher.gang.state import Phase
-from launcher.gang.stragglers import (
+from launcher.gang.watch.slowness import Pace, find_reason
+from launcher.gang.watch.stragglers import (
     ENOUGH,
     REPEAT_S,
     WINDOW_S,
@@ -28,7 +29,6 @@ from launcher.gang.stragglers import (
 from launcher.report.run_events import Record, Straggler, parse_record, render_record
 from launcher.report.samples import TaskUse
 from launcher.report.status_report import TaskState, make_task_states
-from launcher.run.supervisor import Supervisor
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.fake_nodes import At, Deed, FakeAgent, FakeRun

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from launcher import failures
+from launcher.controller.recovery import Recovered
 from launcher.errors import DistlaunchError, RunDirectoryError, ShownError, TakenOverError, UsageError
 from launcher.gang.state import Phase
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
-from launcher.run.controller import this_process
-from launcher.run.recovery import Recovered
-from launcher.run.replacement import replace_text
+from launcher.rundir.owner import this_process
+from launcher.rundir.replacement import replace_text
 from tests.apart import linux
 from tests.fake_nodes import (
     KILL,
@@ -661,7 +661,7 @@ def fill_disk(patch: pytest.MonkeyPatch, path: Path) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         replace_text(target, text, mode)
 
-    patch.setattr("launcher.run.directory.replace_text", write)
+    patch.setattr("launcher.rundir.directory.replace_text", write)
 
 
 @linux

@@ -17,24 +17,24 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.controller.bundle import FILES_LIMIT, make_bundle
 from launcher.errors import UsageError
-from launcher.run.sync import FILES_LIMIT, make_bundle
 from launcher.spec.parts import SyncSpec
 from tests.apart import linux
 from tests.conftest import ROOT, Distlaunch, distlaunch_command
 from tests.sshd import Hosts, make_addresses, make_hosts, running_hosts, running_sshd, skip_without_openssh
 from tests.test_link_drops import send_to_sessions
 from tests.witness import wait_until
-from worker_entry.agent.copy_versions import ABANDONED_S
-from worker_entry.agent.program_copy import ProgramCopy
+from worker_entry.agent.files.program_copy import ProgramCopy
+from worker_entry.agent.files.versions import ABANDONED_S
 from worker_entry.protocol.messages import Fetch, Message, Noted, Refused, Synced
 from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry
 
 COVERS = (
-    "launcher/run/sync.py",
-    "worker_entry/agent/program_copy.py",
-    "worker_entry/agent/copy_versions.py",
+    "launcher/controller/bundle.py",
+    "worker_entry/agent/files/program_copy.py",
+    "worker_entry/agent/files/versions.py",
     "launcher/transports",
 )
 
@@ -132,7 +132,7 @@ def test_of_a_file_that_is_gone_since_it_was_offered_nothing_is_sent(tmp_path: P
 
 
 def test_a_folder_that_was_not_meant_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.run.sync.FILES_LIMIT", 2)
+    monkeypatch.setattr("launcher.controller.bundle.FILES_LIMIT", 2)
     write(tmp_path, {"a": "", "b": "", "c": ""})
     with pytest.raises(UsageError) as caught:
         make_bundle(SyncSpec(to="~/x"), tmp_path)

@@ -78,7 +78,10 @@ from worker_entry.protocol.values import Problem, Program, TaskExit, TaskRequest
 from worker_entry.system import kernel
 
 COVERS = (
-    "launcher/run",
+    "launcher/rundir",
+    "launcher/sources",
+    "launcher/exporters",
+    "launcher/controller",
     "worker_entry/agent",
     "launcher/transports/resumable_link.py",
     "launcher/transports/reconnect.py",

@@ -30,12 +30,12 @@ from worker_entry.task.profiling import ATTEMPTS, _make_messages
 
 COVERS = (
     "launcher/report/scalars.py",
-    "launcher/run/scalars.py",
-    "worker_entry/agent/event_files.py",
-    "worker_entry/agent/profile_child.py",
+    "launcher/exporters/tensorboard.py",
+    "worker_entry/agent/tensorboard.py",
+    "worker_entry/agent/helpers/profile.py",
     "worker_entry/task/profiling.py",
-    "launcher/run/profile_requests.py",
-    "launcher/run/companions.py",
+    "launcher/controller/profile_requests.py",
+    "launcher/exporters/start.py",
 )
 
 pytestmark = [

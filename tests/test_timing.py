@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launcher.run.timing import SystemTiming
+from launcher.clock import SystemTiming
 from tests.polling import eventually
 
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from launcher.console.messages import REMIND_S, TRANSFER_REMIND_S, Reminder
+from launcher.controller.inbox import Observer
+from launcher.controller.profile_requests import ProfileRequests
+from launcher.controller.stack_requests import StackRequests
+from launcher.controller.transfers import SHOWN_NODES, WINDOW_S, Transfer, Transfers
 from launcher.gang.decide import decide
 from launcher.gang.events import NodeReady, Tick
-from launcher.run.directory import RunDir
-from launcher.run.observation import Observer
-from launcher.run.profile_requests import ProfileRequests
-from launcher.run.stack_requests import StackRequests
-from launcher.run.transfers import SHOWN_NODES, WINDOW_S, Transfer, Transfers
+from launcher.rundir.directory import RunDir
 from tests.test_gang import TWO_NODES, make_policy, play
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.messages import Fetch

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from launcher.run.tunnel_key import make_tunnel_key
+from launcher.controller.tunnel_key import make_tunnel_key
 from tests import loopback
-from worker_entry.agent.isolation import tunnel_process
-from worker_entry.agent.isolation.tunnel_process import Peer, TunnelServer, make_context
+from worker_entry.agent.network import tunnel_process
+from worker_entry.agent.network.tunnel_process import Peer, TunnelServer, make_context
 from worker_entry.system.network import HERE
 
-COVERS = ("worker_entry/agent/isolation",)
+COVERS = ("worker_entry/agent/network",)
 
 KEY = make_tunnel_key()
 SERVER, CLIENT = (

@@ -21,6 +21,7 @@ import pytest
 
 from launcher.cli.changes import read_changes
 from launcher.cli.main import cli
+from launcher.controller.attempt import CLAIM_PAUSE_S
 from launcher.gang.claims import SHOWN, render_busy_gpus
 from launcher.gang.decide import decide, new_attempt
 from launcher.gang.departure import find_departure
@@ -41,8 +42,7 @@ from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import Phase, Reason
 from launcher.gang.translation import from_message
 from launcher.plan.resources import NodeFacts, find_needed_gpus, share_resources
-from launcher.run.attempt_loop import CLAIM_PAUSE_S
-from launcher.run.history import read_history, replay
+from launcher.rundir.history import read_history, replay
 from launcher.spec.loading import load_spec
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.strategies import RULES, TORCH
@@ -56,8 +56,8 @@ from tests.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.test_gang import play
 from tests.test_gpus import compile_library, install_smi
 from tests.witness import wait_until
-from worker_entry.agent.child_work import fork_work
 from worker_entry.agent.gpu_claims import GpuClaims
+from worker_entry.agent.helpers.child_work import fork_work
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.gpus import UNKNOWN_RUN, BusyGpu, ClaimGpus, GpuHolder, GpusClaimed
 from worker_entry.protocol.messages import Message

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.run import warm_nodes
+from launcher.controller import warm_nodes
 from tests.conftest import ROOT
 from tests.in_process import run_here
 from tests.polling import eventually
@@ -30,15 +30,15 @@ from tests.warm_python import make_python
 from tests.witness import assert_none_left, make_mark, marked
 from worker_entry.agent.warm import offer
 from worker_entry.agent.warm.kept_forkserver import find_difference
-from worker_entry.agent.warm.slot import WarmAgent, find_waiting
+from worker_entry.agent.warm.rendezvous import WarmAgent, find_waiting
 from worker_entry.protocol import environment
 from worker_entry.system.memory_pressure import MemoryPressure
 
 COVERS = (
     "worker_entry/agent/warm",
-    "worker_entry/agent/forkserver_client.py",
+    "worker_entry/agent/tasks/forkserver.py",
     "worker_entry/task",
-    "launcher/run/warm_nodes.py",
+    "launcher/controller/warm_nodes.py",
     "worker_entry/program",
 )
 

@@ -20,8 +20,8 @@ from launcher.gang.events import (
     TaskWrote,
     Tick,
 )
-from launcher.gang.stalls import LEAST_S
 from launcher.gang.state import AttemptState, Phase, Reason
+from launcher.gang.watch.stalls import LEAST_S
 from launcher.tasks import TENSORBOARD
 from launcher.verdict.judge import exit_status, outcome
 from tests.test_gang import EVALUATOR, REFUSED, W0, W1, exited, make_policy, play, play_on, running

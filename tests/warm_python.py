@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from tests.polling import eventually
-from worker_entry.agent.warm.slot import END, WarmAgent, find_waiting
+from worker_entry.agent.warm.rendezvous import END, WarmAgent, find_waiting
 
 KEEP = "45m"
 """Longer than all tests take."""

@@ -29,9 +29,9 @@ def main() -> None:
             status
         )  # the interpreter's shutdown would cost a tenth of an agent's CPU time, and nothing is left to do
     if verb == "attach":
-        from worker_entry.agent import reattachment
+        from worker_entry.agent.connection import handover
 
-        sys.exit(reattachment.hand_over())
+        sys.exit(handover.hand_over())
     if verb == "clean":
         from worker_entry.agent import cleanup
 
@@ -47,17 +47,17 @@ def main() -> None:
         speed.main(rest[0])
         return
     if verb == "outside":
-        from worker_entry.agent.isolation import outer_process
+        from worker_entry.agent.network import outer_process
 
         outer_process.serve()
         return
     if verb == "tunnel":
-        from worker_entry.agent.isolation import tunnel_process
+        from worker_entry.agent.network import tunnel_process
 
         tunnel_process.serve()
         return
     if verb == "gpus":
-        from worker_entry.agent import gpu_reader
+        from worker_entry.agent.measure import gpu_reader
 
         gpu_reader.main(float(rest[0]))
         return

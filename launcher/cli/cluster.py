@@ -169,11 +169,11 @@ def _run(
     """Runs the spec."""
     if chaos and "max_restarts" not in spec.restart.model_fields_set:
         spec = spec.changed(restart=spec.restart.changed(max_restarts=len(chaos)))  # or there is nothing to resume
+    from launcher.controller.launch import run
+    from launcher.controller.preview import plan_ahead
+    from launcher.controller.resume import find_requeued, resume
+    from launcher.controller.task_input import take_stdin
     from launcher.gang.faults import parse_fault
-    from launcher.run.launch import run
-    from launcher.run.preview import plan_ahead
-    from launcher.run.resume import find_requeued, resume
-    from launcher.run.task_input import take_stdin
 
     faults = [parse_fault(text, spec) for text in chaos]
     advise = functools.partial(_advise, misplaced=misplaced, beside=beside)

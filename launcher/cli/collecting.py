@@ -30,7 +30,7 @@ def collect(run: str | None, patterns: tuple[str, ...], as_json: bool) -> int:
     """
     from launcher.commands.collect import collect as collect_files
     from launcher.report.run_text import render_missing
-    from launcher.run.selection import select_run
+    from launcher.rundir.select import select_run
     from launcher.spec.command_line import check_patterns
     from launcher.wording import count_of
     from worker_entry.protocol.units import render_size

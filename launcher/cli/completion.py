@@ -248,7 +248,7 @@ def complete_tasks(context: click.Context, _parameter: click.Parameter, incomple
     from click.shell_completion import CompletionItem
 
     from launcher.errors import DistlaunchError
-    from launcher.run.selection import select_run
+    from launcher.rundir.select import select_run
 
     try:
         plan = json.loads(select_run(context.params.get("run"), reads=True).plan.read_bytes())
@@ -266,8 +266,8 @@ def _complete_names(incomplete: str, wanted: Container[bool]) -> list[Any]:
     from click.shell_completion import CompletionItem
 
     from launcher.errors import DistlaunchError
-    from launcher.run.selection import find_runs, summarize_if_there
-    from launcher.run.summary import find_controller
+    from launcher.rundir.select import find_runs, summarize_if_there
+    from launcher.rundir.summary import find_controller
     from launcher.wording import render_age
 
     now = time.time()

@@ -36,8 +36,8 @@ def doctor(context: click.Context, /, hosts: tuple[str, ...], hostfile: Path | N
     Exit status: 0 no error found, 3 something keeps a cluster from running.
     """
     from launcher.commands.doctor import read_own_facts
+    from launcher.controller import preview
     from launcher.report.doctor import make_report, render
-    from launcher.run import preview
     from launcher.spec import command_line
 
     program = command_line.make_program(["true"], is_module=False, is_command=True)

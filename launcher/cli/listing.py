@@ -15,7 +15,7 @@ from launcher.cli.sections import SectionedCommand, option
 from launcher.cli.watching import can_repaint, find_width, repaint, repeat
 
 if TYPE_CHECKING:
-    from launcher.run.summary import RunSummary
+    from launcher.rundir.summary import RunSummary
 
 
 @click.command(cls=SectionedCommand)
@@ -38,7 +38,7 @@ def ls(everything: bool, watch: bool, warm: bool, as_json: bool) -> int:
     """
     from launcher.commands.listing import describe_no_runs, look, render_runs
     from launcher.commands.warm import render_warm
-    from launcher.run.warm_nodes import find_warm_nodes
+    from launcher.controller.warm_nodes import find_warm_nodes
 
     if watch:
         _watch(everything=everything, as_json=as_json)
@@ -72,7 +72,7 @@ def wait(run: str | None, as_json: bool) -> int:
     """
     from launcher.commands.waiting import find_exit_status, wait_for_end
     from launcher.printable import printable
-    from launcher.run.selection import select_run
+    from launcher.rundir.select import select_run
 
     summary = wait_for_end(select_run(run, reads=True))
     if as_json:
@@ -123,8 +123,8 @@ def _look_again(run: RunSummary) -> RunSummary | None:
     from pathlib import Path
 
     from launcher.errors import RunDirectoryError
-    from launcher.run.directory import RunDir
-    from launcher.run.summary import summarize
+    from launcher.rundir.directory import RunDir
+    from launcher.rundir.summary import summarize
 
     try:
         return summarize(RunDir(Path(run.directory)))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launcher.console.log_output import LogOutput
-    from launcher.run.directory import RunDir
-    from launcher.run.log_reading import LogChoice
+    from launcher.rundir.directory import RunDir
+    from launcher.rundir.log_reading import LogChoice
     from launcher.tasks import TaskId, TaskPattern
 
 
@@ -87,8 +87,8 @@ def logs(
     `worker:1`, or `worker` for all workers; default: all tasks. Works during a run and after its end.
     """
     from launcher.errors import UsageError
-    from launcher.run.log_reading import LogChoice
-    from launcher.run.selection import select_run
+    from launcher.rundir.log_reading import LogChoice
+    from launcher.rundir.select import select_run
 
     run, patterns = _split(run, tasks)
     if head is not None and (follow or tail is not None):
@@ -149,7 +149,7 @@ def attach(run: str | None, verbose: bool, no_live: bool) -> int:
     import signal
 
     from launcher.commands.attach import Attachment, Left, end_as_left
-    from launcher.run.selection import select_run
+    from launcher.rundir.select import select_run
 
     _allow_many_files()
     files = select_run(run)
@@ -160,7 +160,7 @@ def attach(run: str | None, verbose: bool, no_live: bool) -> int:
     except BrokenPipeError:
         return CLOSED_PIPE
     except (Left, KeyboardInterrupt):
-        from launcher.run.naming import name_run
+        from launcher.rundir.names import name_run
 
         click.echo(f"Detached; the run continues: distlaunch attach {name_run(files.root)}", err=True)
         return 0

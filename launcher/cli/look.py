@@ -70,8 +70,8 @@ def check(
         click.echo(f"{spec}: good, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
         return 0
     cluster = find_nodes(cluster, rehearsal)
+    from launcher.controller import preview
     from launcher.report.check_text import COLUMNS, make_rows, make_speed_tables, render_findings
-    from launcher.run import preview
 
     report = preview.check(cluster.changed(check_speed=True) if speed else cluster)
     if as_json:
@@ -97,7 +97,7 @@ def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
     Shows the node, address, port, TF_CONFIG and environment of each task, and the command that runs the task by hand.
     Hides secrets.
     """
-    from launcher.run.preview import plan_ahead
+    from launcher.controller.preview import plan_ahead
     from launcher.spec.loading import load_spec
 
     show_plan(plan_ahead(find_nodes(load_spec(spec, os.environ), rehearsal)), as_json=as_json)
@@ -105,7 +105,7 @@ def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
 
 def find_nodes(spec: ClusterSpec, rehearsal: int | None) -> ClusterSpec:
     """The spec with the nodes that its command names, or on containers."""
-    from launcher.run.node_list import ask_first, expect
+    from launcher.sources.node_list import ask_first, expect
 
     if rehearsal is None:
         return ask_first(spec)

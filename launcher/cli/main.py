@@ -133,11 +133,11 @@ def run_command(arguments: list[str]) -> int:
 
 def _go_there(error: Exception, arguments: Sequence[str], folder: str) -> None:
     """Runs the same command in the Slurm job that has the run's controller, from the folder where it was called."""
-    from launcher.run.controller import ElsewhereError
+    from launcher.rundir.owner import ElsewhereError
 
     if isinstance(error, ElsewhereError) and error.job:
         from launcher.own_command import own_command
-        from launcher.run.queue import run_in_job
+        from launcher.rundir.queued import run_in_job
 
         if folder:
             os.chdir(folder)

@@ -107,7 +107,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 run_argument = click.argument("run", required=False, shell_complete=complete_runs)
-"""RUN; see `launcher.run.selection`."""
+"""RUN; see `launcher.rundir.select`."""
 running_run_argument = click.argument("run", required=False, shell_complete=complete_running_runs)
 """RUN of a command that needs a running run."""
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")

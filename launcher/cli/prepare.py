@@ -86,8 +86,8 @@ def compose(spec: Path, nodes: int | None, output: str, force: bool) -> None:
     """
     from launcher.errors import UsageError
     from launcher.plan.compose import render_compose
-    from launcher.run.naming import current_directory
-    from launcher.run.node_list import expect
+    from launcher.rundir.names import current_directory
+    from launcher.sources.node_list import expect
     from launcher.spec.loading import load_spec
     from launcher.spec.writing import write_new
 

@@ -68,7 +68,7 @@ def submit(
         click.echo(submission.render(cluster, run_dir), nl=False)
         return
     submitted = submission.submit(cluster, run_dir, checks=not no_check)
-    from launcher.run.naming import name_run
+    from launcher.rundir.names import name_run
 
     name = name_run(submitted.directory)
     if as_json:

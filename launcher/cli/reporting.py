@@ -30,7 +30,7 @@ def report(run: str | None, output: Path | None, opens: bool) -> int:
     """
     from launcher.commands import page
     from launcher.errors import UsageError
-    from launcher.run.selection import select_run
+    from launcher.rundir.select import select_run
 
     files = select_run(run, reads=output is not None)
     if output is not None and str(output) == "-":

@@ -28,9 +28,9 @@ def resume(run: str | None, spec: Path | None, detach: bool, wait: bool, verbose
     the last attempt and starts a new attempt in the same folder, where the program finds its checkpoints. The run's
     files contain no secrets; secrets come from this environment or from FILE.
     """
-    from launcher.run.node_list import ask_first
-    from launcher.run.resume import resume
-    from launcher.run.selection import select_run
+    from launcher.controller.resume import resume
+    from launcher.rundir.select import select_run
+    from launcher.sources.node_list import ask_first
     from launcher.spec.loading import load_spec
 
     files = select_run(run)

@@ -11,8 +11,8 @@ import click
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from launcher.controller.detach import Detachment
     from launcher.report.models import RunReport
-    from launcher.run.detached import Detachment
 
 _DETACHMENT = "distlaunch.detachment"
 
@@ -30,7 +30,7 @@ def runs_attached(command: Callable[..., int]) -> Callable[..., int]:
 
         if options["detach"] or options["wait"] or options["no_live"] or options.get("dry_run") or not can_be_live():
             return command(*arguments, **options)
-        from launcher.run.detached import can_run_attached, run_attached
+        from launcher.controller.detach import can_run_attached, run_attached
 
         if not can_run_attached():
             return command(*arguments, **options)
@@ -73,7 +73,7 @@ def run_command(
     if not detach and not wait:
         detachment = click.get_current_context().meta.get(_DETACHMENT)
         return conclude(start(live=live, detachment=detachment))
-    from launcher.run.detached import run_detached
+    from launcher.controller.detach import run_detached
 
     def run(detachment: Detachment) -> int:
         return conclude(start(detachment=detachment))
@@ -86,7 +86,7 @@ def _finish(status: int | None, directory: Path | None) -> int:
     if directory is None:
         assert status is not None
         return status
-    from launcher.run.naming import name_run
+    from launcher.rundir.names import name_run
 
     name = name_run(directory)
     click.echo(name)

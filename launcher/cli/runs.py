@@ -54,10 +54,10 @@ def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool
     """
     from launcher.commands.requests import ask_to_end
     from launcher.errors import UsageError
-    from launcher.run.directory import RunDir
-    from launcher.run.naming import name_run
-    from launcher.run.selection import list_running, select_run
-    from launcher.run.trust import verify_own
+    from launcher.rundir.directory import RunDir
+    from launcher.rundir.names import name_run
+    from launcher.rundir.select import list_running, select_run
+    from launcher.rundir.trust import verify_own
     from launcher.transports.in_parallel import map_parallel
 
     if (run is not None) + everything + warm > 1:
@@ -98,7 +98,7 @@ def stacks(run: str | None, as_json: bool) -> int:
     without stopping the tasks. SIGUSR1 to the run's controller prints the same stacks in the controller's terminal.
     """
     from launcher.commands.requests import ask_stacks
-    from launcher.run.selection import select_run
+    from launcher.rundir.select import select_run
 
     text = ask_stacks(select_run(run, running=True))
     click.echo(json.dumps({"stacks": text}) if as_json else text, nl=as_json)
@@ -125,7 +125,7 @@ def profile(run: str | None, duration: float, as_json: bool) -> int:
     parameter_server.
     """
     from launcher.commands.profile import profile
-    from launcher.run.selection import select_run
+    from launcher.rundir.select import select_run
 
     capture = profile(select_run(run, running=True), duration)
     if as_json:

@@ -12,7 +12,7 @@ from launcher.cli.sections import SectionedCommand, option
 from launcher.cli.watching import can_repaint, find_width, repaint, repeat
 
 if TYPE_CHECKING:
-    from launcher.run.directory import RunDir
+    from launcher.rundir.directory import RunDir
 
 MESSAGES = 5
 """How many of the last messages are shown."""
@@ -33,7 +33,7 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
     ended, shows how its tasks ended; for a lost one, how they were when its controller ended.
     """
     from launcher.commands.status import describe_lost, read_said, read_status, render_status
-    from launcher.run.selection import select_run
+    from launcher.rundir.select import select_run
 
     files = select_run(run, reads=True)
     if not watch:

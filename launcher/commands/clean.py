@@ -11,11 +11,11 @@ from launcher.errors import RunDirectoryError, UsageError
 from launcher.kubernetes.calls import Kubectl
 from launcher.kubernetes.job import JOB_NAME_LENGTH
 from launcher.kubernetes.pod import make_name
-from launcher.run.directory import RunDir
-from launcher.run.naming import runs_directory
-from launcher.run.node_list import know_nodes
-from launcher.run.pods import remove_pods
-from launcher.run.selection import select_run
+from launcher.rundir.directory import RunDir
+from launcher.rundir.names import runs_directory
+from launcher.rundir.select import select_run
+from launcher.sources.node_list import know_nodes
+from launcher.sources.pods import remove_pods
 from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.pods import PodsSpec

@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.commands.requests import ask_files
+from launcher.controller.collecting import Progress, await_files
+from launcher.controller.collector import Collector
+from launcher.controller.links import NodeLinks
+from launcher.controller.ways import make_transports
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.plan.launch_plan import runs_in
 from launcher.report.models import CollectedNode
-from launcher.run.collecting import Progress, await_files
-from launcher.run.collector import Collector
-from launcher.run.directory import RunDir
-from launcher.run.last_state import read_end_report
-from launcher.run.naming import make_run_id, name_run
-from launcher.run.node_links import NodeLinks
-from launcher.run.record import REPORT_LIMIT, RunRecord, read_limited, read_record
-from launcher.run.summary import summarize
-from launcher.run.trust import verify_own
-from launcher.run.ways import make_transports
+from launcher.rundir.directory import RunDir
+from launcher.rundir.last_state import read_end_report
+from launcher.rundir.names import make_run_id, name_run
+from launcher.rundir.record import REPORT_LIMIT, RunRecord, read_limited, read_record
+from launcher.rundir.summary import summarize
+from launcher.rundir.trust import verify_own
 from launcher.spec.models import ClusterSpec
 from launcher.spec.pods import PodsSpec
 from launcher.tasks import find_leader, parse_task_id

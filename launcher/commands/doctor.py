@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.errors import DistlaunchError
 from launcher.report.doctor import OwnFacts
-from launcher.run.naming import runs_directory
+from launcher.rundir.names import runs_directory
 
 TOOLS = ("ssh", "docker", "kubectl", "sbatch", "git")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from launcher.controller.bundle import make_bundle
 from launcher.errors import UsageError
 from launcher.kubernetes.entry import ENTRY, LIMIT, PROGRAM, PackedFile, make_entry, pack, too_large
 from launcher.kubernetes.export import choose_pods, make_export
 from launcher.kubernetes.exported import Export, Kind
-from launcher.run.naming import current_directory
-from launcher.run.pod_nodes import read_pod_template
-from launcher.run.sync import make_bundle
+from launcher.rundir.names import current_directory
+from launcher.sources.pod_nodes import read_pod_template
 from launcher.spec.models import DEMO_MODULE, ClusterSpec
 from launcher.spec.parts import SyncSpec
 from launcher.transports.payload import PACKAGE

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from launcher.printable import printable
 from launcher.report.table import EMPTY, Column, render_table
-from launcher.run.naming import runs_directory
-from launcher.run.selection import find_runs, list_runs, list_unended
-from launcher.run.summary import RunSummary
+from launcher.rundir.names import runs_directory
+from launcher.rundir.select import find_runs, list_runs, list_unended
+from launcher.rundir.summary import RunSummary
 from launcher.wording import count_of, render_age, render_ago
 
 _RUN, _STATE = Column("RUN", 100, least=30), Column("STATE", 90, least=12)

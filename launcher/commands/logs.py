@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from launcher.commands.log_copy import copy_log, widen_pipe, write_all
 from launcher.console.log_output import LogOutput
 from launcher.errors import UsageError
 from launcher.plan.paths import RunPaths
-from launcher.run.directory import RunDir
-from launcher.run.journal_reading import Entry, JournalReader, said_level, said_text
-from launcher.run.log_copy import copy_log, widen_pipe, write_all
-from launcher.run.log_file import Block
-from launcher.run.log_reading import LogChoice, LogReader, find_attempts, find_logs
-from launcher.run.looking import looks
-from launcher.run.run_watch import RunWatch
+from launcher.rundir.directory import RunDir
+from launcher.rundir.follow import looks
+from launcher.rundir.journal_reading import Entry, JournalReader, said_level, said_text
+from launcher.rundir.log_file import Block
+from launcher.rundir.log_reading import LogChoice, LogReader, find_attempts, find_logs
+from launcher.rundir.run_watch import RunWatch
 from launcher.tasks import TaskId, name_tasks
 
 TOGETHER = 256 << 10

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from launcher.commands.requests import ask_status
 from launcher.errors import UsageError
+from launcher.exporters.page_writing import make_page, write_page
 from launcher.report.status_report import RunStatus
-from launcher.run.directory import RunDir
-from launcher.run.page_writing import make_page, write_page
-from launcher.run.record import read_record
-from launcher.run.summary import find_controller
+from launcher.rundir.directory import RunDir
+from launcher.rundir.record import read_record
+from launcher.rundir.summary import find_controller
 
 
 def make(files: RunDir) -> str:

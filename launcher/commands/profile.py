@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.commands.requests import ask_profile
 from launcher.errors import DistlaunchError, UsageError
-from launcher.run.directory import RunDir
+from launcher.rundir.directory import RunDir
 from worker_entry.protocol.framing import parse
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.profiles import Profiled

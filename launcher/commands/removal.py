@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from launcher.controller.left_processes import find_left_processes
 from launcher.errors import RunDirectoryError, UsageError
-from launcher.run.directory import RunDir
-from launcher.run.left_processes import find_left_processes
-from launcher.run.naming import runs_directory
-from launcher.run.record import last_written
-from launcher.run.selection import find_runs, select_run
-from launcher.run.summary import RunSummary, summarize
+from launcher.rundir.directory import RunDir
+from launcher.rundir.names import runs_directory
+from launcher.rundir.record import last_written
+from launcher.rundir.select import find_runs, select_run
+from launcher.rundir.summary import RunSummary, summarize
 from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass
 

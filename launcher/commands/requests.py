@@ -8,16 +8,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from launcher.controller.profile_requests import profile_limit_s
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.report.models import Collection
-from launcher.run import control
-from launcher.run.control import AskFiles, AskProfile, AskStacks, AskStatus, AskStop, RefusedError, Request
-from launcher.run.controller import Controller, ElsewhereError, is_alive
-from launcher.run.directory import RunDir
-from launcher.run.naming import name_run
-from launcher.run.profile_requests import profile_limit_s
-from launcher.run.queue import cancel, find_queued, look_up
-from launcher.run.record import RunRecord, read_record
+from launcher.rundir import control
+from launcher.rundir.control import AskFiles, AskProfile, AskStacks, AskStatus, AskStop, RefusedError, Request
+from launcher.rundir.directory import RunDir
+from launcher.rundir.names import name_run
+from launcher.rundir.owner import Controller, ElsewhereError, is_alive
+from launcher.rundir.queued import cancel, find_queued, look_up
+from launcher.rundir.record import RunRecord, read_record
 
 ANSWER_S = 20.0
 END_S = 120.0

@@ -12,14 +12,14 @@ from launcher.report.state_names import Outcome
 from launcher.report.status_report import RunStatus
 from launcher.report.status_text import COLUMNS, NODE_COLUMNS, make_node_rows, make_rows, render_header
 from launcher.report.table import render_table
-from launcher.run.directory import RunDir
-from launcher.run.journal_reading import Entry, read_last_entries, said_text
-from launcher.run.last_state import read_last_status
-from launcher.run.log_reading import find_attempts
-from launcher.run.naming import name_run
-from launcher.run.queue import Queued, find_queued
-from launcher.run.record import RunRecord, read_record
-from launcher.run.summary import find_controller, summarize
+from launcher.rundir.directory import RunDir
+from launcher.rundir.journal_reading import Entry, read_last_entries, said_text
+from launcher.rundir.last_state import read_last_status
+from launcher.rundir.log_reading import find_attempts
+from launcher.rundir.names import name_run
+from launcher.rundir.queued import Queued, find_queued
+from launcher.rundir.record import RunRecord, read_record
+from launcher.rundir.summary import find_controller, summarize
 from launcher.wording import render_ago
 from worker_entry.system import clock
 

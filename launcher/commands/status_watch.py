@@ -11,7 +11,7 @@ from launcher.commands.requests import ask_status
 from launcher.console.live_region import Seen
 from launcher.errors import DistlaunchError
 from launcher.report.status_report import RunStatus
-from launcher.run.directory import RunDir
+from launcher.rundir.directory import RunDir
 from launcher.wording import render_age
 
 ASK_S = 1.0

@@ -9,11 +9,11 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.own_command import own_command
 from launcher.plan.rendering import render_spec
-from launcher.run.directory import RunDir, RunStart
-from launcher.run.naming import choose_folder, current_command, current_directory, make_run_id
-from launcher.run.node_list import expect
+from launcher.rundir.directory import RunDir, RunStart
+from launcher.rundir.names import choose_folder, current_command, current_directory, make_run_id
 from launcher.slurm.calls import SlurmError, call
 from launcher.slurm.script import render_script
+from launcher.sources.node_list import expect
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
 from launcher.spec.redaction import is_secret

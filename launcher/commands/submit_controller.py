@@ -11,9 +11,9 @@ from launcher.kubernetes.calls import Kubectl
 from launcher.kubernetes.controller import ARCHIVE, FILES, FILES_LIMIT, SPEC, TEMPLATE, ControllerJob
 from launcher.kubernetes.pod import make_name
 from launcher.plan.rendering import render_spec
-from launcher.run.naming import current_directory, make_run_id
-from launcher.run.node_list import expect
-from launcher.run.pod_nodes import read_pod_template
+from launcher.rundir.names import current_directory, make_run_id
+from launcher.sources.node_list import expect
+from launcher.sources.pod_nodes import read_pod_template
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import Nodes
 from launcher.spec.pods import PodsSpec

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from launcher.errors import EXIT_INFRASTRUCTURE
-from launcher.run.directory import RunDir
-from launcher.run.queue import ASK_SLURM_S, find_queued
-from launcher.run.record import read_record
-from launcher.run.summary import RunSummary, find_controller, summarize
+from launcher.rundir.directory import RunDir
+from launcher.rundir.queued import ASK_SLURM_S, find_queued
+from launcher.rundir.record import read_record
+from launcher.rundir.summary import RunSummary, find_controller, summarize
 
 POLL_S = 0.25
 

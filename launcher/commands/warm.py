@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from launcher.controller.warm_nodes import KnownWarmNode, find_warm_nodes, forget
 from launcher.errors import UsageError
 from launcher.printable import printable
 from launcher.report.table import Column, render_table
-from launcher.run.directory import RunDir
-from launcher.run.trust import verify_own
-from launcher.run.warm_nodes import KnownWarmNode, find_warm_nodes, forget
+from launcher.rundir.directory import RunDir
+from launcher.rundir.trust import verify_own
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL
 from launcher.transports.node_cleanup import CleanedNode, end_warm

@@ -16,7 +16,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 
-from launcher.gang.busy import RECHECK_S, find_busy, is_excused
 from launcher.gang.claims import ask_all, go_on
 from launcher.gang.events import (
     Action,
@@ -37,10 +36,11 @@ from launcher.gang.events import (
     TaskExited,
 )
 from launcher.gang.facts import is_news, record
-from launcher.gang.out_of_step import is_out_of_step
 from launcher.gang.policy import AttemptPolicy
-from launcher.gang.stalls import is_progress, is_stalled, stall_limit_s
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason, make_exit
+from launcher.gang.watch.busy import RECHECK_S, find_busy, is_excused
+from launcher.gang.watch.out_of_step import is_out_of_step
+from launcher.gang.watch.stalls import is_progress, is_stalled, stall_limit_s
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import replace
 

@@ -25,12 +25,12 @@ from launcher.report.notebook import render_status
 from launcher.report.run_events import Record, make_record
 from launcher.report.status_report import RunStatus
 from launcher.report.status_text import render_header
-from launcher.run.directory import RunDir
-from launcher.run.journal_reading import JournalReader
-from launcher.run.log_file import Block
-from launcher.run.log_reading import LogChoice, LogReader
-from launcher.run.looking import looks
-from launcher.run.run_watch import RunWatch
+from launcher.rundir.directory import RunDir
+from launcher.rundir.follow import looks
+from launcher.rundir.journal_reading import JournalReader
+from launcher.rundir.log_file import Block
+from launcher.rundir.log_reading import LogChoice, LogReader
+from launcher.rundir.run_watch import RunWatch
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, TaskPattern, parse_task_id
 

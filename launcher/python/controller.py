@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import IO
 
 from launcher.console.writer import Console
+from launcher.controller.launch import conduct, new_start
 from launcher.errors import DistlaunchError, ShownError, as_ours
 from launcher.plan.planner import Planner
 from launcher.python.exchange import Began, Ended, News, NotStarted, Order, parse, send
-from launcher.run.directory import RunDir
-from launcher.run.interrupts import Interrupts
-from launcher.run.launch import conduct, new_start
-from launcher.run.naming import choose_folder
-from launcher.run.node_list import know_nodes
+from launcher.rundir.directory import RunDir
+from launcher.rundir.names import choose_folder
+from launcher.signals import Interrupts
+from launcher.sources.node_list import know_nodes
 from worker_entry.system import clock
 
 PARENT_S = 1.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.gang.findings import Finding
-from launcher.gang.preflight import Answers, Preflight
+from launcher.gang.checks.findings import Finding
+from launcher.gang.checks.preflight import Answers, Preflight
 from launcher.gang.state import AttemptState, Reason
 from launcher.gang.strangers import render_unguarded
 from launcher.report.models import CheckReport, FactsReport, JobReport, NodeReport

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from launcher.gang.findings import DialReport, Finding, SpeedReport
+from launcher.gang.checks.findings import DialReport, Finding, SpeedReport
 from launcher.report.goodput import Goodput
 from launcher.result import Result
 from launcher.verdict.models import OutcomeName, Verdict

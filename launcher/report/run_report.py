@@ -16,8 +16,8 @@ from launcher.errors import (
     InterruptionError,
     as_ours,
 )
+from launcher.gang.checks.findings import SpeedReport
 from launcher.gang.events import TaskExited, TaskReported
-from launcher.gang.findings import SpeedReport
 from launcher.gang.restarts import FRUITLESS
 from launcher.gang.state import AttemptState
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.gang.state import AttemptState, Phase
-from launcher.gang.stragglers import Standing
+from launcher.gang.watch.stragglers import Standing
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
 from launcher.report.goodput import Goodput

@@ -23,7 +23,7 @@ from launcher.transports.payload import make_payload
 from launcher.transports.programs import ProgramStream
 from launcher.transports.streams import await_readable
 from launcher.transports.way import FIRST_S, Opening
-from worker_entry.agent.calling import AGENT, CALL_S, CONTROLLER, FAILED, prove, receive_line, send_line
+from worker_entry.bootstrap.callback import AGENT, CALL_S, CONTROLLER, FAILED, prove, receive_line, send_line
 from worker_entry.system.interfaces import own_addresses
 
 NODE_S = 0.5
@@ -105,7 +105,7 @@ class Gathering:
             "secret": self._secret,
             "within_s": within_s,
         }
-        payload = make_payload("node", "calling")
+        payload = make_payload("node", "callback")
         try:
             self._process = helpers.start(
                 [*self._words, *payload.words],

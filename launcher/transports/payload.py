@@ -46,10 +46,10 @@ class Payload:
         return f"{python}\n".encode() + self.bootstrap
 
 
-def make_payload(verb: str, first: str = "bootstrap") -> Payload:
+def make_payload(verb: str, first: str = "install") -> Payload:
     """The payload that runs `verb` of `worker_entry.__main__`; the same bytes for the same sources.
 
-    `first`: the module of `worker_entry.agent` that the node runs first; it has to bring the archive.
+    `first`: the module of `worker_entry.bootstrap` that the node runs first; it has to bring the archive.
     """
     with _making:  # all nodes' threads ask at once; one of them makes it
         return _make_payload(verb, first)
@@ -85,14 +85,14 @@ def _make_payload(verb: str, first: str) -> Payload:
 
 def _read_first(first: str) -> bytes:
     """The module's text; the only module of ours that it may import takes the place of the import."""
-    text = PACKAGE.joinpath("agent", f"{first}.py").read_bytes()
+    text = PACKAGE.joinpath("bootstrap", f"{first}.py").read_bytes()
     imported = PACKAGE.joinpath("system", "ownership.py").read_bytes().replace(_FUTURE, b"")
     return text.replace(_OWNERSHIP, imported)
 
 
 @functools.cache
 def _make_archive() -> bytes:
-    """The archive that `worker_entry.agent.bootstrap` unpacks.
+    """The archive that `worker_entry.bootstrap.install` unpacks.
 
     It is plain text: in a terminal, which the command should not have, a control character could hide `streams.ECHO`.
     """

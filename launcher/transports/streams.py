@@ -11,7 +11,7 @@ from socket import socket
 from typing import IO, Protocol
 
 from launcher.transports.base import LinkBroken, LinkError
-from worker_entry.agent.bootstrap import HERE, MISSING
+from worker_entry.bootstrap.install import HERE, MISSING
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Message, ToController
 

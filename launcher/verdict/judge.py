@@ -10,9 +10,9 @@ from launcher.failures import USER_ERRORS, find_exit_status
 from launcher.gang.claims import render_busy_gpus
 from launcher.gang.events import EndAnnounced
 from launcher.gang.faults import render_injection
-from launcher.gang.stacks import render_places
 from launcher.gang.state import AttemptState, Reason
 from launcher.gang.waiting import render_waiting
+from launcher.gang.watch.stacks import render_places
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.spec.nodes import LOCAL
 from launcher.tasks import TaskId, find_leader, name_tasks

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.gang.stacks import group_stacks
-from launcher.gang.stalls import reports_steps, usual_step_s
 from launcher.gang.state import AttemptState
+from launcher.gang.watch.stacks import group_stacks
+from launcher.gang.watch.stalls import reports_steps, usual_step_s
 from launcher.tasks import TaskId, name_tasks
 
 

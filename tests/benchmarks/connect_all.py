@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launcher.run.naming import make_run_id
+from launcher.rundir.names import make_run_id
 from launcher.transports.base import LinkNews, LogMirror
 from launcher.transports.remote import RemoteTransport
 from launcher.transports.ssh.config import SshTarget, load_target

@@ -21,7 +21,7 @@ def measure(runs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("launcher", "worker_entry"):
             shutil.copytree(ROOT / name, Path(folder) / name)
-        with (Path(folder) / "worker_entry/agent/task_log.py").open("a") as module:
+        with (Path(folder) / "worker_entry/agent/tasks/log.py").open("a") as module:
             module.write(WITHOUT)
         ours, rival = time_pairs(lambda: _run(ROOT), lambda: _run(Path(folder)), runs)
         print_pair("wall time to print", ours, rival)

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.run import assembly, launch
-from launcher.run.directory import RunDir
+from launcher.controller import assembly, launch
+from launcher.rundir.directory import RunDir
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Transport
 from launcher.transports.gathering import Gathering
@@ -32,8 +32,8 @@ from launcher.transports.remote import RemoteTransport
 from launcher.transports.streams import Stream
 from launcher.transports.targets import Targets
 from launcher.transports.way import Opening
-from worker_entry.agent import calling
-from worker_entry.agent.bootstrap import HERE
+from worker_entry.bootstrap import callback
+from worker_entry.bootstrap.install import HERE
 from worker_entry.protocol import orders
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.frozen import dataclass
@@ -181,7 +181,7 @@ def play(count: int) -> None:
     """Plays the agents of so many nodes; writes the CPU time of the controller, its parent, at each phase."""
     reader = sys.stdin.buffer
     reader.readline()
-    reader.read(len(make_payload("node", "calling").bootstrap))
+    reader.read(len(make_payload("node", "callback").bootstrap))
     order = json.loads(reader.readline())
     clock.share()
     began = time.monotonic()
@@ -205,8 +205,8 @@ def play(count: int) -> None:
 
 def _call(order: dict[str, Any], node: str) -> socket.socket:
     os.environ["SLURMD_NODENAME"] = node
-    connection = calling._call(["127.0.0.1"], order["port"], order["secret"], 60.0)
-    left = calling.receive_line(connection)["bootstrap"]
+    connection = callback._call(["127.0.0.1"], order["port"], order["secret"], 60.0)
+    left = callback.receive_line(connection)["bootstrap"]
     while left:
         left -= len(connection.recv(left))
     connection.sendall(HERE)

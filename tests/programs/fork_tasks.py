@@ -6,7 +6,7 @@ import selectors
 import sys
 import time
 
-from worker_entry.agent.forkserver_client import ForkserverClient, ForkserverError
+from worker_entry.agent.tasks.forkserver import ForkserverClient, ForkserverError
 from worker_entry.protocol.orders import Preload
 from worker_entry.protocol.values import Program, TaskOrder
 from worker_entry.system import kernel

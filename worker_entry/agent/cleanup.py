@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Collection
 from typing import Union
 
+from worker_entry.agent.connection.handover import receive
+from worker_entry.agent.connection.reattach import LOCK, PREFIX, read_generation
 from worker_entry.agent.ending import end_agents, find_agents
 from worker_entry.agent.evidence import Fate, find_fate, find_processes
-from worker_entry.agent.reattach import LOCK, PREFIX, read_generation
-from worker_entry.agent.reattachment import receive
 from worker_entry.protocol import environment
 from worker_entry.protocol.framing import MARKER, encode
 from worker_entry.protocol.messages import Broken, Cleaned

@@ -9,8 +9,8 @@ import socket
 import time
 from collections.abc import Collection
 
+from worker_entry.agent.connection.reattach import GUARDIAN_FILE, PREFIX, RUN_FILE, SOCKET, bases, is_locked, read_note
 from worker_entry.agent.evidence import Fate, find_agent, find_fate
-from worker_entry.agent.reattach import GUARDIAN_FILE, PREFIX, RUN_FILE, SOCKET, bases, is_locked, read_note
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.orders import Goodbye
 from worker_entry.system import kernel

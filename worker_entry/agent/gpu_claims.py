@@ -9,9 +9,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Optional
 
-from worker_entry.agent.checks.works import FIND_GPUS
-from worker_entry.agent.child_work import ChildWork
-from worker_entry.agent.isolation.outer_network import OuterNetwork
+from worker_entry.agent.helpers.child_work import ChildWork
+from worker_entry.agent.helpers.works import FIND_GPUS
+from worker_entry.agent.network.outer import OuterNetwork
 from worker_entry.protocol.framing import ProtocolError, parse
 from worker_entry.protocol.gpus import UNKNOWN_RUN, BusyGpu, ClaimGpus, GpuHolder, GpusClaimed
 from worker_entry.protocol.messages import Message

@@ -21,12 +21,12 @@ import sys
 import time
 from typing import Optional
 
-from worker_entry.agent.connection import Opening
+from worker_entry.agent.connection.connection import Opening
+from worker_entry.agent.connection.handover import attend
+from worker_entry.agent.connection.reattach import ReattachFolder
 from worker_entry.agent.lease import HANG_S
 from worker_entry.agent.liveness import TICK_S, HangTimer, LoopCounter
-from worker_entry.agent.reattach import ReattachFolder
-from worker_entry.agent.reattachment import attend
-from worker_entry.agent.warm.slot import is_anyone_waiting
+from worker_entry.agent.warm.rendezvous import is_anyone_waiting
 from worker_entry.protocol import environment
 from worker_entry.protocol.values import TaskExit
 from worker_entry.system import clock, kernel, processes
@@ -60,7 +60,7 @@ def main(*, outlives_connection: bool, may_stay: bool = False) -> int:
         news = answer.problem if answer is not None else ""
     opening, circumstances = Opening(0, 1, outlives=outlives_connection), dict[str, str]()
     if may_stay and kernel.LINUX and not is_managed():
-        from worker_entry.agent.warm.circumstances import find_circumstances
+        from worker_entry.agent.warm.fingerprint import find_circumstances
         from worker_entry.agent.warm.offer import receive_answer
         from worker_entry.system.own_environ import overwrite
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Optional
 from worker_entry.protocol.messages import Message
 
 if TYPE_CHECKING:
-    from worker_entry.agent.attempts import Attempts
+    from worker_entry.agent.tasks.attempt import Attempts
     from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 
 
@@ -68,8 +68,8 @@ class LateAttempts:
         self._owned.close()
 
     def _make(self, forkserver: Optional[KeptForkserver], news: str) -> Attempts:
-        from worker_entry.agent.attempts import Attempts
-        from worker_entry.agent.forkserver_client import ForkserverClient
+        from worker_entry.agent.tasks.attempt import Attempts
+        from worker_entry.agent.tasks.forkserver import ForkserverClient
 
         client = ForkserverClient(self._selector, forkserver, news)
         self._owned.callback(client.end)

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from worker_entry.agent.checks.answering import Answering
-from worker_entry.agent.checks.works import RESOLVE
-from worker_entry.agent.child_work import ChildWork
-from worker_entry.agent.isolation.outer_network import OuterNetwork
+from worker_entry.agent.helpers.child_work import ChildWork
+from worker_entry.agent.helpers.works import RESOLVE
+from worker_entry.agent.network.outer import OuterNetwork
 from worker_entry.protocol.messages import Refused
 from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.system.address_filter import Network, TooManyError, compile_filter

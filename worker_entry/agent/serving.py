@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Optional
 
-from worker_entry.agent.connection import Opening
+from worker_entry.agent.agent import Agent
+from worker_entry.agent.connection.connection import Opening
+from worker_entry.agent.connection.reattach import ReattachFolder
 from worker_entry.agent.liveness import LoopCounter
-from worker_entry.agent.loop import Agent
-from worker_entry.agent.reattach import ReattachFolder
-from worker_entry.agent.warm.staying import Stay
+from worker_entry.agent.warm.keep import Stay
 
 if TYPE_CHECKING:
     from worker_entry.agent.warm.kept_forkserver import KeptForkserver
@@ -42,7 +42,7 @@ def serve(
         kept, until, opening, news = stay.kept, stay.until, None, ""
         if kept is None or stay.slot is None or reattach_folder is None:
             break
-        from worker_entry.agent.warm.waiting import Waiting
+        from worker_entry.agent.warm.wait import Waiting
 
         with contextlib.suppress(OSError):  # the reattach folder was removed: no controller could find the agent
             reattach_folder.renew()

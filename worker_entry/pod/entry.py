@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Optional
 
-from worker_entry.agent.status_reader import StatusFiles
+from worker_entry.agent.tasks.status_reader import StatusFiles
 from worker_entry.pod.outcome import End, find_status, render_message
 from worker_entry.program.finding import find_command
 from worker_entry.protocol import environment

@@ -8,13 +8,13 @@ import selectors
 from collections.abc import Callable, Mapping
 from typing import Optional, Union
 
-from worker_entry.agent.checks import works
 from worker_entry.agent.checks.inspection import mark_path
 from worker_entry.agent.checks.link_servers import LinkServers
 from worker_entry.agent.checks.port_responder import PortResponders
 from worker_entry.agent.checks.speed_child import SpeedChild
-from worker_entry.agent.child_work import ChildWork
-from worker_entry.agent.isolation.outer_network import OuterNetwork
+from worker_entry.agent.helpers import works
+from worker_entry.agent.helpers.child_work import ChildWork
+from worker_entry.agent.network.outer import OuterNetwork
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.messages import Message, Refused
 from worker_entry.protocol.orders import Dial, Hello, Inspect

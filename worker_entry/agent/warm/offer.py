@@ -9,9 +9,9 @@ import socket
 import time
 from typing import Optional
 
-from worker_entry.agent.reattach_calls import TAKEN
-from worker_entry.agent.warm.circumstances import find_circumstances, make_key
-from worker_entry.agent.warm.slot import END, find_waiting, receive_line
+from worker_entry.agent.connection.reattach_calls import TAKEN
+from worker_entry.agent.warm.fingerprint import find_circumstances, make_key
+from worker_entry.agent.warm.rendezvous import END, find_waiting, receive_line
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.system import kernel
 

@@ -1,0 +1,259 @@
+"""One attempt: one queue, one loop.
+
+The thread that sees an event (a message, a closed link, a signal) puts it into the queue. Only the loop takes events
+out, asks `gang.decide`, and performs the actions.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from launcher.console.messages import Reminder, render_news, render_patches
+from launcher.controller.actions import Actions
+from launcher.controller.context import AttemptSetup, RunContext
+from launcher.controller.inbox import Observer
+from launcher.controller.log_watch import LogWatch
+from launcher.controller.profile_requests import ProfileRequests
+from launcher.controller.stack_requests import StackRequests
+from launcher.controller.transfers import Transfer
+from launcher.controller.usage import Uses
+from launcher.gang.decide import decide, new_attempt
+from launcher.gang.events import (
+    EndAnnounced,
+    Event,
+    FilesAsked,
+    NodeLost,
+    NodeReady,
+    ProfileAsked,
+    StacksAsked,
+    TaskExited,
+    TaskReported,
+    Tick,
+)
+from launcher.gang.faults import Fault
+from launcher.gang.policy import AttemptPolicy
+from launcher.gang.state import AttemptState, Phase
+from launcher.gang.strangers import render_news_of_guards
+from launcher.gang.watch.stragglers import Standing, StragglerWatch
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.report.models import CompileCacheReport
+from launcher.report.run_events import Straggler
+from launcher.rundir.history import replay
+from launcher.tasks import TaskId, find_leader
+from launcher.transports.base import LinkClosed
+from worker_entry.protocol.frozen import replace
+
+TOUCH_S = 2.0
+"""How often the journal shows that this controller runs."""
+CLAIM_PAUSE_S = 4.0
+"""The shortest pause between two looks at the GPUs; the longest is twice as long."""
+IDLE_S = 0.5
+"""How often the loop polls the sources that send no messages: logs, the console, deadlines."""
+
+
+class AttemptLoop:
+    """The `number`-th attempt; `faults` are injected into it."""
+
+    def __init__(self, context: RunContext, setup: AttemptSetup, number: int, faults: Sequence[Fault] = ()) -> None:
+        self._context = context
+        self._number = number
+        self.stacks = StackRequests(context)
+        """The requests for stacks."""
+        self.profiles = ProfileRequests(context)
+        """The requests for profiles."""
+        self._actions = Actions(context, setup, number, faults, self.stacks)
+        self._observer = Observer(context, number, setup.preflight, self.stacks, self.profiles)
+        self._logs = LogWatch(context.files, number)
+        self._reminder = Reminder(context.timing.monotonic(), self._observer.transfers.render)
+        self._stragglers = StragglerWatch()
+        self._lost_late: list[NodeLost] = []
+        """Nodes that were lost after everything on them had ended."""
+        self.state = self._make_state(setup)
+        """The current state."""
+        self._to_attach = self.state.detached
+        self._to_preload: set[str] = set()
+        """Nodes that are to import TensorFlow, once it is known which GPUs they keep for the run."""
+        self._touch_due = 0.0
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """The plan of the started tasks; before the start, as far as it is known."""
+        return self._actions.plan
+
+    @property
+    def uses(self) -> Uses:
+        """The resource use of tasks and nodes, as last reported."""
+        return self._observer.uses
+
+    @property
+    def transfers(self) -> Mapping[str, Transfer]:
+        """What is being sent to the nodes."""
+        return self._observer.transfers.current
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a checkpoint is known to have been saved."""
+        return self._observer.saved is not None
+
+    @property
+    def compile_cache(self) -> CompileCacheReport | None:
+        """The loaded and compiled cache entries of all nodes; None if no node has reported them."""
+        return self._observer.compile_cache
+
+    @property
+    def standings(self) -> Mapping[TaskId, Standing]:
+        """The speed of each task relative to the others."""
+        return self._stragglers.standings
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        """The nodes of an earlier controller's attempt that could not be taken over."""
+        if self._setup.taken_over is None:
+            return frozenset()
+        return self._to_attach - self._observer.taken_over
+
+    def run(self) -> tuple[AttemptState, AttemptSetup]:
+        """Runs the attempt to its end; nodes stay connected.
+
+        Returns:
+            The final state, and the setup for the next attempt, which does not check the nodes again.
+        """
+        nodes = {node: len(tasks) for node, tasks in self.state.policy.nodes.items()}
+        self._context.journal.begin_attempt(self._number, nodes)
+        links = self._context.links
+        links.begin(self._number, self.state.policy.nodes)
+        self._context.collector.begin_attempt([*self.plan.nodes], self._find_chief())
+        if self._setup.taken_over is not None:
+            self._actions.take_over(self.state, self._setup.taken_over)
+            if self.state.signalled and self.state.announced is None:
+                self._ask_engine()
+        else:
+            self._connect()
+        links.put(Tick())
+        while self.state.phase is not Phase.FINISHED:
+            for event in self._next_events():
+                self._handle(event)
+        for lost in self._lost_late:
+            links.put((lost.node, LinkClosed(lost.reason)))  # so that the next attempt sees the loss
+        done = replace(self._setup, preflight=None, addresses=self._actions.addresses, notes=(), taken_over=None)
+        return self.state, done
+
+    def _find_chief(self) -> str:
+        """The node of the task whose checkpoints count."""
+        leader = find_leader(task.task for task in self.plan.tasks)
+        return next(task.node for task in self.plan.tasks if task.task == leader)
+
+    def _connect(self) -> None:
+        self._actions.write_plan()
+        links = self._context.links
+        for node in self.state.policy.nodes.keys() - self.state.ready:
+            links.connect(node, next(self._actions.tasks_of(node)).directory)
+
+    def _next_events(self) -> Iterator[Event]:
+        monotonic, deadline = self._context.timing.monotonic, self.state.deadline
+        until_due = IDLE_S if deadline is None else min(deadline - monotonic(), IDLE_S)
+        if monotonic() >= self._touch_due:
+            self._touch_due = monotonic() + TOUCH_S
+            self._context.journal.touch()
+        yield from self._observer.next_events(until_due)
+        yield from self.stacks.take()
+        yield from self._logs.poll(self.state, monotonic())
+
+    def _handle(self, event: Event) -> None:
+        earlier = self.state
+        if isinstance(event, NodeLost) and event.node in earlier.empty:
+            self._lost_late.append(event)
+        self.state, actions = decide(earlier, event, self._context.timing.monotonic())
+        self._context.journal.note_event(earlier, self.state, event, *self._observer.origin)
+        self._report(earlier, event)
+        self._context.depart(self.state)
+        self._context.links.claimed = self.state.claimed
+        if isinstance(event, NodeReady) and self.state is not earlier:
+            self._to_preload.add(event.node)
+        if self._to_preload and self.state.reason is None and not self.state.waits_for_gpus:
+            for node in self._to_preload & self.state.ready:
+                self._actions.preload(node)
+            self._to_preload.clear()
+        for action in actions:
+            self._actions.perform(action, self.state)
+        self._actions.restore()
+        self._actions.end_checks(self.state)
+        if self.state.signalled and not earlier.signalled:
+            self._ask_engine()
+        if isinstance(event, StacksAsked):
+            self.stacks.ask(self.state, show=event.shows, tell=True)
+        if isinstance(event, ProfileAsked):
+            self.profiles.ask(self.plan, event.duration_s)
+        if isinstance(event, FilesAsked):
+            self._context.collector.begin(patterns=event.patterns)
+
+    def _ask_engine(self) -> None:
+        """Asks the engine whether the signalled nodes will be taken away, and when."""
+        links, engine = self._context.links, self._context.engine
+        unknown = EndAnnounced("")
+        if engine is None:
+            links.put(unknown)
+        else:
+            engine.ask(lambda found: links.put(found or unknown))
+
+    def _report(self, earlier: AttemptState, event: Event) -> None:
+        console, timing = self._context.console, self._context.timing
+        now = timing.monotonic()
+        news = render_news(earlier, self.state, event) or self._reminder.remind(self.state, now, timing.now())
+        if news:
+            console.note(news)
+        if isinstance(event, TaskExited):
+            self.uses.end(event.task)
+        if isinstance(event, TaskReported) and event.progress is not None:
+            self.uses.note_progress(event.task, event.progress)
+            self._context.goodput.note_progress(event.task, event.progress)
+            is_compared = event.task in self.state.policy.trainers
+            for straggler in self._stragglers.note(event, now, lambda: self.uses.tasks) if is_compared else ():
+                console.note(straggler.message)
+                self._context.journal.write(
+                    Straggler(straggler.task, straggler.message, straggler.score, straggler.reason)
+                )
+        if self._number == 1 and self._context.spec.guard != "off":
+            for line in render_news_of_guards(self.state, event):
+                console.warn(line)
+        if patches := render_patches(event):
+            console.note_once(patches)
+
+    def _make_state(self, setup: AttemptSetup) -> AttemptState:
+        self._setup = setup
+        links, policy = self._context.links, self._make_policy()
+        known = frozenset(links.ready) & policy.nodes.keys()
+        if setup.preflight is not None:
+            for node in known:
+                setup.preflight.note(node, links.ready[node], links.clock_offset_s(node))
+        policy = replace(policy, syncs=policy.syncs - known)
+        if setup.taken_over is not None:
+            return replay(setup.taken_over, policy)
+        return replace(new_attempt(policy, self._context.timing.monotonic()), ready=known)
+
+    def _make_policy(self) -> AttemptPolicy:
+        spec, plan = self._context.spec, self.plan
+        nodes = {node: frozenset(task.task for task in self._actions.tasks_of(node)) for node in plan.nodes}
+        return AttemptPolicy(
+            nodes=nodes,
+            forming=frozenset(task.task for task in plan.tasks if task.opens_port),
+            strategy=plan.rules,
+            max_individual_restarts=spec.restart.max_worker_restarts,
+            keeps_auxiliary=spec.tensorboard == "keep",
+            start_s=spec.timeouts.start_s,
+            drain_s=spec.timeouts.drain_s,
+            stop_grace_s=spec.timeouts.stop_grace_s,
+            stall_s=spec.timeouts.stall_s,
+            wait_gpus_s=spec.wait_gpus_s,
+            claim_pause_s=_choose_claim_pause_s(self._context.run_id),
+            syncs=self._context.links.far & nodes.keys() if self._context.bundle is not None else frozenset(),
+            restores=frozenset(nodes) if self._context.collector.has_checkpoint else frozenset(),
+            checks=self._setup.preflight is not None,
+            only_checks=self._context.only_checks,
+        )
+
+
+def _choose_claim_pause_s(run_id: str) -> float:
+    """A pause that differs between runs: those that wait for each other's GPUs must not always ask at the same time."""
+    return CLAIM_PAUSE_S * (1.0 + zlib.crc32(run_id.encode()) / 2**32)

@@ -1,0 +1,187 @@
+"""Translates messages of nodes and the user into the gang's events."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator
+
+from launcher.controller.bundle import Bundle
+from launcher.controller.context import RunContext
+from launcher.controller.profile_requests import ProfileRequests
+from launcher.controller.stack_requests import StackRequests
+from launcher.controller.task_input import InputArrived, Reply
+from launcher.controller.transfers import Transfers
+from launcher.controller.usage import Uses
+from launcher.errors import TakenOverError
+from launcher.gang.checks.preflight import Answer, Preflight
+from launcher.gang.events import Event, Interrupted, NodeAttached, NodeLost, Tick
+from launcher.gang.strangers import render_stranger
+from launcher.gang.translation import from_message
+from launcher.report import run_events
+from launcher.report.models import CompileCacheReport
+from launcher.report.run_events import Checkpoint, StrangerRefused
+from launcher.rundir.samples import SampleFiles
+from launcher.spec.nodes import LOCAL
+from launcher.tasks import parse_task_id
+from launcher.transports.base import LinkClosed, LinkDropped, LinkNews, LinkNote, LinkResumed, LinkTakenOver
+from launcher.wording import render_duration
+from worker_entry.protocol.kept import CacheUsed
+from worker_entry.protocol.messages import (
+    AskInput,
+    Fetch,
+    Message,
+    Noted,
+    Ready,
+    Sampled,
+    Saved,
+    Stacks,
+    Status,
+    Synced,
+)
+from worker_entry.protocol.profiles import Profiled
+from worker_entry.protocol.strangers import Repelled
+
+
+def tell_link(
+    context: RunContext, node: str, news: LinkDropped | LinkResumed | LinkNote, *, has_tasks: bool = True
+) -> None:
+    """Tells the user and the journal what has happened to a connection to a node, on which tasks may run."""
+    match news:
+        case LinkDropped(reason):
+            context.journal.write(run_events.LinkDropped(node, reason))
+            wait_s = context.spec.timeouts.lease_s
+            tasks = "its tasks continue; " if has_tasks else ""
+            context.console.warn(f"node {node}: {reason}; {tasks}reconnecting for up to {wait_s:g} s")
+        case LinkResumed(after_s):
+            context.journal.write(run_events.LinkResumed(node, after_s))
+            context.console.note(f"node {node}: reconnected after {render_duration(after_s)}; nothing was lost")
+        case LinkNote(text):
+            context.console.warn(text)
+
+
+class Observer:
+    """The reader of a run's queue during one attempt; it also passes answers to the checks and stack requests."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        attempt: int,
+        preflight: Preflight | None,
+        stacks: StackRequests,
+        profiles: ProfileRequests,
+    ) -> None:
+        self._context = context
+        self._preflight = preflight
+        self._stacks = stacks
+        self._profiles = profiles
+        self._unread = False
+        self.saved: Saved | None = None
+        """The last checkpoint that was saved in this attempt."""
+        self.compile_cache: CompileCacheReport | None = None
+        """The number of entries that the nodes have loaded from and added to their compile caches."""
+        self.uses = Uses(SampleFiles(context.files, attempt))
+        """The resource use of tasks and nodes."""
+        self.transfers = Transfers()
+        """What is being sent to the nodes."""
+        self.taken_over: set[str] = set()
+        """The nodes whose agents this controller has taken over from an earlier one."""
+        self.origin = ("", 0)
+        """The node of the last event and the number of its message; empty for the controller's own event."""
+
+    def next_events(self, timeout_s: float) -> Iterator[Event]:
+        """Yields the next events; a Tick after the timeout."""
+        incoming = self._context.links.next(timeout_s)
+        self.origin = ("", 0)
+        if incoming is None:
+            yield from self._overdue()
+            return
+        if isinstance(incoming, InputArrived):
+            if self._context.input is not None:
+                self._give(self._context.input.arrived())
+            return
+        if not isinstance(incoming, tuple):
+            yield incoming
+            return
+        node, message = incoming
+        console = self._context.console
+        if isinstance(message, LinkNews):
+            self._context.collector.note(node, message)
+        match message:
+            case LinkClosed(taken_over=True) if self._context.files.find_generation() > self._context.generation:
+                raise TakenOverError
+            case LinkClosed(reason):
+                yield NodeLost(node, reason)
+            case LinkTakenOver():
+                self.taken_over.add(node)
+                console.note(f"node {node}: taken over; its tasks continue")
+                yield NodeAttached(node)
+            case LinkDropped() | LinkResumed() | LinkNote():
+                tell_link(self._context, node, message)
+            case _:
+                self.origin = (node, self._context.links.frame)
+                yield from self._translate(node, message)
+
+    def _give(self, replies: Iterable[Reply]) -> None:
+        for node, part, body in replies:
+            self._context.links.send(node, part, body)
+
+    def _translate(self, node: str, message: Message) -> Iterator[Event]:
+        links = self._context.links
+        offset_s = links.clock_offset_s(node)
+        if self._preflight is not None and isinstance(message, Answer):
+            self._preflight.note(node, message, offset_s)
+            yield Tick()  # the checks may go on
+        try:
+            bundle = self._find_bundle(message) if isinstance(message, Fetch) else None
+            if isinstance(message, Fetch) and bundle is not None:
+                self.transfers.note(node, message, self._context.timing.monotonic())
+                links.send(node, *bundle.read_piece(message))
+                yield Tick()  # a queue that is never empty leaves no time for reminders
+            if self._context.collector.note(node, message):
+                yield Tick()
+            if isinstance(message, Synced):
+                self.transfers.end(node)
+            if isinstance(message, AskInput) and self._context.input is not None:
+                self._give(self._context.input.answer(node, message))
+            if isinstance(message, Noted):
+                text = message.text if node == LOCAL else f"node {node}: {message.text}"
+                (self._context.console.detail if message.detail else self._context.console.note)(text)
+            if isinstance(message, Ready):
+                self._context.journal.write(run_events.NodeMet(node, message))
+            if isinstance(message, Saved) and message != self.saved:
+                self.saved = message  # every node that shares the directory reports it
+                self._context.journal.write(Checkpoint(message.name, message.time))
+            if isinstance(message, CacheUsed):
+                self._note_cache(node, message)
+            if isinstance(message, Sampled):
+                self.uses.note(node, message, offset_s)
+            if isinstance(message, Repelled):
+                self._context.journal.write(
+                    StrangerRefused(parse_task_id(message.task), message.address, message.count)
+                )
+                self._context.console.warn(render_stranger(message))
+            if isinstance(message, Status) and message.status.progress is not None:
+                self.uses.note_epochs(parse_task_id(message.task), message.status.progress.epoch_ends, offset_s)
+            if isinstance(message, Stacks):
+                self._stacks.note(message)
+            if isinstance(message, Profiled):
+                self._profiles.note(message)
+            event = from_message(node, message, offset_s)
+        except ValueError as error:
+            event = NodeLost(node, f"the agent sent {error}")
+        if event is not None:
+            yield event
+
+    def _find_bundle(self, fetch: Fetch) -> Bundle | None:
+        return self._context.collector.offered if fetch.checkpoint else self._context.bundle
+
+    def _note_cache(self, node: str, used: CacheUsed) -> None:
+        self._context.journal.write(run_events.CompileCache(node, used.loaded, used.stored))
+        before = self.compile_cache or CompileCacheReport(loaded=0, stored=0)
+        self.compile_cache = CompileCacheReport(loaded=before.loaded + used.loaded, stored=before.stored + used.stored)
+
+    def _overdue(self) -> Iterator[Event]:
+        if self._context.console.broken and not self._unread:  # `distlaunch … | head`
+            self._unread = True
+            yield Interrupted(signal.SIGPIPE)
+        yield Tick()

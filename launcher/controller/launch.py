@@ -1,0 +1,291 @@
+"""Assembles a run from its folder, transports and console, and runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from launcher.console.writer import Console
+from launcher.controller.answers import Answers
+from launcher.controller.assembly import make_context, make_folders, make_planner, opened_console
+from launcher.controller.context import AttemptSetup
+from launcher.controller.detach import Detachment
+from launcher.controller.goodput_watch import watch_goodput
+from launcher.controller.live import keys_taken, show_run
+from launcher.controller.start_check import check_start
+from launcher.controller.supervisor import Supervisor
+from launcher.controller.task_input import open_input
+from launcher.controller.ways import Recovery, Relisting
+from launcher.errors import InterruptionError, RunDirectoryError, ShownError, TakenOverError
+from launcher.exporters.page_writing import write_at_end
+from launcher.exporters.start import opened_exporters
+from launcher.gang.faults import Fault
+from launcher.plan.planner import Planner
+from launcher.plan.rendering import render_spec
+from launcher.report.models import RunReport
+from launcher.report.run_report import end_by_error, make_run_report, make_versions
+from launcher.rundir.control import ControlServer
+from launcher.rundir.directory import RunDir, RunStart
+from launcher.rundir.history import NO_HISTORY, History
+from launcher.rundir.journal import Journal
+from launcher.rundir.names import choose_folder, current_command, current_directory, make_job_folder, make_run_id
+from launcher.signals import Interruption, Interrupts
+from launcher.slurm.allocation import find_job
+from launcher.sources.kubernetes_engine import KubernetesEngine
+from launcher.sources.node_list import know_nodes
+from launcher.sources.pod_nodes import opened_pods
+from launcher.sources.slurm_check import find_program_problems
+from launcher.sources.slurm_engine import SlurmEngine, find_engine
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import SLURM
+from launcher.transports.targets import find_targets
+from launcher.wording import count_of
+from worker_entry.protocol.frozen import replace
+from worker_entry.system import clock
+
+MANY_NODES = 100
+LONG_TURN_S = 0.05
+"""Ten times Python's own `sys.getswitchinterval()`."""
+
+
+def run(
+    spec: ClusterSpec,
+    *,
+    run_dir: Path | None,
+    verbose: bool,
+    checks: bool,
+    live: bool = False,
+    faults: Sequence[Fault] = (),
+    detachment: Detachment | None = None,
+    stdin: int | None = None,
+) -> RunReport:
+    """Runs the cluster to its end.
+
+    Args:
+        spec: what to run.
+        run_dir: the folder for the run's files; by default a new one in the user's state directory.
+        verbose: whether the console shows TensorFlow's start-up messages.
+        checks: whether the nodes are checked before the start.
+        live: whether the console shows the live view if it is a terminal.
+        faults: the faults to inject.
+        detachment: leaves the terminal, if the run can.
+        stdin: the descriptor from which tasks read, and which is closed here; None: they read nothing.
+
+    Raises:
+        DistlaunchError: the cluster could not be started; nothing is left running.
+        ShownError: an error ended the started cluster; the report is written.
+    """
+    clock.share()
+    spec = know_nodes(spec)
+    start = new_start(spec, checks=checks, command=current_command())
+    return conduct(
+        spec,
+        start,
+        lambda: RunDir.create(choose_folder(run_dir, make_job_folder(start.job) if start.job else start.run_id)),
+        verbose=verbose,
+        live=live,
+        faults=faults,
+        detachment=detachment,
+        stdin=stdin,
+    )
+
+
+def new_start(spec: ClusterSpec, *, checks: bool, command: str = "") -> RunStart:
+    """The facts about a new run.
+
+    Raises:
+        UsageError: the run cannot start on this machine; nothing is written.
+    """
+    cwd = current_directory()
+    check_start(spec, cwd)
+    job = find_job(os.environ) if spec.source == SLURM else ""
+    run_id = make_run_id(spec.name)
+    return RunStart(
+        run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks, command=command, job=job
+    )
+
+
+Prepare = Callable[[Planner, Console, Interrupts], AttemptSetup | None]
+
+
+def prepare_nothing(_planner: Planner, _console: Console, _interrupts: Interrupts) -> AttemptSetup | None:
+    """For a run that starts: there is no attempt to take over."""
+    return None
+
+
+def conduct(
+    spec: ClusterSpec,
+    start: RunStart,
+    open_folder: Callable[[], RunDir],
+    *,
+    verbose: bool,
+    live: bool = False,
+    faults: Sequence[Fault] = (),
+    detachment: Detachment | None = None,
+    history: History = NO_HISTORY,
+    prepare: Prepare = prepare_nothing,
+    stdin: int | None = None,
+) -> RunReport:
+    """Runs the cluster to its end as its controller; see `run`.
+
+    Args:
+        spec: what to run.
+        start: the facts about the run; its socket is opened here.
+        open_folder: makes or finds the run's folder.
+        verbose: as for `run`.
+        live: as for `run`.
+        faults: as for `run`.
+        detachment: as for `run`.
+        history: the history of the run under earlier controllers.
+        prepare: called before the start; returns the running attempt to take over, if any.
+        stdin: as for `run`.
+    """
+    targets = find_targets(spec)
+    leaves = detachment is not None and detachment.is_background
+    interrupts = Interrupts()
+    interrupts.install()  # before other processes can see the run and signal it
+    try:
+        tasks = [task for _, task in spec.placements()]
+        with (
+            _rare_turns(len(spec.nodes)),
+            opened_exporters(spec, start.cwd) as exporters,
+            contextlib.nullcontext(open_folder()) as files,
+            contextlib.closing(ControlServer()) as control,
+            files.hold(replace(start, socket=control.path)) as journal,
+            _reporting_failure(files, start, journal, history, page=spec.report),
+            opened_console(tasks, interrupts, journal, verbose=verbose, needed=not leaves, live=live) as console,
+            keys_taken(console, interrupts, files.root, detachment),
+            exporters.warning_at(console),
+            opened_pods(spec, start.run_id, start.cwd) as pods,
+        ):
+            goodput = watch_goodput(files, journal, start.started, spec)
+            answers = Answers(start, files, journal, interrupts, goodput)
+            exporters.begin(answers.make_status, journal)
+            show_run(console, answers.make_status)
+            control.serve(answers)
+            planner = make_planner(spec, targets, files, start.cwd)
+            files.write_text(files.spec, render_spec(planner.spec))
+            verb = "Resuming" if start.generation else "Starting"
+            console.note(f"{verb} {_render_size(planner)}; logs in {files.root}")
+            taken_over = prepare(planner, console, interrupts)
+            make_folders(planner.spec, files)
+            context = make_context(
+                spec=planner.spec,
+                start=start,
+                files=files,
+                targets=targets,
+                console=console,
+                journal=journal,
+                goodput=goodput,
+                interrupts=interrupts,
+            )
+            context = replace(context, input=open_input(files, stdin, context.links.put, console.warn))
+            if detachment is not None and leaves:
+                context = replace(
+                    context, depart=lambda state: detachment.note(state, clock.now(), console, files.root)
+                )
+            slurm = find_engine(spec, targets.values)
+            context = replace(context, engine=slurm if pods is None else KubernetesEngine(pods, console.warn))
+            if start.job:
+                for finding in find_program_problems(spec, start.cwd):
+                    console.warn(f"{finding.message} [{finding.reference}]")
+            relist = Relisting(context, Recovery(planner.spec, start.run_id), pods)
+            if taken_over is not None:
+                if pods is not None:
+                    pods.begin([node.host for node in planner.spec.nodes])
+            elif pods is not None:
+                with interrupts.raising():
+                    planner = relist(planner, lambda: True)
+            elif start.generation:
+                planner = relist(planner, lambda: interrupts.asked is None)  # the supervisor handles such a signal
+            supervisor = Supervisor(
+                context,
+                planner,
+                relist.recovery,
+                interrupts,
+                relist=relist,
+                checks=start.checks,
+                faults=faults,
+                history=history,
+                taken_over=taken_over,
+            )
+            answers.attach(supervisor, context.links)
+            exporters.attach(planner.spec, context.links)
+            report = supervisor.run()
+            journal.waits = slurm is not None and supervisor.continues_later and _wait_for_nodes(slurm, console)
+        if journal.waits and slurm is not None and not slurm.is_requeued:
+            slurm.requeue()  # ends this process
+        return report
+    finally:
+        interrupts.mute()
+
+
+@contextlib.contextmanager
+def _rare_turns(nodes: int) -> Iterator[None]:
+    """With many nodes, lets each thread run longer before another thread may take its turn.
+
+    Each waiting thread wakes up after that time: with two threads per node, these wake-ups took a quarter of the CPU
+    time to start 1,000 nodes.
+    """
+    before = sys.getswitchinterval()
+    if nodes > MANY_NODES:
+        sys.setswitchinterval(LONG_TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _wait_for_nodes(engine: SlurmEngine, console: Console) -> bool:
+    """Tells the user, and returns, whether the run continues when Slurm has nodes for it again."""
+    if not engine.can_requeue:
+        hint = "continue in another job with `distlaunch resume`"
+        console.note(f"Slurm does not requeue job {engine.job} (no `--requeue`, or not a batch job); {hint}")
+        return False
+    console.note(f"Job {engine.job} is requeued; the run continues when the job starts")
+    return True
+
+
+@contextlib.contextmanager
+def _reporting_failure(
+    files: RunDir, start: RunStart, journal: Journal, history: History, *, page: bool
+) -> Iterator[None]:
+    """Writes a report for a run that could not be started, if possible."""
+    try:
+        yield
+    except (ShownError, TakenOverError):
+        raise
+    except (Exception, Interruption) as caught:
+        error = InterruptionError(caught.signum) if isinstance(caught, Interruption) else caught
+        report = make_run_report(
+            (),
+            earlier=history.earlier,
+            run_id=start.run_id,
+            name=start.name,
+            directory=str(files.root),
+            started=start.started,
+            ended=clock.now(),
+            left={},
+            versions=make_versions(()),
+            end=end_by_error(error),
+        )
+        journal.end(report)
+        with contextlib.suppress(RunDirectoryError):
+            files.write_json(files.report, report.model_dump(mode="json"))
+        if page:
+            write_at_end(files, report, functools.partial(journal.say, "warning"))
+        if error is caught:
+            raise
+        raise error from None
+
+
+def _render_size(planner: Planner) -> str:
+    """`2 tasks on 2 nodes`, as the first attempt starts them."""
+    tasks = len([*planner.spec.placements()])
+    nodes = planner.without_spares().spec.nodes
+    where = "this machine" if len(nodes) == 1 and nodes[0].is_local else count_of(len(nodes), "node")
+    return f"{count_of(tasks, 'task')} on {where}"

@@ -1,0 +1,66 @@
+"""Profiles the tasks of an attempt through the agent on the leader's node, which can reach the tasks' addresses."""
+
+from __future__ import annotations
+
+from launcher.controller.context import RunContext
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.tf_config import format_address
+from launcher.tasks import TaskId, find_leader
+from worker_entry.protocol.profiles import Profile, Profiled, ProfileTarget
+from worker_entry.task.profiling import ATTEMPTS, GATHER_S
+
+MARGIN_S = 30.0
+"""Time for a Python interpreter to start and connect."""
+
+
+def profile_limit_s(duration_s: float) -> float:
+    """How long a capture of `duration_s` may take."""
+    return ATTEMPTS * (duration_s + GATHER_S) + MARGIN_S
+
+
+class ProfileRequests:
+    """The profile requests of an attempt; `answers`: all answers so far, at most one for each request."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self.answers: tuple[Profiled, ...] = ()
+        self._asked = 0
+
+    def ask(self, plan: LaunchPlan, duration_s: float) -> None:
+        """Requests one capture of all tasks; the answer may come at any time, or never if the node is lost."""
+        self._asked += 1
+        tasks, directory = find_servers(plan), self._context.spec.logs
+        if directory is None:
+            self.note(Profiled(problem="the run has no log directory: set `log_directory:` in the spec"))
+        elif not tasks:
+            self.note(Profiled(problem="no task of this run has a profiler server: run two workers or more"))
+        else:
+            leader = find_leader(tasks)
+            node = next(task.node for task in plan.tasks if task.task == leader)
+            self._context.links.send(node, Profile([*tasks.values()], directory, duration_s))
+
+    def note(self, answer: Profiled) -> None:
+        """Adds an answer; one that nobody has asked for is dropped."""
+        if len(self.answers) < self._asked:
+            self.answers = (*self.answers, answer)
+
+
+def find_servers(plan: LaunchPlan) -> dict[TaskId, ProfileTarget]:
+    """The tasks with a profiler server, and whether TensorFlow's operations are recorded.
+
+    Operations are recorded in every task except the workers that ask the leader to order their collectives. In these
+    workers, TensorFlow (2.21) gathers its threads' records through pointers into a vector that is still growing, and
+    writes to freed memory (`TraceMeRecorder::Consume`, an activity that begins in one thread and ends in another): one
+    in 10 to 90 captures killed such a worker with SIGSEGV or SIGABRT. Python functions and GPU work are recorded in a
+    different way, in all tasks.
+    """
+    servers = [task for task in plan.tasks if task.tf_config is not None and task.task.type != "evaluator"]
+    leader = find_leader(task.task for task in servers) if servers else None
+    return {
+        task.task: ProfileTarget(
+            task.task.file_name,
+            format_address(task.address, task.port),
+            operations=task.task == leader or not plan.rules.collective,
+        )
+        for task in servers
+    }

@@ -1,0 +1,342 @@
+"""One run: attempts while the restart rule allows, then the report."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Mapping, Sequence
+
+from launcher.console.messages import render_restart
+from launcher.controller.attempt import AttemptLoop
+from launcher.controller.collecting import collect_at_end
+from launcher.controller.collector import Collector
+from launcher.controller.context import AttemptSetup, RunContext
+from launcher.controller.endings import make_ending
+from launcher.controller.judging import judge_attempt
+from launcher.controller.left_processes import confirm_left
+from launcher.controller.node_choice import NodeChoice, Relist
+from launcher.controller.pauses import Pauses
+from launcher.controller.recovery import Recover
+from launcher.controller.warm_nodes import note_kept
+from launcher.errors import RunDirectoryError, ShownError, TakenOverError, error_lines
+from launcher.gang.checks.preflight import Preflight
+from launcher.gang.events import EndAnnounced, Interrupted, StacksAsked
+from launcher.gang.faults import Fault, needed, pending
+from launcher.gang.restarts import Ending, GiveUp, Restart, decide_restart, remember
+from launcher.gang.state import AttemptState
+from launcher.plan.planner import Planner
+from launcher.report.fault_report import report_faults
+from launcher.report.models import RunReport
+from launcher.report.run_events import AttemptEnded
+from launcher.report.run_report import (
+    Attempt,
+    RunEnd,
+    end_by_error,
+    end_by_signal,
+    end_without_progress,
+    make_attempt_report,
+    make_run_report,
+    make_versions,
+)
+from launcher.report.run_text import TAIL_LINES, render_error, render_summary
+from launcher.rundir.history import NO_HISTORY, History
+from launcher.rundir.log_tails import last_lines
+from launcher.signals import STACKS_SIGNAL, Interrupts
+from launcher.tasks import parse_task_id
+from launcher.verdict.judge import outcome
+from worker_entry.protocol.frozen import replace
+
+ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""With these signals, an engine may announce that it takes the nodes away."""
+
+
+class Supervisor:
+    """One run, restarted by the rules of the spec's `restart:`.
+
+    Args:
+        context: shared by all attempts.
+        planner: plans for all nodes of the spec.
+        recover: cleans a lost node; returns whether the node can be used again.
+        interrupts: the user's signals.
+        relist: called before each restart to find the current nodes.
+        checks: whether the nodes are checked before the first start.
+        faults: the faults to inject.
+        history: the history from earlier controllers.
+        taken_over: the running attempt of an earlier controller.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        planner: Planner,
+        recover: Recover,
+        interrupts: Interrupts,
+        *,
+        relist: Relist = lambda planner, _: planner,
+        checks: bool,
+        faults: Sequence[Fault] = (),
+        history: History = NO_HISTORY,
+        taken_over: AttemptSetup | None = None,
+    ) -> None:
+        self.loop: AttemptLoop | None = None
+        """The current attempt, or the last one; None before the first."""
+        self._faults = faults
+        self._interrupts = interrupts
+        self._asked: int | None = None
+        """The signal that asked the run to stop, at any time."""
+        self._is_fruitless = False
+        """Whether the run has ended because it no longer made progress."""
+        self._ended_by: int | None = None
+        """The signal with which a process, and not the user's command, ends the run."""
+        self._interrupted: int | None = None
+        """The signal that ended the run between two attempts."""
+        self._context = context
+        self._links = context.links
+        self._timing = context.timing
+        self._console = context.console
+        self._restart = context.spec.restart
+        self._nodes = NodeChoice(
+            planner, context.links, context.console, relist, checks=checks, examines=context.examines
+        )
+        self._pauses = Pauses(context, self._nodes, recover, self._goes_on)
+        self._last: Attempt | None = None
+        """The last ended attempt; `_earlier` has the needed parts of the ones before."""
+        self._number = history.attempt
+        """The number of the last attempt that began."""
+        self._taken_over = taken_over
+        self._earlier = history.earlier
+        self._endings: list[Ending] = [*history.endings]
+        self.continues_later = False
+        """Whether the run has lost its nodes and should continue when the engine provides other nodes."""
+        self._pods_left: int | None = None
+        self._states: dict[int, AttemptState] = {}
+        """The states of attempts that the fault report needs."""
+
+    @property
+    def collector(self) -> Collector:
+        """Collects what tasks write."""
+        return self._context.collector
+
+    def run(self) -> RunReport:
+        """Runs the cluster to its end; returns once all processes have ended and the report is written.
+
+        Raises:
+            DistlaunchError: the cluster could not be started; no process is left running.
+            ShownError: an error ended the started cluster; the report is written.
+        """
+        self._interrupts.deliver_to(self._note_signal)
+        if self._context.engine is not None:
+            self._context.engine.watch(self._links.put)
+        error: Exception | None = None
+        try:
+            chosen = self._taken_over or self._nodes.choose()
+            while chosen is not None and self._interrupted is None:
+                chosen = self._run_attempt(chosen)
+                chosen, restart = self._choose_next(chosen)
+                if restart is not None:
+                    self._pauses.pause(restart.pause_s)
+                    self._interrupted = self._asked
+                    if self._loses_nodes():
+                        break
+                self._pauses.hand_over()
+        except TakenOverError:
+            self._links.abandon()
+            raise
+        except Exception as caught:  # noqa: BLE001 - after any error, everything is stopped and reported
+            error = caught
+        self._collect()
+        if self._context.engine is not None:
+            self._context.engine.close()
+        if self._last is not None and self._last.state.is_taken_away:
+            self._links.give_up(self._last.state.lost)
+        left = confirm_left(self._links.close(), self._context.run_id, self._console)
+        self._pods_left = self._context.engine.release() if self._context.engine is not None else None
+        left = dict.fromkeys(left, 0) if self._pods_left == 0 else left  # their processes ended with the pods
+        end = end_by_signal(self._interrupted) if self._interrupted is not None else None
+        if self._is_fruitless and self._last is not None:
+            end = end_without_progress(self._last.verdict)
+        if error is None:
+            return self._report(left, end)
+        if self._last is None or not (self._last.number > 1 or self._last.state.started):
+            raise error
+        self._console.end_logs()
+        self._console.error(render_error(end_by_error(error).verdict))
+        report = self._report(left, end_by_error(error))
+        raise ShownError(report.verdict.message, report.exit_status) from error
+
+    def _note_signal(self, signum: int, is_request: bool) -> None:
+        if signum == STACKS_SIGNAL:
+            self._links.put(StacksAsked())
+        elif signum in ENGINE_SIGNALS and not is_request and self._context.engine is not None:
+            self._context.engine.ask(functools.partial(self._interrupt, Interrupted(signum)))
+        else:
+            self._interrupt(Interrupted(signum, is_request), None)
+
+    def _interrupt(self, interrupted: Interrupted, end: EndAnnounced | None) -> None:
+        """Handles a signal; `end`: the announced end if the engine has sent the signal."""
+        if end is None or end.reference == "interrupted":
+            self._asked = interrupted.signal
+            self._ended_by = None if interrupted.asked else interrupted.signal
+        self._links.put(end or interrupted)
+
+    def check(self) -> tuple[AttemptState, Preflight]:
+        """Checks the nodes without starting tasks; returns the nodes' answers."""
+        self._interrupts.deliver_to(self._note_signal)
+        chosen = self._nodes.choose()
+        assert chosen is not None
+        assert chosen.preflight is not None
+        try:
+            state, _ = AttemptLoop(self._context, chosen, 1).run()
+        finally:
+            self._links.close()
+        return state, chosen.preflight
+
+    def _run_attempt(self, chosen: AttemptSetup) -> AttemptSetup:
+        """Runs an attempt; returns the setup for the next attempt on the same nodes, without a second check."""
+        started, files = self._timing.now(), self._context.files
+        if chosen.taken_over is None:
+            self._number += 1
+        else:
+            started = chosen.taken_over.began
+        number = self._number
+        if self._context.engine is not None:
+            self._context.engine.forget()
+        self.loop = loop = AttemptLoop(self._context, chosen, number, pending(self._faults, self._states.values()))
+        if self._last is not None:
+            self._earlier = self._earlier.add(make_attempt_report(self._last))
+        logs = {task: files.log(number, task) for task in loop.state.policy.tasks}
+        shown = {task: files.relative(path) for task, path in logs.items()}
+        try:
+            state, following = loop.run()
+        except Exception as error:
+            verdict = end_by_error(error).verdict
+            self._last = Attempt(number, loop.state, loop.plan, verdict, started, self._timing.now(), shown)
+            raise
+        state, verdict = judge_attempt(self._context, state, loop.plan, logs)
+        self._console.end_logs()
+        if outcome(state) == "failed":
+            log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
+            tail = last_lines(log, TAIL_LINES) if log is not None else []
+            self._console.error(render_error(verdict, tail))
+        over = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
+        last_progress = self._time_at(state.last_progress)
+        self._last = replace(over, last_progress=last_progress, cache=loop.compile_cache)
+        ending = make_ending(self._last, self._endings, saved=loop.has_saved)
+        self._context.journal.write(AttemptEnded(make_attempt_report(self._last), ending))
+        self._endings = remember([*self._endings, ending])
+        self._states = needed(self._faults, {**self._states, number: state})
+        return following
+
+    def _choose_next(self, chosen: AttemptSetup) -> tuple[AttemptSetup | None, Restart | None]:
+        """Returns the setup and the pause of the next attempt; None if the run ends."""
+        last = self._last
+        assert last is not None
+        if outcome(last.state) != "failed":
+            return None, None
+        decision = decide_restart(self._restart, self._endings)
+        announced = last.state.announced
+        is_end = announced is not None and last.state.is_taken_away and not announced.replaced
+        if is_end and announced is not None and last.verdict.reference == announced.reference:
+            if self._asked is not None:  # the user does not want it to continue
+                self._interrupted = self._asked
+                return None, None
+            self.continues_later = isinstance(decision, Restart)
+            if isinstance(decision, GiveUp) and decision.reason:
+                self._console.note(decision.reason)
+            self._is_fruitless = isinstance(decision, GiveUp) and decision.fruitless
+            return None, None
+        again: AttemptSetup | None = None
+        if self.loop is not None and self.loop.unmet and self._asked is None:
+            decision, again = Restart(pause_s=0.0, count=0, free=True), self._start_after_takeover(chosen, last)
+        elif isinstance(decision, Restart) and self._asked is None:
+            again = self._nodes.choose_again(chosen, last.state, self._goes_on)
+            if again is None and self._restart.return_s:
+                again = self._pauses.await_return(self._restart.return_s, last.verdict)
+            if again is not None:
+                self._pauses.fence(last.verdict)
+            elif self._asked is None:
+                decision = GiveUp("not started again: no spare node fits, and too few nodes are left")
+        if self._loses_nodes():
+            return None, None
+        if isinstance(decision, GiveUp) or self._asked is not None:
+            self._context.journal.note_state("stopping")  # no longer waiting for a node
+        if isinstance(decision, GiveUp):
+            if decision.reason:
+                self._console.note(decision.reason)
+            self._is_fruitless = decision.fruitless
+            return None, None
+        if self._asked is not None:  # may have come while the last attempt stopped: its state does not show that
+            self._interrupted = self._asked
+            return None, None
+        reference, message = last.verdict.reference, last.verdict.message
+        self._context.journal.note_state("restarting", reference, message)
+        self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
+        return again, decision
+
+    def _loses_nodes(self) -> bool:
+        """Whether the engine has announced between two attempts that it takes all nodes; the run then ends for now."""
+        end = self._pauses.announced
+        if end is None or self._asked is not None:
+            return False
+        self._console.note(f"not started again now: {end.message}")
+        if end.reference == "interrupted":
+            self._interrupted = signal.SIGTERM
+        else:
+            self.continues_later = True
+        return True
+
+    def _start_after_takeover(self, chosen: AttemptSetup, last: Attempt) -> AttemptSetup | None:
+        """Returns the setup after an attempt whose agents could not be taken over, and reuses their nodes."""
+        self._nodes.choose_again(chosen, last.state, self._goes_on)
+        self._pauses.fence(last.verdict)
+        self._nodes.take_back(last.state.lost, proven=last.state.lost)
+        return self._nodes.choose()
+
+    def _collect(self) -> None:
+        """Fetches what tasks have written, unless whoever ends this process may not wait for that."""
+        last = self._last
+        if last is None or not (last.number > 1 or last.state.started):
+            return
+        is_urgent = last.state.is_taken_away or self.continues_later or self._ended_by in ENGINE_SIGNALS
+        collect_at_end(self._context, self._interrupts, is_urgent=is_urgent)
+
+    def _goes_on(self) -> bool:
+        """Whether nobody has asked the run to stop."""
+        return self._asked is None
+
+    def _time_at(self, monotonic: float | None) -> float | None:
+        """Converts a time of the monotonic clock to Unix seconds."""
+        return None if monotonic is None else self._timing.now() - (self._timing.monotonic() - monotonic)
+
+    def _report(self, left: Mapping[str, int | None], end: RunEnd | None) -> RunReport:
+        assert self._last is not None
+        files, ended = self._context.files, self._timing.now()
+        report = make_run_report(
+            [self._last],
+            earlier=self._earlier,
+            run_id=self._context.run_id,
+            name=self._last.plan.name,
+            directory=str(files.root),
+            started=self._context.started,
+            ended=ended,
+            left=left,
+            versions=make_versions(self._links.ready.values()),
+            end=end,
+            chaos=report_faults(self._faults, self._states),
+            goodput=self._context.goodput.count(ended),
+            pods_left=self._pods_left,
+            speed=self._nodes.speed,
+            collected=self._context.collector.make_report(),
+            kept_warm=note_kept(self._links.kept, self._context, ended),
+        )
+        written = True
+        try:
+            files.write_json(files.report, report.model_dump(mode="json"))
+        except RunDirectoryError as error:  # the run's outcome stands
+            lines = error_lines(error.message, error.reference, (), "the run has ended; only its report is missing")
+            self._console.error("\n".join(lines))
+            written = False
+        page = self._context.write_page(report)
+        self._console.note(render_summary(report, written=written, page=page))
+        self._context.journal.end(report)
+        return report

@@ -1,0 +1,55 @@
+"""Renders and writes the page of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.errors import DistlaunchError, UsageError
+from launcher.report.models import RunReport
+from launcher.report.status_report import RunStatus
+from launcher.rundir.directory import RunDir
+from launcher.rundir.names import name_run
+from launcher.rundir.replacement import replace_text
+from worker_entry.system import clock
+
+
+def make_page(files: RunDir, *, report: RunReport | None = None, status: RunStatus | None = None) -> str:
+    """The page's text; see `read_material`."""
+    from launcher.exporters.page_reading import read_material
+    from launcher.pages.html import render_page  # both are needed only for a page
+
+    return render_page(read_material(files, now=clock.now(), report=report, status=status))
+
+
+def write_page(path: Path, text: str, mode: int = 0o600) -> None:
+    """Writes the page atomically: a reader never sees half of it.
+
+    Args:
+        path: the file; replaced if it exists.
+        text: the page.
+        mode: the file's permissions, restricted by the user's umask.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a terminal, a pipe; a folder is an error
+            path.write_text(text, encoding="utf-8")
+            return
+        replace_text(path, text, mode)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="choose another file with -o, or `-o -` for stdout"
+        ) from None
+
+
+def write_at_end(files: RunDir, report: RunReport, warn: Callable[[str], None]) -> str:
+    """Writes the page of a run that ends now, and returns the page's path; on failure, warns and returns ''."""
+    try:
+        write_page(files.page, make_page(files, report=report))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run is over and must be reported
+        reason = error.message if isinstance(error, DistlaunchError) else repr(error)
+        warn(f"the page of the run is missing: {reason}; `distlaunch report {name_run(files.root)}` writes it")
+        return ""
+    return str(files.page)

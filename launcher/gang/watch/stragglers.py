@@ -1,0 +1,169 @@
+"""Which workers keep the others waiting: those that need longer for their own part of a step, and why.
+
+A task's *score* is the median own time of the others, divided by its own: 1 is as fast as they are, 0.5 takes twice as
+long. The task itself is not among the others: of two workers, the median of both would always be halfway between them,
+and a score of 0.75 would need twice the time instead of a third more.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from launcher.gang.events import TaskReported
+from launcher.gang.watch.slowness import Pace, Reason, Use, find_reason, median_pace
+from launcher.tasks import TaskId
+from launcher.wording import render_step_time
+from worker_entry.protocol.frozen import dataclass, replace
+
+WINDOW_S = 3.0
+"""A window is at least this long; a task measures over a second or more."""
+WINDOWS = 4
+"""This many windows in a row show that a task is slow, or no longer slow: a bad second shows nothing."""
+ENOUGH, MOST = 2, 20
+"""How many measurements of each task a window has at least, and how many of the last ones count."""
+SLOW_SCORE = 0.75
+SLOW_SHARE = 0.1
+"""The share of a step's time by which a task has to be slower than the others to matter."""
+REPEAT_S = 600.0
+"""How long the same task is not reported again."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One task against the others; `slow`: why it is slow, empty if it is not."""
+
+    score: float
+    slow: str = ""
+
+
+@dataclass(frozen=True)
+class News:
+    """A task has become slow for this reason; without a reason, it is no longer slow."""
+
+    task: TaskId
+    message: str
+    score: float
+    reason: str = ""
+
+
+class StragglerWatch:
+    """Compares the tasks' times for a step, without the time for which they wait for each other.
+
+    Only `standings` may be read from other threads.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[TaskId, tuple[float | None, ...]] = {}
+        """Each task's last measurement."""
+        self._began = 0.0
+        """When the current window began."""
+        self._window: dict[TaskId, deque[Pace]] = {}
+        """The measurements in the current window, of all tasks that were ever measured."""
+        self._missing: set[TaskId] = set()
+        """The tasks with too few of them."""
+        self._paces: deque[Mapping[TaskId, Pace]] = deque(maxlen=WINDOWS)
+        """The last windows."""
+        self._streaks: dict[TaskId, int] = {}
+        """In how many of the last windows a task was slow, or, as a negative number, was not."""
+        self._reported: dict[TaskId, float] = {}
+        self._announced: set[TaskId] = set()
+        """The slow tasks that were reported as such."""
+        self.standings: Mapping[TaskId, Standing] = {}
+        """Every task that could be compared with others, in the last window."""
+
+    def note(self, event: TaskReported, now: float, uses: Callable[[], Mapping[TaskId, Use]]) -> Sequence[News]:
+        """What follows from the event. `now`: monotonic seconds; `uses`: what the tasks use."""
+        progress, task = event.progress, event.task
+        if progress is None or progress.own_s is None or progress.step_s is None:
+            return ()
+        measured = progress.step_s, progress.own_s, progress.data_s
+        if self._last.get(task) == measured:
+            return ()
+        self._last[task] = measured
+        self._began = self._began or now
+        pace = Pace(step_s=progress.step_s, own_s=progress.own_s, data_s=progress.data_s)
+        paces = self._window.setdefault(task, deque(maxlen=MOST))
+        paces.append(pace)
+        (self._missing.add if len(paces) < ENOUGH else self._missing.discard)(task)
+        if self._missing or now - self._began < WINDOW_S:
+            return ()
+        return self._end_window(now, uses())
+
+    def _end_window(self, now: float, uses: Mapping[TaskId, Use]) -> Sequence[News]:
+        paces = {task: _with_use(median_pace(measured), uses.get(task)) for task, measured in self._window.items()}
+        self._paces.append(paces)
+        self._began = now
+        self._missing = set(self._window)
+        for measured in self._window.values():
+            measured.clear()
+        if len(paces) < 2:
+            return ()
+        usual = medians_of_others({task: pace.own_s for task, pace in paces.items()})
+        judged = [self._judge(task, pace, usual[task], now) for task, pace in paces.items()]
+        self.standings = {task: standing for task, (standing, _) in zip(paces, judged, strict=True)}
+        return [news for _, news in judged if news is not None]
+
+    def _judge(self, task: TaskId, pace: Pace, usual_s: float, now: float) -> tuple[Standing, News | None]:
+        score = usual_s / pace.own_s if usual_s > 0 and pace.own_s > 0 else 1.0
+        slow = score < SLOW_SCORE and pace.own_s - usual_s >= SLOW_SHARE * pace.step_s
+        streak = self._streaks.get(task, 0)
+        self._streaks[task] = streak = (max(streak, 0) + 1) if slow else (min(streak, 0) - 1)
+        before = self.standings.get(task, Standing(1.0)).slow
+        if before and streak <= -WINDOWS:
+            return Standing(score), self._recover(task, score)
+        if before or streak < WINDOWS:
+            return Standing(score, before), None
+        own, usual = self._compare(task)
+        reason = find_reason(own, usual)
+        news = News(task, render_slow(task, own, usual, reason), score, reason.what)
+        return Standing(score, reason.what), self._announce(news, now)
+
+    def _announce(self, news: News, now: float) -> News | None:
+        task = news.task
+        if now - self._reported.get(task, -REPEAT_S) < REPEAT_S:
+            return None
+        self._reported[task] = now
+        self._announced.add(task)
+        return news
+
+    def _recover(self, task: TaskId, score: float) -> News | None:
+        if task not in self._announced:
+            return None
+        self._announced.discard(task)
+        return News(task, f"{task} is as fast as the others again", score)
+
+    def _compare(self, task: TaskId) -> tuple[Pace, Pace]:
+        """The task's medians over the last windows, and those of the others."""
+        own = [paces[task] for paces in self._paces if task in paces]
+        others = [pace for paces in self._paces for name, pace in paces.items() if name != task]
+        return median_pace(own), median_pace(others)
+
+
+def medians_of_others(values: Mapping[TaskId, float]) -> dict[TaskId, float]:
+    """For each of two tasks or more, the median of the values of all others."""
+    tasks = sorted(values, key=lambda task: values[task])
+    inorder = [values[task] for task in tasks]
+    medians = {}
+    for place, task in enumerate(tasks):
+        # The middle of all others, two places if their number is even, without a copy of the list for each task.
+        middle = [(len(tasks) - 2) // 2, (len(tasks) - 1) // 2]
+        medians[task] = statistics.fmean(inorder[at + (at >= place)] for at in middle)
+    return medians
+
+
+def render_slow(task: TaskId, slow: Pace, usual: Pace, reason: Reason) -> str:
+    """`worker:2 takes 1.8 × the median step …`."""
+    times = slow.own_s / usual.own_s if usual.own_s > 0 else math.inf
+    return (
+        f"{task} takes {times:.1f} × the median step: {render_step_time(slow.own_s)} of its own, "
+        f"the others {render_step_time(usual.own_s)}, and then they wait for it; reason: {reason}"
+    )
+
+
+def _with_use(pace: Pace, use: Use | None) -> Pace:
+    if use is None:
+        return pace
+    return replace(pace, cpu=use.cpu, starved=use.starved, memory=use.memory, swapped=use.swapped)

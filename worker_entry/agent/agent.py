@@ -1,0 +1,323 @@
+"""The node agent, one per node and run: it starts the tasks, sends their logs and exits, and leaves no process behind.
+
+It has one thread and one loop: read frames, reap children, read logs, check deadlines, write frames. `guardian`
+starts it and kills what is left if the agent itself dies.
+
+It talks to its controller over stdin and stdout. When the lease expires, the controller is gone and the agent stops
+the tasks. A closed stdin means the same, unless there is a reattach folder through which the controller may come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Optional
+
+from worker_entry.agent.connection.connection import Connection, Opening
+from worker_entry.agent.connection.reattach import ReattachFolder
+from worker_entry.agent.connection.reattaching import Reattaching
+from worker_entry.agent.introduction import introduce, make_run_directory
+from worker_entry.agent.late_attempts import LateAttempts
+from worker_entry.agent.lease import GRACE_S, Lease
+from worker_entry.agent.liveness import LoopCounter
+from worker_entry.agent.warm.keep import Stay
+from worker_entry.protocol import orders
+from worker_entry.protocol.collection import FindFiles, ReadFile
+from worker_entry.protocol.file_names import remove_empty_directory
+from worker_entry.protocol.framing import ProtocolError
+from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.gpus import ClaimGpus, ReleaseGpus
+from worker_entry.protocol.messages import Broken, Message, Noted
+from worker_entry.protocol.profiles import Profile
+from worker_entry.protocol.speed import MeasureLink, MeasureNode
+from worker_entry.protocol.values import Problem
+from worker_entry.system.engine import is_managed
+from worker_entry.system.signal_wakeup import wake_on_signals
+from worker_entry.system.tcp_timeout import TcpTimeout
+
+if TYPE_CHECKING:
+    from worker_entry.agent.files.folder_copy import FolderCopy
+    from worker_entry.agent.tasks.attempt import Attempts
+    from worker_entry.agent.tensorboard import EventFiles
+    from worker_entry.agent.warm.kept_forkserver import KeptForkserver
+
+TICK_S, IDLE_TICK_S = 0.05, 0.5
+"""How often logs, ports and ongoing stops are polled: usually, and while tasks only train and no logs are streamed."""
+FIRST_LEASE_S = 60.0
+
+
+class Agent:
+    """Owns the tasks of one node during a run. `run` returns when no process is left below it, except for what is kept.
+
+    Args:
+        opening: the connection to the controller, and whether the controller may come back after it has broken.
+        reattach_folder: where it comes back.
+        loop_counter: shared with the guardian.
+        forkserver: an earlier run's, for this run if it can be used.
+        news: why there is none although one was kept.
+        stay: whether this process stays after the run.
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        reattach_folder: Optional[ReattachFolder],
+        loop_counter: LoopCounter,
+        *,
+        forkserver: Optional[KeptForkserver] = None,
+        news: str = "",
+        stay: Optional[Stay] = None,
+    ) -> None:
+        self._owned = contextlib.ExitStack()
+        """Closed at the end in reverse order, even if a step fails."""
+        self._selector = self._owned.enter_context(selectors.DefaultSelector())
+        self._opening = opening
+        self._outlives = opening.outlives and reattach_folder is not None
+        self._lease = Lease(FIRST_LEASE_S, far=self._outlives)
+        self._connection = Connection(self._selector, self._read, self._lose_connection, self._lease)
+        self._owned.callback(lambda: self._connection.end(kept=self._stay.kept is not None))
+        self._reattach_folder = reattach_folder
+        self._reattaching: Optional[Reattaching] = None
+        self._loop_counter = loop_counter
+        self._hello: Optional[orders.Hello] = None
+        self._tcp_timeout = TcpTimeout(FIRST_LEASE_S)
+        self._attempts = LateAttempts(self._selector, self._send, forkserver, news)
+        self._owned.callback(self._attempts.close)
+        self._stay = stay or Stay(until=0.0, allowed=False)
+        self._copies: deque[FolderCopy] = deque()
+        """What is copied to this node, one after the other."""
+        self._event_files: Optional[EventFiles] = None
+        self._closing = self._garbled = self._controller_gone = self._failed = False
+        self._asked_to_end = self._signalled = False  # set by a signal handler; the signal also wakes the loop
+        self._guardian, self._step_due = os.getppid(), 0.0
+
+    def run(self) -> int:
+        """Runs the loop to its end; returns the exit status."""
+        with self._owned:
+            self._work()
+        return 1 if self._failed else 0
+
+    def _work(self) -> None:
+        wake = wake_on_signals(self._ask_to_end, self._note_signal if is_managed() else None)
+        self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
+        if self._reattach_folder is not None:
+            on_call = self._accept_reattachment
+            self._reattaching = Reattaching(
+                self._reattach_folder, self._connection, self._attempts.get, self._selector, on_call
+            )
+        self._connection.open(self._opening)
+        while not self._done():
+            self._loop_counter.advance(self._lease.end)
+            self._connection.want_write()
+            events = self._selector.select(self._tick())
+            for key, _ in events:
+                if key.fd in self._selector.get_map():  # not unregistered by an earlier callback
+                    key.data()
+            if [key.fd for key, _ in events] == [self._connection.output] and time.monotonic() < self._step_due:
+                self._stream()  # there is room for another part of a file, many times per tick
+            else:
+                self._step()
+
+    # --- one turn of the loop ---
+
+    def _done(self) -> bool:
+        return self._closing and not (self._attempts.is_stopping or self._connection.pending or self._stay.is_asked)
+
+    def _tick(self) -> float:
+        if self._copies and not self._copies[0].waits:
+            return 0.0
+        return TICK_S if self._attempts.is_busy or (self._streaming and self._attempts.has_tasks) else IDLE_TICK_S
+
+    @property
+    def _streaming(self) -> bool:
+        return self._hello is not None and self._hello.stream_logs and not self._controller_gone
+
+    def _step(self) -> None:
+        self._step_due = time.monotonic() + TICK_S
+        if self._reattaching is not None:
+            self._reattaching.keep_folder()
+        if self._asked_to_end or self._lease.overdue_s > 0:
+            self._lose_controller()
+        self._signalled = self._signalled and self._attempts.get().note_signal()  # before the exits that follow from it
+        if self._copies and not self._closing and self._hello is not None:
+            copy = self._copies[0]
+            copy.step()
+            self._hello = replace(self._hello, cwd=copy.directory or self._hello.cwd)
+            if copy.done:
+                self._copies.popleft()
+        if self._attempts.exist or self._stay.is_asked:
+            self._step_attempts(self._attempts.get())
+
+    def _step_attempts(self, attempts: Attempts) -> None:
+        self._tcp_timeout.poll(attempts.pids)
+        problem = attempts.step(self._hello, time.monotonic())
+        if problem is not None:
+            self._break(problem)
+        self._stream()
+        can_deliver = self._connection.is_open or not self._closing
+        attempts.finish(self._connection.outbox, logs_first=self._streaming and can_deliver)
+        for text, is_detail in attempts.forkserver.take_news():
+            self._send(Noted(f"imports TensorFlow again: {text}", detail=is_detail))
+        if self._stay.is_asked and not attempts.is_stopping:
+            answer = self._stay.answer(attempts.forkserver, isolated=attempts.is_isolated)
+            if answer is not None:
+                self._send(answer)
+
+    def _read(self) -> None:
+        try:
+            messages = self._connection.read()
+            if messages is None and self._stay.is_wanted:  # the controller has sent its last order and waits for Kept
+                self._connection.stop_reading()
+            elif messages is None:
+                self._lose_connection()
+            elif not self._garbled:  # after a protocol error, only the end of the stream counts
+                for message, body in messages:
+                    self._handle(message, body)
+        except ProtocolError as error:
+            self._garbled = True
+            self._break(Problem("protocol-error", f"the agent was sent {error}"))
+
+    def _stream(self) -> None:
+        if not self._connection.is_open or not self._attempts.exist:
+            return
+        if self._streaming:
+            self._attempts.get().stream_logs(self._connection)
+        self._attempts.get().stream_files(self._connection)
+
+    def _accept_reattachment(self) -> None:
+        assert self._reattaching is not None
+        run_id = self._hello.run_id if self._hello else None
+        message = self._reattaching.accept(run_id, gone=self._controller_gone)
+        if isinstance(message, orders.Goodbye):
+            self._ask_to_end()
+        elif message is not None:
+            for copy in self._copies:
+                copy.resume()
+            if self._attempts.exist:
+                self._attempts.get().ask_input()
+
+    def _send(self, message: Message, body: bytes = b"") -> None:
+        if not self._controller_gone:
+            self._connection.send(message, body)
+
+    # --- what the controller asks for ---
+
+    def _handle(self, message: Message, body: bytes) -> None:
+        if self._closing:  # nothing new is started, but the grace period can still be shortened
+            if isinstance(message, orders.Stop):
+                self._attempts.get().stop(message.grace_s)
+        elif isinstance(message, orders.Hello):
+            self._greet(message)
+        elif self._hello is None:
+            raise ProtocolError(f"{type(message).__name__} before Hello")
+        elif isinstance(message, orders.Offer):
+            from worker_entry.agent.files.folder_copy import make_copy
+
+            self._copies.append(make_copy(message, self._send))
+            self._owned.callback(self._copies[-1].abandon)
+        elif isinstance(message, orders.Piece):
+            if self._copies:
+                self._copies[0].take(message, body)
+        elif isinstance(message, FindFiles):
+            self._attempts.get().files.find(message, self._hello)
+        elif isinstance(message, ReadFile):
+            self._attempts.get().files.ask(message, self._hello.cwd)
+        elif isinstance(message, ClaimGpus):
+            self._attempts.get().gpu_claims.claim(message, self._hello.run_id)
+        elif isinstance(message, ReleaseGpus):
+            self._attempts.get().gpu_claims.release()
+        elif isinstance(message, orders.Input):
+            self._attempts.get().take_input(message, body)
+        elif isinstance(message, orders.Prepare):
+            self._attempts.get().prepare(message, self._hello)
+        elif isinstance(message, (orders.Inspect, orders.Dial, MeasureNode, MeasureLink)):
+            self._attempts.get().checks.take(message, self._hello)
+        elif isinstance(message, orders.Preload):
+            order = replace(message, keep=message.keep or self._stay.is_expected)
+            self._attempts.get().forkserver.begin(order, self._hello.cwd, self._hello.directory)
+        elif isinstance(message, orders.Start):
+            self._attempts.get().accept(message, self._hello.cwd)
+        elif isinstance(message, orders.ShowStacks):
+            self._attempts.get().show_stacks()
+        elif isinstance(message, Profile):
+            self._attempts.get().profile(message)
+        elif isinstance(message, orders.Scalars):
+            from worker_entry.agent.tensorboard import EventFiles
+
+            self._event_files = self._event_files or EventFiles()
+            problem = self._event_files.write(message)
+            if problem is not None:
+                self._send(Noted(f"TensorBoard does not show step times and goodput: {problem}"))
+        elif isinstance(message, orders.Stop):
+            self._attempts.get().obey(message)
+        elif isinstance(message, orders.Goodbye):
+            self._closing = True
+            if not self._failed:
+                self._stay.ask(message.keep_warm_s)
+            if self._attempts.has_tasks:
+                self._attempts.stop(GRACE_S)
+        else:
+            raise ProtocolError(f"{type(message).__name__}, which only agents send")
+
+    def _greet(self, hello: orders.Hello) -> None:
+        if hello.version != orders.VERSION:
+            raise ProtocolError(f"version {hello.version} of the protocol; this agent speaks {orders.VERSION}")
+        if self._hello is not None:
+            raise ProtocolError("a second Hello")
+        hello = replace(hello, directory=os.path.expanduser(hello.directory), cwd=os.path.expanduser(hello.cwd))
+        if (problem := make_run_directory(hello.directory, is_ours=self._outlives)) is not None:
+            self._break(problem)
+            return
+        if hello.isolated:
+            from worker_entry.agent.network.outer import leave_network
+
+            if (problem := leave_network(self._attempts.get().leave_network)) is not None:
+                self._break(problem)
+                return
+        self._hello = hello
+        self._owned.callback(remove_empty_directory, hello.directory)
+        self._lease.seconds = hello.lease_s
+        self._tcp_timeout = TcpTimeout(hello.lease_s)
+        self._loop_counter.limit_s = hello.lease_s
+        if self._reattach_folder is not None:
+            self._reattach_folder.note_run(hello.run_id)
+        way_back = self._reattach_folder if self._outlives else None
+        self._send(introduce(way_back.path if way_back is not None else None))
+
+    # --- what happens without an order ---
+
+    def _ask_to_end(self) -> None:
+        self._asked_to_end = True
+
+    def _note_signal(self) -> None:
+        """Notes a signal to the whole step, or that the guardian has died."""
+        self._signalled = True
+        self._asked_to_end = self._asked_to_end or os.getppid() != self._guardian
+
+    def _lose_connection(self) -> None:
+        """Handles a broken connection: with a reattach folder, the controller may come back until the lease expires."""
+        if self._outlives and self._hello is not None:
+            self._connection.close()
+        else:
+            self._lose_controller()
+
+    def _lose_controller(self) -> None:
+        """Stops everything, because the controller is gone or a signal asked this process to end."""
+        if self._controller_gone:
+            return
+        self._controller_gone = True
+        self._closing = True
+        self._stay.is_asked = False
+        self._connection.close()
+        # If this machine slept, the lease may have expired long ago and the tasks may run elsewhere by now: no grace.
+        self._attempts.stop(GRACE_S if self._lease.overdue_s < GRACE_S else 0.0)
+
+    def _break(self, problem: Problem) -> None:
+        self._failed = True
+        self._closing = True
+        self._attempts.get().forget_finished()
+        self._send(Broken(problem))
+        self._attempts.stop(GRACE_S)

@@ -1,0 +1,1 @@
+"""Child processes that do what may block or take long, so that the agent always answers."""

@@ -1,0 +1,1 @@
+"""Regular measurements of the node, its tasks and its GPUs."""

@@ -1,0 +1,1 @@
+"""The tasks of an attempt: how they start and end, what they read and write, and their state."""

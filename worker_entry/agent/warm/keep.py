@@ -1,0 +1,76 @@
+"""Whether an agent stays after its run, with its forkserver, for the next one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Optional
+
+from worker_entry.protocol.kept import Kept
+from worker_entry.system.engine import is_managed
+
+if TYPE_CHECKING:
+    from worker_entry.agent.tasks.forkserver import ForkserverClient
+    from worker_entry.agent.warm.kept_forkserver import KeptForkserver
+    from worker_entry.agent.warm.rendezvous import Slot
+
+SHORTEST_S = 1.0
+"""No run can begin in less time."""
+
+
+class Stay:
+    """One agent's answer to the question of whether it stays.
+
+    Args:
+        until: how long an earlier run has asked it to stay, in seconds since 1970.
+        allowed: whether this process may outlive its run.
+    """
+
+    def __init__(self, *, until: float, allowed: bool) -> None:
+        self.until = until
+        self.kept: Optional[KeptForkserver] = None
+        """What the next run may use; the caller owns it."""
+        self.slot: Optional[Slot] = None
+        """Where to wait for it; the caller owns it as well."""
+        self.is_wanted = False
+        """Whether the controller wants an answer, and keeps reading for it."""
+        self.is_asked = False
+        """Whether that answer is still due."""
+        self._allowed = allowed
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether this agent stays even if its run asks for nothing."""
+        return self.until > time.time() + SHORTEST_S
+
+    def ask(self, seconds: float) -> None:
+        """Notes that the run is over, and that its controller wants the agent to stay for `seconds`."""
+        self.until = max(self.until, time.time() + seconds)
+        self.is_wanted = self.is_asked = self.is_expected
+
+    def answer(self, forkserver: ForkserverClient, *, isolated: bool) -> Optional[Kept]:
+        """Detaches the forkserver, if it can be kept; returns what the controller should know, if anything."""
+        self.is_asked = False
+        if is_managed():
+            return Kept(0.0, [], 0, "a Slurm step ends with its run")
+        if isolated or not self._allowed:
+            return Kept(0.0, [], 0, "its tasks had a network of their own" if isolated else "only Linux can keep it")
+        self.kept, problem = forkserver.keep()
+        if self.kept is None:
+            return Kept(0.0, [], 0, problem) if problem else None
+        # Few runs need these.
+        from worker_entry.agent.warm.fingerprint import make_key
+        from worker_entry.agent.warm.rendezvous import Slot, WarmAgent
+        from worker_entry.system.process_use import read_own_memory
+
+        self.slot = Slot.take(make_key())
+        if self.slot is None:
+            self.kept.end()
+            self.kept = None
+            return Kept(0.0, [], 0, "another agent of yours waits there already")
+        guardian, me = os.getppid(), os.getpid()
+        pids = [guardian, me, self.kept.pid]
+        held = sum(map(read_own_memory, pids))
+        self.slot.note(WarmAgent(me, guardian, self.until, held, sys.executable))
+        return Kept(self.until - time.time(), pids, held)

@@ -1,0 +1,1 @@
+"""What a bare Python on a node reads from stdin: it finds or installs worker_entry."""
