@@ -21,8 +21,7 @@ SELECTS_ALL = (
     ".ci",
     "pyproject.toml",
     "tests/conftest.py",  # and all that it imports
-    "worker_entry/bootstrap/install.py",  # this and the next are sent to each node before anything else runs there
-    "worker_entry/bootstrap/callback.py",
+    "worker_entry/bootstrap",  # sent to each node before anything else runs there
     "worker_entry/children",  # in each Python process below a task
 )
 SELECTS_NONE = (
