@@ -414,8 +414,10 @@ class TestCommand:
         assert ran.log() == b"caf\xe9 \xff\n"
         assert ran.stdout == "worker:0 │ caf\ufffd \ufffd\n"
 
-    def test_has_only_what_tasks_print_on_stdout(self, distlaunch: Distlaunch) -> None:
-        ran = distlaunch("local", "-n", "2", "--", "sh", "-c", "echo out; echo err >&2; exit 3")
+    def test_has_only_what_tasks_print_on_stdout(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        # The failure of one task ends the other, which may not have printed yet.
+        both = f"touch {tmp_path}/printed-$$; until [ $(ls {tmp_path} | grep -c printed) = 2 ]; do sleep 0.05; done"
+        ran = distlaunch("local", "-n", "2", "--", "sh", "-c", f"echo out; echo err >&2; {both}; exit 3")
 
         assert ran.status == 1
         assert sorted(set(ran.stdout.splitlines())) == [
