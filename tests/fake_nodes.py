@@ -19,11 +19,11 @@ from launcher.console.terminal import NowhereSink
 from launcher.console.writer import Console
 from launcher.controller.attempt import AttemptLoop
 from launcher.controller.bundle import make_bundle
-from launcher.controller.collector import Collector
+from launcher.controller.collect.collector import Collector
 from launcher.controller.context import AttemptSetup, RunContext
-from launcher.controller.goodput_watch import watch_goodput
+from launcher.controller.goodput import watch_goodput
 from launcher.controller.links import NodeLinks
-from launcher.controller.recovery import Recovered
+from launcher.controller.nodes import Recovered
 from launcher.controller.supervisor import Supervisor
 from launcher.gang.checks.preflight import Preflight
 from launcher.gang.events import Interrupted, StacksAsked

@@ -15,11 +15,11 @@ from typing import Any, get_args
 
 from launcher.console.terminal import NowhereSink
 from launcher.console.writer import Console
-from launcher.controller.collector import Collector
+from launcher.controller.collect.collector import Collector
 from launcher.controller.context import RunContext
-from launcher.controller.goodput_watch import watch_goodput
+from launcher.controller.goodput import watch_goodput
 from launcher.controller.links import NodeLinks
-from launcher.controller.recovery import Recovered
+from launcher.controller.nodes import Recovered
 from launcher.controller.supervisor import Supervisor
 from launcher.plan.planner import Planner
 from launcher.report.models import RunReport

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from launcher.controller.bundle import compile_patterns
-from launcher.controller.collected_folder import CannotFetchError, CollectedFolder, publish, restore
-from launcher.controller.collector import Collector
-from launcher.controller.folder_fetch import ASKED_AT_ONCE, PIECE, ROUNDS, FolderFetch, Order
+from launcher.controller.collect.collector import Collector
+from launcher.controller.collect.fetch import ASKED_AT_ONCE, PIECE, ROUNDS, FolderFetch, Order
+from launcher.controller.collect.folder import CannotFetchError, CollectedFolder, publish, restore
 from launcher.gang.state import Phase
 from launcher.rundir.directory import RunDir
 from launcher.spec.models import ClusterSpec
@@ -45,10 +45,10 @@ from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry, TaskExit
 
 COVERS = (
-    "launcher/controller/collector.py",
-    "launcher/controller/collected_folder.py",
-    "launcher/controller/collecting.py",
-    "launcher/controller/folder_fetch.py",
+    "launcher/controller/collect/collector.py",
+    "launcher/controller/collect/folder.py",
+    "launcher/controller/collect/progress.py",
+    "launcher/controller/collect/fetch.py",
     "launcher/commands/collect.py",
     "worker_entry/agent/files/source.py",
 )

@@ -16,8 +16,8 @@ from tests.namespaces import CAN_RUN, Network, needs_namespaces, running_network
 from tests.witness import wait_until
 
 COVERS = (
-    "launcher/controller/collector.py",
-    "launcher/controller/folder_fetch.py",
+    "launcher/controller/collect/collector.py",
+    "launcher/controller/collect/fetch.py",
     "worker_entry/agent/files/checkpoint_copy.py",
     "worker_entry/agent/files/source.py",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.gang.departure import FORMING_S, WITHOUT_FRAMEWORK_S, find_departure
+from launcher.controller.detach import FORMING_S, WITHOUT_FRAMEWORK_S, find_departure
 from launcher.gang.events import Event, TaskReported
 from launcher.spec.strategies import TORCH
 from tests.test_gang import TWO_NODES, W0, W1, listening, make_policy, play, preparing, started

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.controller.goodput_watch import count_recorded
+from launcher.controller.goodput import count_recorded
 from launcher.gang.events import TaskExited, TaskListening, TaskReported, TaskStarted
 from launcher.gang.state import Phase
 from launcher.report.goodput import KINDS, SHORT_S, Goodput, make_goodput, render_goodput
@@ -39,7 +39,7 @@ from tests.fake_nodes import KILL, At, Exit, FakeAgent, FakeRun, Script, Steps, 
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 from worker_entry.task.meter import REPORT_S
 
-COVERS = ("launcher/report", "launcher/controller/goodput_watch.py")
+COVERS = ("launcher/report", "launcher/controller/goodput.py")
 
 W0, W1, CHIEF = TaskId("worker", 0), TaskId("worker", 1), TaskId("chief", 0)
 BEGAN = 1000.0

@@ -71,7 +71,7 @@ PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 ONLY_IN = {
     "IPython": {"launcher.python.notebook"},
     "click": {"launcher.cli", "launcher.console.writer", "launcher.console.labels"},
-    "cryptography": {"launcher.controller.tunnel_key"},
+    "cryptography": {"launcher.controller.actions"},
     "jinja2": {"launcher.pages.html"},
     "plotly": set(),
     "yaml": {
@@ -82,7 +82,7 @@ ONLY_IN = {
         "launcher.kubernetes.template",
     },
     "pathspec": {"launcher.controller.bundle"},
-    "psutil": {"launcher.rundir.owner", "launcher.controller.left_processes"},
+    "psutil": {"launcher.rundir.owner", "launcher.controller.leftovers"},
     "rich": {"launcher.console"},
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
     "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner", "launcher.tasks"},

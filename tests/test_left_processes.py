@@ -16,7 +16,7 @@ import pytest
 from launcher.commands.clean import clean
 from launcher.console.terminal import PlainSink
 from launcher.console.writer import Console
-from launcher.controller.left_processes import confirm_left, find_left_processes
+from launcher.controller.leftovers import confirm_left, find_left_processes
 from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.names import runs_directory
 from launcher.spec.nodes import LOCAL

@@ -20,9 +20,7 @@ from tests.witness import await_none_left, make_mark, marked, wait_until
 
 COVERS = (
     "launcher/gang",
-    "launcher/controller/node_choice.py",
-    "launcher/controller/recovery.py",
-    "launcher/controller/ways.py",
+    "launcher/controller/nodes.py",
 )
 
 pytestmark = pytest.mark.ssh

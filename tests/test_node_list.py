@@ -29,7 +29,10 @@ from tests.fake_nodes import KILL, At, Exit, FakeRun, lose
 from tests.polling import eventually
 from tests.test_supervisor import restarting
 
-COVERS = ("launcher/sources/node_list.py", "launcher/controller/node_choice.py", "launcher/controller/ways.py")
+COVERS = (
+    "launcher/sources/node_list.py",
+    "launcher/controller/nodes.py",
+)
 
 TWO: list[dict[str, Any]] = [{"host": "gpu-a"}, {"host": "gpu-b", "tasks": {"worker": 2}}]
 

@@ -33,7 +33,7 @@ from worker_entry.protocol.frozen import replace
 
 COVERS = (
     "launcher/gang",
-    "launcher/controller/pauses.py",
+    "launcher/controller/nodes.py",
     "launcher/controller/supervisor.py",
     "launcher/controller/attempt.py",
 )

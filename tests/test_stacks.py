@@ -22,7 +22,7 @@ COVERS = (
     "launcher/gang/watch/stacks.py",
     "launcher/commands",
     "worker_entry/agent/tasks/stacks.py",
-    "launcher/controller/stack_requests.py",
+    "launcher/controller/requests.py",
 )
 
 W0, W1, W2 = (TaskId("worker", index) for index in range(3))

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.controller.attempt import parse_not_joined
 from launcher.gang.events import AskStacks, Event, NodeEmpty, StacksReceived, TaskHalted, TaskReported, TaskWrote, Tick
-from launcher.gang.not_joined import parse_not_joined
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.gang.watch.busy import render_busy
 from launcher.tasks import TaskId, find_leader
@@ -33,7 +33,7 @@ from tests.test_gang import (
 from tests.test_verdict import judged
 from worker_entry.protocol.values import Activity, Progress
 
-COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/judging.py")
+COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")
 
 THREE = {"a": [W0, W1, W2]}
 STACK = 'Thread 0x01 (most recent call first):\n  File "{file}", line {line} in {function}\n'

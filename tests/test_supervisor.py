@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launcher import failures
-from launcher.controller.recovery import Recovered
+from launcher.controller.nodes import Recovered
 from launcher.errors import DistlaunchError, RunDirectoryError, ShownError, TakenOverError, UsageError
 from launcher.gang.state import Phase
 from launcher.plan.launch_plan import LaunchPlan

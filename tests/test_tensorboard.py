@@ -34,7 +34,7 @@ COVERS = (
     "worker_entry/agent/tensorboard.py",
     "worker_entry/agent/helpers/profile.py",
     "worker_entry/task/profiling.py",
-    "launcher/controller/profile_requests.py",
+    "launcher/controller/requests.py",
     "launcher/exporters/start.py",
 )
 

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from launcher.console.messages import REMIND_S, TRANSFER_REMIND_S, Reminder
+from launcher.controller.bundle import SHOWN_NODES, WINDOW_S, Transfer, Transfers
 from launcher.controller.inbox import Observer
-from launcher.controller.profile_requests import ProfileRequests
-from launcher.controller.stack_requests import StackRequests
-from launcher.controller.transfers import SHOWN_NODES, WINDOW_S, Transfer, Transfers
+from launcher.controller.requests import ProfileRequests, StackRequests
 from launcher.gang.decide import decide
 from launcher.gang.events import NodeReady, Tick
 from launcher.rundir.directory import RunDir

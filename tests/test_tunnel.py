@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.controller.tunnel_key import make_tunnel_key
+from launcher.controller.actions import make_tunnel_key
 from tests.conftest import PROGRAMS, Ran, distlaunch_command
 from tests.namespaces import Host, Network, needs_namespaces, running_network
 from tests.own_network import networks
 from tests.polling import eventually
 from worker_entry.agent.network.tunnel_process import make_context
 
-COVERS = ("worker_entry/agent/network", "launcher/controller/tunnel_key.py", "worker_entry/system")
+COVERS = ("worker_entry/agent/network", "launcher/controller/actions.py", "worker_entry/system")
 
 pytestmark = [
     pytest.mark.ssh,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.controller.tunnel_key import make_tunnel_key
+from launcher.controller.actions import make_tunnel_key
 from tests import loopback
 from worker_entry.agent.network import tunnel_process
 from worker_entry.agent.network.tunnel_process import Peer, TunnelServer, make_context

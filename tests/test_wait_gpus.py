@@ -22,9 +22,10 @@ import pytest
 from launcher.cli.changes import read_changes
 from launcher.cli.main import cli
 from launcher.controller.attempt import CLAIM_PAUSE_S
+from launcher.controller.detach import find_departure
+from launcher.controller.inbox import from_message
 from launcher.gang.claims import SHOWN, render_busy_gpus
 from launcher.gang.decide import decide, new_attempt
-from launcher.gang.departure import find_departure
 from launcher.gang.events import (
     ClaimNodes,
     Event,
@@ -40,7 +41,6 @@ from launcher.gang.events import (
 )
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import Phase, Reason
-from launcher.gang.translation import from_message
 from launcher.plan.resources import NodeFacts, find_needed_gpus, share_resources
 from launcher.rundir.history import read_history, replay
 from launcher.spec.loading import load_spec

@@ -38,7 +38,7 @@ def ls(everything: bool, watch: bool, warm: bool, as_json: bool) -> int:
     """
     from launcher.commands.listing import describe_no_runs, look, render_runs
     from launcher.commands.warm import render_warm
-    from launcher.controller.warm_nodes import find_warm_nodes
+    from launcher.controller.leftovers import find_warm_nodes
 
     if watch:
         _watch(everything=everything, as_json=as_json)

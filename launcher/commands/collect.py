@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.commands.requests import ask_files
-from launcher.controller.collecting import Progress, await_files
-from launcher.controller.collector import Collector
+from launcher.controller.collect.collector import Collector
+from launcher.controller.collect.progress import Progress, await_files
 from launcher.controller.links import NodeLinks
-from launcher.controller.ways import make_transports
+from launcher.controller.nodes import make_transports
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.plan.launch_plan import runs_in
 from launcher.report.models import CollectedNode

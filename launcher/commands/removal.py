@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher.controller.left_processes import find_left_processes
+from launcher.controller.leftovers import find_left_processes
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.rundir.directory import RunDir
 from launcher.rundir.names import runs_directory

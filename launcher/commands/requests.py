@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.controller.profile_requests import profile_limit_s
+from launcher.controller.requests import profile_limit_s
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.report.models import Collection
 from launcher.rundir import control

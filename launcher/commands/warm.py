@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.controller.warm_nodes import KnownWarmNode, find_warm_nodes, forget
+from launcher.controller.leftovers import KnownWarmNode, find_warm_nodes, forget
 from launcher.errors import UsageError
 from launcher.printable import printable
 from launcher.report.table import Column, render_table

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import datetime
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from launcher.controller.context import AttemptSetup, RunContext
-from launcher.controller.stack_requests import StackRequests
-from launcher.controller.tunnel_key import make_tunnel_key
+from launcher.controller.requests import StackRequests
 from launcher.gang.checks.preflight import Preflight
 from launcher.gang.checks.speed_check import SpeedCheck
 from launcher.gang.checks.speed_subjects import make_subjects
@@ -26,20 +26,24 @@ from launcher.gang.events import (
     StopNodes,
     SyncNodes,
 )
-from launcher.gang.faults import Fault
-from launcher.gang.start_orders import make_start
+from launcher.gang.faults import Fault, injections_of
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import TaskPlan, make_preload
 from launcher.plan.rendering import render_file
 from launcher.rundir.history import History
+from launcher.tasks import TaskId
 from launcher.transports.base import Resumption
+from worker_entry.protocol import environment
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.gpus import ClaimGpus, ReleaseGpus
-from worker_entry.protocol.orders import Prepare, Start, Stop
-from worker_entry.protocol.values import Problem
+from worker_entry.protocol.orders import Prepare, Start, Stop, TunnelKey
+from worker_entry.protocol.values import Problem, TaskStart
 
 TAKEOVER_S = 30.0
 """How long to try to reach the agents of a run that is taken over."""
+LASTS = datetime.timedelta(days=3650)
+"""Long, because attempts may last and clocks may be wrong; only the nodes know the key, and forget it at the end."""
+NAME = "distlaunch"
 
 
 class Actions:
@@ -254,3 +258,85 @@ class Actions:
             callers=self._callers,
             readers=self.plan.find_readers(self._context.spec.stdin) if self._context.input is not None else (),
         )
+
+
+def make_start(
+    tasks: Sequence[TaskPlan],
+    *,
+    run_id: str,
+    attempt: int,
+    lease_s: float,
+    faults: Sequence[Fault],
+    routes: Mapping[str, str] | None = None,
+    callers: Sequence[str] = (),
+    readers: Collection[TaskId] = (),
+) -> Start:
+    """Makes the order to start these tasks of one node.
+
+    Args:
+        tasks: the planned tasks.
+        run_id: the run's name.
+        attempt: the number of the attempt, from 1.
+        lease_s: how long TensorFlow's workers wait for each other's heartbeats.
+        faults: the faults to inject into the attempt.
+        routes: with a tunnel, the host that each address in TF_CONFIG stands for.
+        callers: further addresses from which the nodes connect.
+        readers: the tasks that read what distlaunch reads from stdin.
+    """
+    cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
+    env = {environment.RUN_ID: run_id, environment.ATTEMPT: str(attempt)}
+    others = {address: host for address, host in (routes or {}).items() if address != tasks[0].address}
+    starts = [
+        replace(_make_task_start(task, cluster, env, lease_s, faults), stdin=task.task in readers) for task in tasks
+    ]
+    return Start(attempt, starts, cluster, others, [*callers])
+
+
+def _make_task_start(
+    task: TaskPlan,
+    cluster: Mapping[str, Sequence[str]],
+    attempt_env: Mapping[str, str],
+    lease_s: float,
+    faults: Sequence[Fault],
+) -> TaskStart:
+    joins = task.tf_config is not None and task.tf_config["cluster"] == cluster  # an evaluator sees a different cluster
+    env = {**(task.env if joins else task.whole_env), **attempt_env}
+    return TaskStart(
+        task=str(task.task),
+        program=task.program,
+        env=env,
+        unset=[environment.TF_CONFIG],
+        patch_keras=task.patch_keras,
+        coordination_timeout_s=lease_s if task.collective else 0.0,
+        progress=task.progress,
+        injections=injections_of(task.task, faults),
+        joins=joins,
+        keep_own_tf_config=task.keep_own_tf_config,
+        defaults=sorted(task.defaults),
+    )
+
+
+def make_tunnel_key() -> TunnelKey:
+    """A new key (ECDSA, P-256) with a self-signed certificate."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - LASTS)
+        .not_valid_after(now + LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return TunnelKey(certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode())

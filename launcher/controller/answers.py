@@ -7,9 +7,9 @@ import signal
 import time
 
 from launcher.controller.attempt import AttemptLoop
-from launcher.controller.goodput_watch import GoodputWatch
+from launcher.controller.goodput import GoodputWatch
 from launcher.controller.links import NodeLinks
-from launcher.controller.profile_requests import find_servers, profile_limit_s
+from launcher.controller.requests import find_servers, profile_limit_s
 from launcher.controller.supervisor import Supervisor
 from launcher.gang.events import FilesAsked, ProfileAsked, StacksAsked
 from launcher.plan.paths import RunPaths

@@ -11,11 +11,11 @@ from pathlib import Path
 from launcher.console.opening import open_console
 from launcher.console.writer import Console
 from launcher.controller.bundle import Bundle, make_bundle
-from launcher.controller.collector import Collector
+from launcher.controller.collect.collector import Collector
 from launcher.controller.context import RunContext
-from launcher.controller.goodput_watch import GoodputWatch
+from launcher.controller.goodput import GoodputWatch
 from launcher.controller.links import NodeLinks
-from launcher.controller.ways import make_transports
+from launcher.controller.nodes import make_transports
 from launcher.exporters.page_writing import write_at_end
 from launcher.plan.planner import Planner, place
 from launcher.rundir.directory import RunDir, RunStart

@@ -1,34 +1,35 @@
 """One attempt: one queue, one loop.
 
 The thread that sees an event (a message, a closed link, a signal) puts it into the queue. Only the loop takes events
-out, asks `gang.decide`, and performs the actions.
+out, asks `gang.decide`, and performs the actions. `LogWatch` adds events that only the tasks' logs show.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.console.messages import Reminder, render_news, render_patches
 from launcher.controller.actions import Actions
+from launcher.controller.bundle import Transfer
 from launcher.controller.context import AttemptSetup, RunContext
 from launcher.controller.inbox import Observer
-from launcher.controller.log_watch import LogWatch
-from launcher.controller.profile_requests import ProfileRequests
-from launcher.controller.stack_requests import StackRequests
-from launcher.controller.transfers import Transfer
+from launcher.controller.requests import ProfileRequests, StackRequests
 from launcher.controller.usage import Uses
 from launcher.gang.decide import decide, new_attempt
 from launcher.gang.events import (
     EndAnnounced,
     Event,
     FilesAsked,
+    LeaderWaits,
     NodeLost,
     NodeReady,
     ProfileAsked,
     StacksAsked,
     TaskExited,
     TaskReported,
+    TaskWrote,
     Tick,
 )
 from launcher.gang.faults import Fault
@@ -37,10 +38,12 @@ from launcher.gang.state import AttemptState, Phase
 from launcher.gang.strangers import render_news_of_guards
 from launcher.gang.watch.stragglers import Standing, StragglerWatch
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.paths import RunPaths
 from launcher.report.models import CompileCacheReport
 from launcher.report.run_events import Straggler
 from launcher.rundir.history import replay
-from launcher.tasks import TaskId, find_leader
+from launcher.rundir.log_tails import find_size, read_head
+from launcher.tasks import TASK_TYPES, TaskId, find_leader
 from launcher.transports.base import LinkClosed
 from worker_entry.protocol.frozen import replace
 
@@ -50,6 +53,12 @@ CLAIM_PAUSE_S = 4.0
 """The shortest pause between two looks at the GPUs; the longest is twice as long."""
 IDLE_S = 0.5
 """How often the loop polls the sources that send no messages: logs, the console, deadlines."""
+POLL_S = 0.2
+"""How often logs are read."""
+SILENCE_S = 1.0
+"""If the leader logs nothing for this long after all ports have opened, its log level is reduced."""
+_WAITING = re.compile(rb"Waiting for (\d+)/\d+ tasks to connect")
+_TASK = re.compile(rb"^/job:(\w+)/replica:\d+/task:(\d+)$", re.MULTILINE)
 
 
 class AttemptLoop:
@@ -257,3 +266,59 @@ class AttemptLoop:
 def _choose_claim_pause_s(run_id: str) -> float:
     """A pause that differs between runs: those that wait for each other's GPUs must not always ask at the same time."""
     return CLAIM_PAUSE_S * (1.0 + zlib.crc32(run_id.encode()) / 2**32)
+
+
+class LogWatch:
+    """The polling of one attempt's logs."""
+
+    def __init__(self, files: RunPaths, attempt: int) -> None:
+        self._files = files
+        self._attempt = attempt
+        self._sizes: dict[TaskId, int] = {}
+        self._polled = self._joined = 0.0
+
+    def poll(self, state: AttemptState, now: float) -> Iterator[Event]:
+        """Events of a forming cluster, or of a running one that may stall; `now`: monotonic seconds."""
+        if now < self._polled + POLL_S:
+            return
+        if state.phase is Phase.FORMING and state.policy.strategy.collective:
+            self._polled = now
+            yield from self._read_leader(state, now)
+        elif state.phase is Phase.RUNNING and state.policy.stall_s:
+            self._polled = now
+            yield from self._check_sizes(state)
+
+    def _read_leader(self, state: AttemptState, now: float) -> Iterator[Event]:
+        not_joined: frozenset[TaskId] | None = frozenset()
+        if len(state.policy.forming) > 1:
+            leader = find_leader(state.policy.forming)
+            if leader is None or leader not in state.started:
+                return
+            not_joined = parse_not_joined(read_head(self._files.log(self._attempt, leader)))
+        if state.missing or not self._joined:
+            self._joined = now
+        elif not_joined is None and now - self._joined > SILENCE_S:
+            not_joined = frozenset()
+        if not_joined != state.not_joined:
+            yield LeaderWaits(not_joined)
+
+    def _check_sizes(self, state: AttemptState) -> Iterator[Event]:
+        for task in state.policy.tasks:
+            size = find_size(self._files.log(self._attempt, task))
+            if size != self._sizes.get(task, 0):
+                self._sizes[task] = size
+                yield TaskWrote(task)
+
+
+def parse_not_joined(log: bytes) -> frozenset[TaskId] | None:
+    """The tasks that the leader named last (only some, if there are many); None if the leader has reported nothing."""
+    last = None
+    for last in _WAITING.finditer(log):  # noqa: B007 - the last match counts
+        pass
+    if last is None:
+        return None
+    if int(last[1]) == 0:
+        return frozenset()
+    named = _TASK.findall(log, last.end())
+    known = {name.encode(): name for name in TASK_TYPES}
+    return frozenset(TaskId(known[job], int(index)) for job, index in named if job in known)

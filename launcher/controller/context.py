@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from launcher.clock import Timing
 from launcher.console.writer import Console
 from launcher.controller.bundle import Bundle
-from launcher.controller.collector import Collector
-from launcher.controller.goodput_watch import GoodputWatch
+from launcher.controller.collect.collector import Collector
+from launcher.controller.goodput import GoodputWatch
 from launcher.controller.links import NodeLinks
 from launcher.controller.task_input import TaskInput
 from launcher.gang.checks.preflight import Preflight

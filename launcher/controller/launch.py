@@ -1,4 +1,4 @@
-"""Assembles a run from its folder, transports and console, and runs it."""
+"""Starts a run with its folder, transports, console and exporters, and conducts it to its end."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from launcher.controller.answers import Answers
 from launcher.controller.assembly import make_context, make_folders, make_planner, opened_console
 from launcher.controller.context import AttemptSetup
 from launcher.controller.detach import Detachment
-from launcher.controller.goodput_watch import watch_goodput
+from launcher.controller.goodput import watch_goodput
 from launcher.controller.live import keys_taken, show_run
-from launcher.controller.start_check import check_start
+from launcher.controller.nodes import Recovery, Relisting
 from launcher.controller.supervisor import Supervisor
 from launcher.controller.task_input import open_input
-from launcher.controller.ways import Recovery, Relisting
-from launcher.errors import InterruptionError, RunDirectoryError, ShownError, TakenOverError
+from launcher.errors import InterruptionError, RunDirectoryError, ShownError, StartError, TakenOverError
 from launcher.exporters.page_writing import write_at_end
 from launcher.exporters.start import opened_exporters
 from launcher.gang.faults import Fault
+from launcher.plan.launch_plan import make_plan, program_of, runs_in
 from launcher.plan.planner import Planner
 from launcher.plan.rendering import render_spec
+from launcher.plan.resources import NodeFacts
 from launcher.report.models import RunReport
 from launcher.report.run_report import end_by_error, make_run_report, make_versions
 from launcher.rundir.control import ControlServer
@@ -41,15 +42,18 @@ from launcher.sources.pod_nodes import opened_pods
 from launcher.sources.slurm_check import find_program_problems
 from launcher.sources.slurm_engine import SlurmEngine, find_engine
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import SLURM
+from launcher.spec.nodes import SLURM, NodeSpec
 from launcher.transports.targets import find_targets
 from launcher.wording import count_of
+from worker_entry.program.finding import find_problem
 from worker_entry.protocol.frozen import replace
-from worker_entry.system import clock
+from worker_entry.system import clock, hardware
 
 MANY_NODES = 100
 LONG_TURN_S = 0.05
 """Ten times Python's own `sys.getswitchinterval()`."""
+OF_FILES = ("no-working-directory", "no-program", "not-executable")
+"""Problems that do not depend on the interpreter."""
 
 
 def run(
@@ -289,3 +293,32 @@ def _render_size(planner: Planner) -> str:
     nodes = planner.without_spares().spec.nodes
     where = "this machine" if len(nodes) == 1 and nodes[0].is_local else count_of(len(nodes), "node")
     return f"{count_of(tasks, 'task')} on {where}"
+
+
+def check_start(spec: ClusterSpec, cwd: Path) -> None:
+    """Checks the program and the GPUs on this machine, as its agent does later.
+
+    Args:
+        spec: what to run.
+        cwd: the current folder.
+
+    Raises:
+        StartError: the program cannot be started here.
+        TooFewGpusError: this machine lacks GPUs that the spec asks for.
+    """
+    here = [node for node in spec.nodes if node.is_local and any(node.tasks.values())]
+    for node in here:
+        _check_program(spec, node, cwd)
+    if any(node.gpus_per_worker for node in here):
+        facts = {node.host: NodeFacts(hardware.cores(), tuple(hardware.gpus())) for node in here}
+        make_plan(spec, directory=str(cwd), environ={}, python="", facts=facts)
+
+
+def _check_program(spec: ClusterSpec, node: NodeSpec, cwd: Path) -> None:
+    types = {task_type for task_type, count in node.tasks.items() if count}
+    if types <= {*spec.rules.serves}:  # they run our own server
+        return
+    problem = find_problem(program_of(spec), runs_in(spec, node, str(cwd)))
+    # Another interpreter may have another syntax, and other packages.
+    if problem is not None and (problem.reference in OF_FILES or spec.find_python(node) == sys.executable):
+        raise StartError(problem.reference, problem.message, hint=problem.hint)

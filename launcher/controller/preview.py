@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from launcher.controller.assembly import make_context, make_folders, make_planner, opened_console
-from launcher.controller.goodput_watch import watch_goodput
+from launcher.controller.goodput import watch_goodput
+from launcher.controller.nodes import Recovery, Relisting
 from launcher.controller.supervisor import Supervisor
-from launcher.controller.ways import Recovery, Relisting
 from launcher.errors import InterruptionError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.resources import NodeFacts

@@ -1,29 +1,26 @@
-"""One run: attempts while the restart rule allows, then the report."""
+"""All attempts of a run: judges each attempt, and decides whether another one follows."""
 
 from __future__ import annotations
 
 import functools
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from launcher.console.messages import render_restart
 from launcher.controller.attempt import AttemptLoop
-from launcher.controller.collecting import collect_at_end
-from launcher.controller.collector import Collector
+from launcher.controller.collect.collector import Collector
+from launcher.controller.collect.progress import collect_at_end
 from launcher.controller.context import AttemptSetup, RunContext
-from launcher.controller.endings import make_ending
-from launcher.controller.judging import judge_attempt
-from launcher.controller.left_processes import confirm_left
-from launcher.controller.node_choice import NodeChoice, Relist
-from launcher.controller.pauses import Pauses
-from launcher.controller.recovery import Recover
-from launcher.controller.warm_nodes import note_kept
+from launcher.controller.leftovers import confirm_left, note_kept
+from launcher.controller.nodes import NodeChoice, Pauses, Recover, Relist
 from launcher.errors import RunDirectoryError, ShownError, TakenOverError, error_lines
 from launcher.gang.checks.preflight import Preflight
 from launcher.gang.events import EndAnnounced, Interrupted, StacksAsked
 from launcher.gang.faults import Fault, needed, pending
-from launcher.gang.restarts import Ending, GiveUp, Restart, decide_restart, remember
-from launcher.gang.state import AttemptState
+from launcher.gang.restarts import Ending, GiveUp, Restart, decide_restart, price, remember
+from launcher.gang.state import AttemptState, Reason
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
 from launcher.report.fault_report import report_faults
 from launcher.report.models import RunReport
@@ -42,12 +39,15 @@ from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.rundir.history import NO_HISTORY, History
 from launcher.rundir.log_tails import last_lines
 from launcher.signals import STACKS_SIGNAL, Interrupts
-from launcher.tasks import parse_task_id
-from launcher.verdict.judge import outcome
+from launcher.tasks import TaskId, parse_task_id
+from launcher.verdict.judge import judge, outcome
+from launcher.verdict.models import Verdict
 from worker_entry.protocol.frozen import replace
 
 ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """With these signals, an engine may announce that it takes the nodes away."""
+JUDGED_LINES = 60
+"""Lines at the end of a failed task's log, where its cause is most likely."""
 
 
 class Supervisor:
@@ -340,3 +340,65 @@ class Supervisor:
         self._console.note(render_summary(report, written=written, page=page))
         self._context.journal.end(report)
         return report
+
+
+def make_ending(attempt: Attempt, earlier: Sequence[Ending], *, saved: bool) -> Ending:
+    """Returns the attempt's end for the restart rule.
+
+    Args:
+        attempt: the attempt.
+        earlier: the ends of the attempts before it.
+        saved: whether it saved a checkpoint.
+    """
+    reference = attempt.verdict.reference
+    if reference == "node-unreachable" and attempt.number > 1:  # an earlier attempt reached the node
+        reference = "node-lost"
+    ending = Ending(reference, attempt.started, attempt.ended, _trained(attempt), saved, _step(attempt))
+    announced = attempt.state.announced
+    return price(
+        ending,
+        earlier,
+        is_confirmed=announced is not None and announced.reference == reference,
+        is_guess=reference == "port-taken" and attempt.state.reason is not Reason.REFUSED,
+    )
+
+
+def _trained(attempt: Attempt) -> bool:
+    """Whether training had begun, as far as is known."""
+    progresses = attempt.state.progresses
+    if progresses:
+        return any(progress.first_step is not None for progress in progresses)
+    # A program that reports no steps may train once the cluster is up; a command may train at any time.
+    is_command = all(task.program.kind == "command" for task in attempt.plan.tasks)
+    return is_command or attempt.state.policy.forming <= attempt.state.listening.keys()
+
+
+def _step(attempt: Attempt) -> int:
+    """The last step that is known to be done."""
+    return max(((progress.resumed or 0) + progress.step for progress in attempt.state.progresses), default=0)
+
+
+def judge_attempt(
+    context: RunContext, state: AttemptState, plan: LaunchPlan, logs: Mapping[TaskId, Path]
+) -> tuple[AttemptState, Verdict]:
+    """Returns the last state, with the engine's announcement if there is one, and the verdict.
+
+    Args:
+        context: the run's context.
+        state: the state with which the attempt ended.
+        plan: the plan of the started tasks.
+        logs: the paths of the tasks' logs.
+    """
+    if context.engine is not None and state.announced is None and outcome(state) == "failed":
+        # The engine may have acted before it could be asked.
+        state = replace(state, announced=context.engine.find_end({*state.lost}))
+    failed = [task for task, event in state.exits.items() if event.failed]
+    verdict = judge(
+        state,
+        plan,
+        {task: str(path) for task, path in logs.items()},
+        tails={task: last_lines(logs[task], JUDGED_LINES, fold=False) for task in failed},
+        agent_stderr=last_lines(context.files.agent_errors, 3),
+        stacks=str(context.files.stacks),
+    )
+    return state, verdict

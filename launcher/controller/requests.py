@@ -1,16 +1,80 @@
-"""Profiles the tasks of an attempt through the agent on the leader's node, which can reach the tasks' addresses."""
+"""Requests to the tasks of an attempt: for the stacks of all tasks, and for a profile of all tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from launcher.controller.context import RunContext
+from launcher.gang.events import StacksReceived
+from launcher.gang.state import AttemptState
+from launcher.gang.watch.stacks import StackCollector, render_stacks
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.tf_config import format_address
-from launcher.tasks import TaskId, find_leader
+from launcher.tasks import TaskId, find_leader, parse_task_id
+from worker_entry.protocol.messages import Stacks
+from worker_entry.protocol.orders import ShowStacks
 from worker_entry.protocol.profiles import Profile, Profiled, ProfileTarget
 from worker_entry.task.profiling import ATTEMPTS, GATHER_S
 
 MARGIN_S = 30.0
 """Time for a Python interpreter to start and connect."""
+
+
+class StackRequests:
+    """The stack requests of an attempt, at most one at a time."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._collector: StackCollector | None = None
+        self._shows = self._tells = False
+        self.text = ""
+        """The last answers, as text."""
+        self.count = 0
+        """How often all tasks have been shown."""
+
+    def ask(self, state: AttemptState, *, show: bool = False, tell: bool = False) -> None:
+        """Asks all running tasks, unless a request is pending.
+
+        Args:
+            state: the attempt.
+            show: whether the terminal shows the answers.
+            tell: whether a message names the file of the answers.
+        """
+        self._shows, self._tells = self._shows or show, self._tells or tell
+        if self._collector is None:
+            self._collector = StackCollector(
+                state.started.keys() - state.exits.keys(), self._context.timing.monotonic()
+            )
+            for node in state.occupied:
+                self._context.links.send(node, ShowStacks())
+
+    def note(self, message: Stacks) -> None:
+        """Adds one task's answer.
+
+        Raises:
+            ValueError: the message names no task.
+        """
+        if self._collector is not None:
+            self._collector.note(parse_task_id(message.task), message.text, message.activity)
+
+    def take(self) -> Iterator[StacksReceived]:
+        """Yields the answers once all tasks have answered or the time limit has passed."""
+        texts = self._collector.texts(self._context.timing.monotonic()) if self._collector is not None else None
+        if self._collector is None or texts is None:
+            return
+        activity, self._collector = self._collector.activity, None
+        self.text = render_stacks(texts)
+        self.count += 1
+        problem = self._context.files.write_stacks(f"{self.text}\n")
+        if problem:
+            self._context.console.warn(problem)
+        line = f"The stacks of all tasks are in {self._context.files.stacks}" if self.text else "No task is running"
+        if self._shows:
+            self._context.console.note(self.text or line, record=problem or line)
+        elif self._tells and not problem:
+            self._context.console.note(line)
+        self._shows = self._tells = False
+        yield StacksReceived(texts, activity)
 
 
 def profile_limit_s(duration_s: float) -> float:

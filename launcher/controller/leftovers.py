@@ -1,6 +1,7 @@
-"""The agents that runs keep warm on nodes for the next run.
+"""What a run leaves on nodes: processes by accident, and agents that stay warm for the next run.
 
-The state directory has a record for each other machine; on this machine, the agents themselves are found.
+psutil counts the processes on this machine, independent of the agent. The state directory has a record of each other
+machine with a warm agent; on this machine, the agents themselves are found.
 """
 
 from __future__ import annotations
@@ -13,16 +14,44 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from launcher.console.writer import Console
 from launcher.controller.context import RunContext
 from launcher.errors import RunDirectoryError
 from launcher.report.models import WarmNode
 from launcher.rundir.names import runs_directory
 from launcher.rundir.replacement import replace_text
 from launcher.spec.nodes import LOCAL
+from launcher.wording import count_of
 from worker_entry.agent.warm.rendezvous import find_waiting
+from worker_entry.protocol import environment
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.protocol.frozen import asdict, dataclass
 from worker_entry.protocol.kept import Kept
+
+
+def find_left_processes(run_id: str) -> list[int]:
+    """Returns the processes of this machine that have the run's id in a readable environment."""
+    import psutil  # only at the end of a run
+
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        variables = process.info["environ"] or {}  # None: another user's process, a zombie, or a process that has ended
+        if variables.get(environment.RUN_ID) == run_id and process.pid != os.getpid():
+            found.append(process.pid)
+    return sorted(found)
+
+
+def confirm_left(left: Mapping[str, int | None], run_id: str, console: Console) -> dict[str, int | None]:
+    """Checks this machine's count against psutil's; if they differ, warns and returns the larger one."""
+    counted = left.get(LOCAL)
+    if counted is None:
+        return dict(left)
+    found = find_left_processes(run_id)
+    if len(found) != counted:
+        pids = f": {', '.join(map(str, found))}" if found else ""
+        agents = count_of(counted, "process", "processes")
+        console.warn(f"the agent on this machine counts {agents} left, but psutil counts {len(found)}{pids}")
+    return {**left, LOCAL: max(counted, len(found))}
 
 
 @dataclass(frozen=True)

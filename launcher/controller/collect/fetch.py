@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from launcher.controller.collected_folder import CannotFetchError, CollectedFolder, publish
+from launcher.controller.collect.folder import CannotFetchError, CollectedFolder, publish
 from worker_entry.protocol.collection import FileRead, FilesFound, FindFiles, FoundFile, ReadFile
 
 PIECE = 256 << 10

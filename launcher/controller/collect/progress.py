@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from launcher.controller.attempt import IDLE_S
-from launcher.controller.collector import Collector
+from launcher.controller.collect.collector import Collector
 from launcher.controller.context import RunContext
 from launcher.controller.inbox import tell_link
 from launcher.controller.links import NodeLinks

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.controller.bundle import Bundle, compile_patterns
-from launcher.controller.collected_folder import PARTS, CannotFetchError, CollectedFolder, restore
-from launcher.controller.folder_fetch import FolderFetch, Order
+from launcher.controller.collect.fetch import FolderFetch, Order
+from launcher.controller.collect.folder import PARTS, CannotFetchError, CollectedFolder, restore
 from launcher.controller.links import NodeLinks
 from launcher.plan.paths import RunPaths
 from launcher.report.models import CollectedNode

@@ -1,0 +1,1 @@
+"""Collects files that the tasks have written on other machines into the folder of the run."""
