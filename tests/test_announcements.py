@@ -18,7 +18,7 @@ from launcher.report.models import AttemptReport, RunReport
 from launcher.report.run_events import AttemptEnded
 from launcher.rundir.history import History, read_history
 from launcher.rundir.journal import Journal
-from launcher.sources.slurm_engine import SlurmEngine
+from launcher.sources.slurm import SlurmEngine
 from launcher.verdict.judge import outcome
 from launcher.verdict.models import Verdict
 from tests.fake_nodes import At, Deed, Exit, FakeAgent, FakeRun, Steps, both, say

@@ -16,8 +16,8 @@ COVERS = ("launcher/gang", "worker_entry/agent/tasks/activity.py", "worker_entry
 pytestmark = pytest.mark.slow  # each waits for several seconds
 
 SOON = """
-import launcher.gang.watch.busy, launcher.gang.decide, launcher.cli.main, launcher.gang.watch.stalls
-launcher.gang.watch.stalls.LEAST_S, launcher.gang.watch.busy.ACTIVE_S, launcher.gang.decide.RECHECK_S = 10.0, 0.5, 2.0
+import launcher.gang.watch.stalls, launcher.gang.decide, launcher.cli.main, launcher.gang.watch.stalls
+launcher.gang.watch.stalls.LEAST_S, launcher.gang.watch.stalls.ACTIVE_S, launcher.gang.decide.RECHECK_S = 10.0, 0.5, 2.0
 launcher.cli.main.main()
 """
 """distlaunch that suspects a stall after 10 s without a step instead of 120 s, and looks again after 2 s, not 60 s."""

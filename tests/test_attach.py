@@ -20,7 +20,11 @@ from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.run_folders import RunFolder
 
-COVERS = ("launcher/console", "launcher/commands", "launcher/rundir/follow.py", "launcher/rundir/run_watch.py")
+COVERS = (
+    "launcher/console",
+    "launcher/commands",
+    "launcher/rundir/follow.py",
+)
 
 T = 1_700_000_000.0
 ROWS = 10
@@ -149,7 +153,7 @@ def test_sigterm_while_the_live_view_is_imported_ends_it_too(
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'launcher.console.live_region':\n"
+        "        if name == 'launcher.console.live_view':\n"
         "            type('Owner', (), {'sender': Sender()})\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
@@ -263,7 +267,7 @@ def test_two_viewers_see_a_run_through_its_restart_despite_a_stuck_viewer(tmp_pa
 def test_nothing_slow_is_imported_before_the_first_line(running: RunFolder) -> None:
     code = (
         "import sys; sys.argv = ['distlaunch', 'attach', sys.argv[1]]\n"
-        "import launcher.commands.log_copy as copy\n"
+        "import launcher.commands.logs as copy\n"
         "def write(descriptor, data): sys.exit(','.join(sys.modules))\n"
         "copy.write_all = write\n"
         "from launcher.cli.main import main; main()"

@@ -18,8 +18,8 @@ from prometheus_client.registry import CollectorRegistry
 
 from launcher import bounded_server
 from launcher.bounded_server import BoundedServer
-from launcher.exporters import metrics_server
-from launcher.exporters.metrics_server import CLIENTS_OF_ADDRESS, MetricsServer
+from launcher.exporters import metrics
+from launcher.exporters.metrics import CLIENTS_OF_ADDRESS, MetricsServer
 from launcher.rundir.control import AskStatus, ControlServer, ask
 from launcher.spec.fields import Endpoint
 from tests.polling import eventually
@@ -29,7 +29,7 @@ from worker_entry.system.callers import Callers
 COVERS = (
     "launcher/bounded_server.py",
     "launcher/rundir/control.py",
-    "launcher/exporters/metrics_server.py",
+    "launcher/exporters/metrics.py",
     "worker_entry/system/callers.py",
 )
 
@@ -176,7 +176,7 @@ def listens(port: int) -> bool:
 
 
 def test_slow_clients_of_the_metrics_take_few_descriptors_and_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "make_registry", lambda _: CollectorRegistry())
+    monkeypatch.setattr(metrics, "make_registry", lambda _: CollectorRegistry())
     server = MetricsServer(Endpoint("127.0.0.1", _free_port()))
     server.begin(lambda: pytest.fail("no status is needed"))
     before = len(os.listdir("/proc/self/fd"))

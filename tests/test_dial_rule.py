@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.gang.checks.dial_rule import ALL_PAIRS, choose_dials, count_partners
+from launcher.gang.checks.preflight import ALL_PAIRS, choose_dials, count_partners
 from launcher.report.check_text import render_findings
 from tests.test_preflight import CHECKPOINTS, Answered, spec_of
 

@@ -18,11 +18,10 @@ from typing import Any, cast
 import pytest
 
 from launcher.controller.links import NodeLinks
-from launcher.exporters.tensorboard import POINTS, ScalarSender
+from launcher.exporters.tensorboard import POINTS, ScalarSender, make_points
 from launcher.report.goodput import Goodput
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import AttemptEnded
-from launcher.report.scalars import make_points
 from launcher.report.status_report import RunStatus, TaskState
 from launcher.rundir.journal import Journal
 from launcher.verdict.models import Verdict
@@ -37,7 +36,6 @@ from worker_entry.protocol.scalars import ScalarPoint
 
 COVERS = (
     "worker_entry/agent/tensorboard.py",
-    "launcher/report/scalars.py",
     "launcher/exporters/tensorboard.py",
     "worker_entry/protocol/scalars.py",
 )

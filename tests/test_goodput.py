@@ -18,7 +18,7 @@ from launcher.controller.goodput import count_recorded
 from launcher.gang.events import TaskExited, TaskListening, TaskReported, TaskStarted
 from launcher.gang.state import Phase
 from launcher.report.goodput import KINDS, SHORT_S, Goodput, make_goodput, render_goodput
-from launcher.report.goodput_count import IDLE, GoodputCount
+from launcher.report.goodput_count import IDLE, LIMIT, GoodputCount, Place, TrainingLine
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import (
     AttemptEnded,
@@ -31,7 +31,6 @@ from launcher.report.run_events import (
 )
 from launcher.report.samples import ProgressSample
 from launcher.report.state_names import StateName
-from launcher.report.training_line import LIMIT, Place, TrainingLine
 from launcher.tasks import TENSORBOARD, TaskId
 from launcher.verdict.models import Verdict
 from tests.conftest import PROGRAMS, Distlaunch, Ran

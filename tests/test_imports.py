@@ -85,13 +85,12 @@ ONLY_IN = {
     "psutil": {"launcher.rundir.owner", "launcher.controller.leftovers"},
     "rich": {"launcher.console"},
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
-    "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner", "launcher.tasks"},
+    "pydantic_core": {"launcher.spec", "launcher.plan.planner", "launcher.tasks"},
     "paramiko": {"launcher.transports.ssh"},
     "prometheus_client": {
         "launcher.report.metrics",
         "launcher.exporters.start",
-        "launcher.exporters.metrics_file",
-        "launcher.exporters.metrics_server",
+        "launcher.exporters.metrics",
     },
 }
 """Third-party packages, and the folders and modules of `launcher` that may import them, even within a function."""

@@ -26,7 +26,7 @@ from tests.conftest import PROGRAMS, ROOT, distlaunch_command
 from tests.terminals import Terminal
 from tests.witness import await_none_left, make_mark, wait_until
 
-COVERS = ("launcher/console", "launcher/controller/live.py", "launcher/rundir/live_facts.py")
+COVERS = ("launcher/console", "launcher/controller/live.py", "launcher/rundir/summary.py")
 
 WIDE = 250
 """Enough columns for the path of a run's folder."""

@@ -11,11 +11,10 @@ import pytest
 from rich.cells import cell_len
 
 from launcher.console.keys import KeyActions, Keys
-from launcher.console.live_area import LiveArea
-from launcher.console.live_region import LiveRegion, Seen, Unfinished
-from launcher.console.live_tasks import choose_tasks, render_bar
-from launcher.console.step_history import StepHistory, render_spark
+from launcher.console.live_tasks import StepHistory, choose_tasks, render_bar, render_spark
+from launcher.console.live_view import LiveRegion, Seen, Unfinished
 from launcher.console.terminal import FRAME_S, Size, TerminalSink
+from launcher.console.writer import LiveArea
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.tasks import TaskId
 from tests.terminals import Screen, screen_of

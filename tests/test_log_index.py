@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.rundir.log_file import LogFile
+from launcher.rundir.logs import LogFile
 from launcher.tasks import TaskId
 from launcher.transports.base import LogMirror
 from worker_entry.agent.tasks.log import TaskLog

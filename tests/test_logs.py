@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.rundir import file_watch
-from launcher.rundir.file_watch import STAT_S, FileWatch
-from launcher.rundir.follow import NAMES
+from launcher.rundir import follow
+from launcher.rundir.follow import NAMES, STAT_S, FileWatch
 from launcher.rundir.journal_reading import JournalReader, read_last_entries
 from tests.apart import linux
 from tests.background import BackgroundRun
@@ -26,9 +25,8 @@ from tests.second_chance import assert_same_bytes
 
 COVERS = (
     "launcher/commands",
-    "launcher/commands/log_copy.py",
-    "launcher/rundir/log_file.py",
-    "launcher/rundir/log_reading.py",
+    "launcher/commands/logs.py",
+    "launcher/rundir/logs.py",
     "launcher/rundir/log_tails.py",
     "worker_entry/agent/tasks/log_stream.py",
     "worker_entry/agent/tasks/log.py",
@@ -383,7 +381,7 @@ def test_files_are_checked_at_most_once_a_second_while_nothing_happens(tmp_path:
 @linux
 @pytest.mark.parametrize("change", ["log", "new log", "new attempt", "run.json", "key"])
 def test_a_change_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    monkeypatch.setattr(file_watch, "STAT_S", 1000.0)
+    monkeypatch.setattr(follow, "STAT_S", 1000.0)
     run = RunFolder(tmp_path / "run")
     run.write("worker:0", [(T, "a")])
     log = run.log("worker:0")

@@ -20,9 +20,8 @@ from prometheus_client.openmetrics import exposition, parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from launcher.errors import UsageError
-from launcher.exporters import metrics_server
-from launcher.exporters.metrics_file import MetricsFile
-from launcher.exporters.metrics_server import MetricsServer
+from launcher.exporters import metrics
+from launcher.exporters.metrics import MetricsFile, MetricsServer
 from launcher.printable import printable
 from launcher.report.goodput import Goodput
 from launcher.report.metrics import make_families, make_registry
@@ -37,8 +36,7 @@ from tests.witness import wait_until
 COVERS = (
     "launcher/report",
     "launcher/exporters/start.py",
-    "launcher/exporters/metrics_file.py",
-    "launcher/exporters/metrics_server.py",
+    "launcher/exporters/metrics.py",
 )
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -253,7 +251,7 @@ class TestServer:
             assert "distlaunch_run_attempt" in get(port)[1]
 
     def test_its_end_does_not_wait_for_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(metrics_server._Handler, "timeout", 1000.0)
+        monkeypatch.setattr(metrics._Handler, "timeout", 1000.0)
         with serving() as port:
             silent = socket.create_connection(("127.0.0.1", port))
             get(port)

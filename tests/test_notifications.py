@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import SpecError
-from launcher.exporters.notify import Notifier, Recipients
-from launcher.exporters.webhook import DeliveryError, post
+from launcher.exporters.notify import DeliveryError, Notifier, Recipients, post
 from launcher.plan.rendering import render_spec
 from launcher.report.goodput import Goodput
 from launcher.report.models import AttemptReport, TaskReport
@@ -34,7 +33,10 @@ from tests.web_servers import Request, WebServer, serving
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 from worker_entry.protocol import environment
 
-COVERS = ("launcher/exporters/start.py", "launcher/exporters/notify.py", "launcher/exporters/webhook.py")
+COVERS = (
+    "launcher/exporters/start.py",
+    "launcher/exporters/notify.py",
+)
 
 ALL = ("failed", "restarted", "stalled", "succeeded")
 

@@ -21,15 +21,13 @@ from launcher.commands.warm import end_all
 from launcher.controller import leftovers
 from launcher.controller.resume import find_requeued
 from launcher.errors import RunDirectoryError, UsageError
-from launcher.exporters.metrics_file import MetricsFile
+from launcher.exporters.metrics import MetricsFile
 from launcher.kubernetes.controller import _START
 from launcher.own_command import own_command
-from launcher.rundir.directory import RunDir
+from launcher.rundir.directory import RunDir, replace_text
 from launcher.rundir.names import current_directory
 from launcher.rundir.record import read_record
-from launcher.rundir.replacement import replace_text
-from launcher.rundir.select import select_run
-from launcher.rundir.trust import verify_own
+from launcher.rundir.select import select_run, verify_own
 from launcher.slurm.script import render_script
 from launcher.spec.models import ClusterSpec
 from launcher.transports.payload import make_payload
@@ -42,11 +40,10 @@ from worker_entry.system.ownership import TRUST, find_intruder, private, verify_
 
 COVERS = (
     "launcher/commands",
-    "launcher/exporters/metrics_file.py",
+    "launcher/exporters/metrics.py",
     "launcher/rundir/record.py",
-    "launcher/rundir/replacement.py",
+    "launcher/rundir/directory.py",
     "launcher/rundir/select.py",
-    "launcher/rundir/trust.py",
     "launcher/slurm/script.py",
     "worker_entry/bootstrap/install.py",
     "worker_entry/agent/files/versions.py",
@@ -368,11 +365,11 @@ def test_a_file_is_not_written_through_a_planted_link(tmp_path: Path, monkeypatc
 
 def test_every_file_in_a_shared_folder_is_written_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
-    monkeypatch.setattr("launcher.exporters.metrics_file.replace_text", lambda path, *_: written.append(path))
+    monkeypatch.setattr("launcher.exporters.metrics.replace_text", lambda path, *_: written.append(path))
     monkeypatch.setattr("launcher.controller.leftovers.replace_text", lambda path, *_: written.append(path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     metrics = MetricsFile(tmp_path / "metrics.prom")
-    monkeypatch.setattr("launcher.exporters.metrics_file.make_registry", lambda _: CollectorRegistry())
+    monkeypatch.setattr("launcher.exporters.metrics.make_registry", lambda _: CollectorRegistry())
     metrics.begin(lambda: pytest.fail("no status is needed"), pytest.fail)
     metrics.close()
     leftovers._write(leftovers.KnownWarmNode("gpu-a", 1, 2.0))

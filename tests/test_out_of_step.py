@@ -9,8 +9,7 @@ import pytest
 
 from launcher.gang.events import StacksReceived, TaskExited
 from launcher.gang.state import AttemptState, Reason
-from launcher.gang.watch.out_of_step import find_outsider, is_out_of_step, render_split
-from launcher.gang.watch.stacks import find_call
+from launcher.gang.watch.stacks import find_call, find_outsider, is_out_of_step, render_split
 from launcher.tasks import TaskId
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.judge import exit_status

@@ -16,8 +16,15 @@ from plotly import offline
 
 from launcher.gang import events as gang
 from launcher.gang.checks.findings import Finding, LinkSpeed, NodeSpeed, SpeedReport
-from launcher.pages.charts import LEAST_POINTS, MOST_POINTS, make_machine_charts, make_training_charts, thin
-from launcher.pages.grouping import find_odd, group_curves
+from launcher.pages.charts import (
+    LEAST_POINTS,
+    MOST_POINTS,
+    find_odd,
+    group_curves,
+    make_machine_charts,
+    make_training_charts,
+    thin,
+)
 from launcher.pages.html import inline, make_ticks, read_plotly, read_script, render_page, to_script
 from launcher.pages.material import LogEnd, Material, NodeSamples, TaskSamples
 from launcher.pages.series import Point, Series, downsample, make_series, pack, shorten

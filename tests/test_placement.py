@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.gang.policy import AttemptPolicy
-from launcher.plan.placement import select_nodes, without_spares
+from launcher.plan.planner import select_nodes, without_spares
 from launcher.spec.models import ClusterSpec
 from launcher.spec.strategies import find_role_problem
 from launcher.tasks import TASK_TYPES

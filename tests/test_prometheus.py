@@ -25,7 +25,10 @@ from tests.test_metrics import free_port
 from tests.warm_python import WarmPython
 from tests.witness import await_none_left, make_mark
 
-COVERS = ("launcher/report/metrics.py", "launcher/exporters/metrics_file.py", "launcher/exporters/metrics_server.py")
+COVERS = (
+    "launcher/report/metrics.py",
+    "launcher/exporters/metrics.py",
+)
 
 pytestmark = [
     pytest.mark.prometheus,

@@ -23,10 +23,9 @@ from launcher.controller import leftovers
 from launcher.errors import UsageError
 from launcher.rundir.directory import RunDir
 from launcher.rundir.journal_reading import read_last_entries
-from launcher.rundir.live_facts import replay
 from launcher.rundir.owner import this_process
 from launcher.rundir.select import list_runs, select_run
-from launcher.rundir.summary import RunSummary, summarize
+from launcher.rundir.summary import RunSummary, replay, summarize
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.in_process import run_here
 from tests.polling import eventually

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from launcher.controller.usage import Uses
 from launcher.plan.paths import RunPaths
-from launcher.report.sample_thinning import RECENT, thin_lines
 from launcher.report.samples import (
     NodeUseSample,
     ProgressSample,
@@ -32,7 +31,7 @@ from launcher.report.samples import (
     use_of_node,
     use_of_task,
 )
-from launcher.rundir.samples import HARD_LIMIT, LIMIT, SampleFiles
+from launcher.rundir.samples import HARD_LIMIT, LIMIT, RECENT, SampleFiles, thin_lines
 from launcher.tasks import parse_task_id
 from tests.apart import linux
 from worker_entry.protocol.messages import Sampled

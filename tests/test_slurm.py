@@ -32,8 +32,7 @@ COVERS = (
     "launcher/program_calls.py",
     "launcher/sources/base.py",
     "launcher/rundir/queued.py",
-    "launcher/sources/slurm_check.py",
-    "launcher/sources/slurm_engine.py",
+    "launcher/sources/slurm.py",
     "launcher/transports/gathering.py",
     "launcher/transports/slurm.py",
 )

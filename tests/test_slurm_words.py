@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from launcher.commands.submit import check_fits
 from launcher.errors import UsageError
-from launcher.slurm.allocation import find_allocation, make_nodes
+from launcher.slurm.allocation import find_allocation, make_nodes, parse_counts, parse_host_list
 from launcher.slurm.calls import parse_fields
 from launcher.slurm.durations import parse_seconds
 from launcher.slurm.ending import Job, explain_end, parse_job
-from launcher.slurm.host_list import parse_counts, parse_host_list
 from launcher.slurm.script import render_script
 from launcher.slurm.step import make_environment
-from launcher.sources.slurm_check import uses_resolver
+from launcher.sources.slurm import uses_resolver
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import ProgramSpec
 

@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.gang.checks.findings import SpeedReport
-from launcher.gang.checks.speed import LinkFigures, NodeFigures, Pair, find_slow_links, find_slow_nodes
-from launcher.gang.checks.speed_check import MOST_ROUNDS, TIMES, SpeedCheck, Subject
+from launcher.gang.checks.speed import (
+    MOST_ROUNDS,
+    TIMES,
+    LinkFigures,
+    NodeFigures,
+    Pair,
+    SpeedCheck,
+    Subject,
+    find_slow_links,
+    find_slow_nodes,
+)
 from launcher.report.check_text import make_speed_tables
 from worker_entry.protocol.speed import LinkMeasured, MeasureLink, MeasureNode, NodeMeasured
 from worker_entry.protocol.values import Target

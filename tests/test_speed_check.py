@@ -28,8 +28,7 @@ from worker_entry.protocol.speed import MeasureNode, NodeMeasured
 COVERS = (
     "launcher/gang/checks/findings.py",
     "launcher/gang/checks/speed.py",
-    "launcher/gang/checks/speed_check.py",
-    "launcher/gang/checks/speed_subjects.py",
+    "launcher/gang/checks/preflight.py",
     "worker_entry/agent/checks",
     "worker_entry/task/speed.py",
 )

@@ -11,7 +11,7 @@ import pytest
 from launcher.controller.attempt import parse_not_joined
 from launcher.gang.events import AskStacks, Event, NodeEmpty, StacksReceived, TaskHalted, TaskReported, TaskWrote, Tick
 from launcher.gang.state import AttemptState, Phase, Reason
-from launcher.gang.watch.busy import render_busy
+from launcher.gang.watch.stalls import render_busy
 from launcher.tasks import TaskId, find_leader
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
 from tests.conftest import PROGRAMS, Distlaunch

@@ -38,7 +38,6 @@ from worker_entry.system import kernel
 COVERS = (
     "launcher/commands",
     "launcher/rundir/summary.py",
-    "launcher/rundir/live_facts.py",
     "launcher/controller/usage.py",
     "worker_entry/agent/measure/sampling.py",
 )

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from launcher.controller.supervisor import Supervisor
 from launcher.gang.events import TaskReported
 from launcher.gang.state import Phase
-from launcher.gang.watch.slowness import Pace, find_reason
 from launcher.gang.watch.stragglers import (
     ENOUGH,
     REPEAT_S,
     WINDOW_S,
     WINDOWS,
     News,
+    Pace,
     Standing,
     StragglerWatch,
+    find_reason,
     medians_of_others,
 )
 from launcher.report.run_events import Record, Straggler, parse_record, render_record

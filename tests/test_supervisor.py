@@ -22,8 +22,8 @@ from launcher.errors import DistlaunchError, RunDirectoryError, ShownError, Take
 from launcher.gang.state import Phase
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
+from launcher.rundir.directory import replace_text
 from launcher.rundir.owner import this_process
-from launcher.rundir.replacement import replace_text
 from tests.apart import linux
 from tests.fake_nodes import (
     KILL,

@@ -29,7 +29,6 @@ from worker_entry.protocol import environment
 from worker_entry.task.profiling import ATTEMPTS, _make_messages
 
 COVERS = (
-    "launcher/report/scalars.py",
     "launcher/exporters/tensorboard.py",
     "worker_entry/agent/tensorboard.py",
     "worker_entry/agent/helpers/profile.py",

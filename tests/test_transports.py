@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from launcher.rundir.directory import RunDir
-from launcher.rundir.log_file import LogFile
+from launcher.rundir.logs import LogFile
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports import local
 from launcher.transports.base import OPEN_LOGS, Link, LinkClosed, LinkNews, LogMirror, Transport

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from launcher.console.log_output import LogOutput
     from launcher.rundir.directory import RunDir
-    from launcher.rundir.log_reading import LogChoice
+    from launcher.rundir.logs import LogChoice
     from launcher.tasks import TaskId, TaskPattern
 
 
@@ -87,7 +87,7 @@ def logs(
     `worker:1`, or `worker` for all workers; default: all tasks. Works during a run and after its end.
     """
     from launcher.errors import UsageError
-    from launcher.rundir.log_reading import LogChoice
+    from launcher.rundir.logs import LogChoice
     from launcher.rundir.select import select_run
 
     run, patterns = _split(run, tasks)

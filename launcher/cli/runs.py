@@ -56,8 +56,7 @@ def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool
     from launcher.errors import UsageError
     from launcher.rundir.directory import RunDir
     from launcher.rundir.names import name_run
-    from launcher.rundir.select import list_running, select_run
-    from launcher.rundir.trust import verify_own
+    from launcher.rundir.select import list_running, select_run, verify_own
     from launcher.transports.in_parallel import map_parallel
 
     if (run is not None) + everything + warm > 1:

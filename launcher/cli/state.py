@@ -53,9 +53,8 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
 def _make_picture(files: RunDir) -> Callable[[int, int], list[str]]:
     """A function that draws the live view, and the last messages below it."""
     from launcher.commands.status import read_said, read_status, render_said
-    from launcher.console.live_region import LiveRegion, Seen
+    from launcher.console.live_view import LiveRegion, Seen, paint_plain
     from launcher.console.opening import has_colour
-    from launcher.console.painting import paint_plain
     from launcher.console.terminal import Size
 
     region = LiveRegion(colour=has_colour(), share=1.0)

@@ -15,18 +15,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from launcher.commands.log_copy import write_all
+from launcher.commands.logs import write_all
 from launcher.console.keyboard import Keyboard, held, single_keys, suspending
 from launcher.console.labels import Labels, prefix_lines, style_message
 from launcher.console.log_lines import LogLines
 from launcher.errors import DistlaunchError
 from launcher.plan.paths import RunPaths
 from launcher.rundir.directory import RunDir
-from launcher.rundir.follow import looks
+from launcher.rundir.follow import RunWatch, looks
 from launcher.rundir.journal_reading import Entry, JournalReader, read_last_entries, said_level, said_text
-from launcher.rundir.log_file import Block
-from launcher.rundir.log_reading import LogChoice, LogReader, find_logs
-from launcher.rundir.run_watch import RunWatch
+from launcher.rundir.logs import Block, LogChoice, LogReader, find_logs
 from launcher.tasks import TaskId, parse_task_id
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from launcher.rundir.directory import RunDir
 from launcher.rundir.last_state import read_end_report
 from launcher.rundir.names import make_run_id, name_run
 from launcher.rundir.record import REPORT_LIMIT, RunRecord, read_limited, read_record
+from launcher.rundir.select import verify_own
 from launcher.rundir.summary import summarize
-from launcher.rundir.trust import verify_own
 from launcher.spec.models import ClusterSpec
 from launcher.spec.pods import PodsSpec
 from launcher.tasks import find_leader, parse_task_id

@@ -12,7 +12,7 @@ from launcher.kubernetes.entry import ENTRY, LIMIT, PROGRAM, PackedFile, make_en
 from launcher.kubernetes.export import choose_pods, make_export
 from launcher.kubernetes.exported import Export, Kind
 from launcher.rundir.names import current_directory
-from launcher.sources.pod_nodes import read_pod_template
+from launcher.sources.kubernetes import read_pod_template
 from launcher.spec.models import DEMO_MODULE, ClusterSpec
 from launcher.spec.parts import SyncSpec
 from launcher.transports.payload import PACKAGE

@@ -15,7 +15,7 @@ from launcher.report.table import render_table
 from launcher.rundir.directory import RunDir
 from launcher.rundir.journal_reading import Entry, read_last_entries, said_text
 from launcher.rundir.last_state import read_last_status
-from launcher.rundir.log_reading import find_attempts
+from launcher.rundir.logs import find_attempts
 from launcher.rundir.names import name_run
 from launcher.rundir.queued import Queued, find_queued
 from launcher.rundir.record import RunRecord, read_record

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from launcher.commands.requests import ask_status
-from launcher.console.live_region import Seen
+from launcher.console.live_view import Seen
 from launcher.errors import DistlaunchError
 from launcher.report.status_report import RunStatus
 from launcher.rundir.directory import RunDir

@@ -12,8 +12,8 @@ from launcher.kubernetes.controller import ARCHIVE, FILES, FILES_LIMIT, SPEC, TE
 from launcher.kubernetes.pod import make_name
 from launcher.plan.rendering import render_spec
 from launcher.rundir.names import current_directory, make_run_id
+from launcher.sources.kubernetes import read_pod_template
 from launcher.sources.node_list import expect
-from launcher.sources.pod_nodes import read_pod_template
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import Nodes
 from launcher.spec.pods import PodsSpec

@@ -10,7 +10,7 @@ from launcher.errors import UsageError
 from launcher.printable import printable
 from launcher.report.table import Column, render_table
 from launcher.rundir.directory import RunDir
-from launcher.rundir.trust import verify_own
+from launcher.rundir.select import verify_own
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL
 from launcher.transports.node_cleanup import CleanedNode, end_warm

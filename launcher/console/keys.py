@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from launcher.console.live_region import LiveRegion
-from launcher.console.live_view import Asked
+from launcher.console.live_view import Asked, LiveRegion
 from worker_entry.protocol.frozen import dataclass, replace
 
 HINT = "? keys"

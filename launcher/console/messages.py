@@ -21,7 +21,7 @@ from launcher.gang.events import (
 from launcher.gang.restarts import Restart
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.gang.waiting import render_waiting
-from launcher.gang.watch.busy import render_busy
+from launcher.gang.watch.stalls import render_busy
 from launcher.spec.nodes import LOCAL, LOOPBACK
 from launcher.tasks import TENSORBOARD, name_tasks
 from launcher.verdict.causes import find_cause

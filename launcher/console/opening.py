@@ -32,7 +32,7 @@ def open_console(
         return Console(plain, tasks, verbose=verbose, record=record, needed=needed)
     # Imported here: a pipe needs no rich.
     from launcher.console.keyboard import in_foreground
-    from launcher.console.live_region import LiveRegion
+    from launcher.console.live_view import LiveRegion
 
     colour = has_colour()
     region = LiveRegion(colour=colour) if live and can_be_live() else None

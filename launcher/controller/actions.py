@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from launcher.controller.context import AttemptSetup, RunContext
 from launcher.controller.requests import StackRequests
-from launcher.gang.checks.preflight import Preflight
-from launcher.gang.checks.speed_check import SpeedCheck
-from launcher.gang.checks.speed_subjects import make_subjects
+from launcher.gang.checks.preflight import Preflight, make_subjects
+from launcher.gang.checks.speed import SpeedCheck
 from launcher.gang.events import (
     Action,
     AskStacks,

@@ -36,11 +36,9 @@ from launcher.rundir.journal import Journal
 from launcher.rundir.names import choose_folder, current_command, current_directory, make_job_folder, make_run_id
 from launcher.signals import Interruption, Interrupts
 from launcher.slurm.allocation import find_job
-from launcher.sources.kubernetes_engine import KubernetesEngine
+from launcher.sources.kubernetes import KubernetesEngine, opened_pods
 from launcher.sources.node_list import know_nodes
-from launcher.sources.pod_nodes import opened_pods
-from launcher.sources.slurm_check import find_program_problems
-from launcher.sources.slurm_engine import SlurmEngine, find_engine
+from launcher.sources.slurm import SlurmEngine, find_engine, find_program_problems
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM, NodeSpec
 from launcher.transports.targets import find_targets

@@ -18,8 +18,8 @@ from launcher.console.writer import Console
 from launcher.controller.context import RunContext
 from launcher.errors import RunDirectoryError
 from launcher.report.models import WarmNode
+from launcher.rundir.directory import replace_text
 from launcher.rundir.names import runs_directory
-from launcher.rundir.replacement import replace_text
 from launcher.spec.nodes import LOCAL
 from launcher.wording import count_of
 from worker_entry.agent.warm.rendezvous import find_waiting

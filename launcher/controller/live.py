@@ -28,7 +28,7 @@ END_S = 1.0
 def show_run(console: Console, make_status: Callable[[], RunStatus]) -> None:
     """Shows the run in the console's live view, if it has one; `make_status` is called on the console's thread."""
     if console.region is not None:
-        from launcher.console.live_region import Seen
+        from launcher.console.live_view import Seen
 
         console.region.look = lambda: Seen(make_status())
 

@@ -24,8 +24,8 @@ from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.plan.rendering import render_spec
 from launcher.rundir.directory import RunDir
+from launcher.sources.kubernetes import ask_pods
 from launcher.sources.node_list import ask_nodes
-from launcher.sources.pod_nodes import ask_pods
 from launcher.sources.pods import RunPods
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import AgentAddress, LinkClosed, Transport

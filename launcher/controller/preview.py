@@ -21,9 +21,9 @@ from launcher.rundir.journal import Journal
 from launcher.rundir.names import choose_folder, current_directory, make_run_id
 from launcher.signals import Interruption, Interrupts
 from launcher.slurm.allocation import find_job
+from launcher.sources.kubernetes import opened_pods
 from launcher.sources.node_list import know_nodes
-from launcher.sources.pod_nodes import opened_pods
-from launcher.sources.slurm_check import ask_job, find_job_problems, find_program_problems
+from launcher.sources.slurm import ask_job, find_job_problems, find_program_problems
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL, SLURM
 from launcher.transports.targets import find_targets

@@ -24,12 +24,12 @@ from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.history import History, read_history
 from launcher.rundir.names import absolute, choose_folder, name_job, name_run
 from launcher.rundir.record import RunRecord, last_written, read_record
-from launcher.rundir.trust import verify_own
+from launcher.rundir.select import verify_own
 from launcher.signals import Interrupts
 from launcher.slurm.allocation import find_job
 from launcher.slurm.calls import JOB_ID
 from launcher.sources.node_list import ask_first
-from launcher.sources.slurm_engine import count_restarts
+from launcher.sources.slurm import count_restarts
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
 from launcher.spec.redaction import REDACTED

@@ -20,8 +20,8 @@ from launcher.report.status_report import RunStatus
 from launcher.rundir.directory import RunDir
 from launcher.rundir.journal_reading import open_regular
 from launcher.rundir.last_state import read_end_report
-from launcher.rundir.log_reading import find_attempts, find_logs
 from launcher.rundir.log_tails import last_lines
+from launcher.rundir.logs import find_attempts, find_logs
 from launcher.rundir.record import read_limited, read_record
 from launcher.rundir.summary import RunSummary, summarize
 from launcher.tasks import TaskId, parse_task_id

@@ -8,9 +8,8 @@ from pathlib import Path
 from launcher.errors import DistlaunchError, UsageError
 from launcher.report.models import RunReport
 from launcher.report.status_report import RunStatus
-from launcher.rundir.directory import RunDir
+from launcher.rundir.directory import RunDir, replace_text
 from launcher.rundir.names import name_run
-from launcher.rundir.replacement import replace_text
 from worker_entry.system import clock
 
 

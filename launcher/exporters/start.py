@@ -18,8 +18,7 @@ from launcher.rundir.journal import Journal
 from launcher.spec.models import ClusterSpec
 
 if TYPE_CHECKING:
-    from launcher.exporters.metrics_file import MetricsFile
-    from launcher.exporters.metrics_server import MetricsServer
+    from launcher.exporters.metrics import MetricsFile, MetricsServer
     from launcher.exporters.notify import Notifier, Recipients
 
 
@@ -61,12 +60,12 @@ class Exporters:
         if spec.metrics is not None or spec.metrics_file is not None:
             _check_client()
         if spec.metrics is not None:
-            from launcher.exporters.metrics_server import MetricsServer
+            from launcher.exporters.metrics import MetricsServer
 
             self._server = MetricsServer(spec.metrics)
             owned.callback(self._server.close)
         if spec.metrics_file is not None:
-            from launcher.exporters.metrics_file import MetricsFile
+            from launcher.exporters.metrics import MetricsFile
 
             self._file = MetricsFile(Path(cwd, Path(spec.metrics_file).expanduser()))
             owned.callback(self._file.close)

@@ -38,9 +38,8 @@ from launcher.gang.events import (
 from launcher.gang.facts import is_news, record
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason, make_exit
-from launcher.gang.watch.busy import RECHECK_S, find_busy, is_excused
-from launcher.gang.watch.out_of_step import is_out_of_step
-from launcher.gang.watch.stalls import is_progress, is_stalled, stall_limit_s
+from launcher.gang.watch.stacks import is_out_of_step
+from launcher.gang.watch.stalls import RECHECK_S, find_busy, is_excused, is_progress, is_stalled, stall_limit_s
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import replace
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.pages.charts import Chart, make_machine_charts, make_training_charts, thin
-from launcher.pages.cleaning import clean
-from launcher.pages.material import Material
+from launcher.pages.material import Material, clean
 from launcher.pages.said import make_said
 from launcher.pages.series import pack, summarize
 from launcher.pages.task_states import STATES

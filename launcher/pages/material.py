@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.report.models import AttemptReport, RunReport
 from launcher.report.run_events import Record
-from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
+from launcher.report.samples import NodeUseSample, ProgressSample, Sample, TaskUseSample
 from launcher.report.status_report import RunStatus
-from worker_entry.protocol.frozen import dataclass, field
+from worker_entry.protocol.frozen import dataclass, field, replace
+
+LAST_MOMENT = 1e11
+"""Unix seconds that no clock shows."""
+MOST_STEPS = 10**15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +115,32 @@ class Material:
         names += [task.task for task in self.status.tasks] if self.status is not None else []
         names += [samples.task for samples in self.tasks]
         return list(dict.fromkeys(filter(None, names)))
+
+
+def clean(material: Material) -> Material:
+    """The material with only valid times; its end is not before its start."""
+    started = material.started if is_moment(material.started) else 0.0
+    now = material.now if is_moment(material.now) else started
+    ended = material.ended
+    if ended is not None:
+        ended = max(ended, started) if is_moment(ended) else started
+    return replace(
+        material,
+        started=started,
+        now=max(now, started),
+        ended=ended,
+        records=[record for record in material.records if is_moment(record.time)],
+        tasks=[
+            replace(each, progress=[*filter(_is_sane, each.progress)], use=[*filter(_is_sane, each.use)])
+            for each in material.tasks
+        ],
+        nodes=[replace(each, use=[*filter(_is_sane, each.use)]) for each in material.nodes],
+    )
+
+
+def is_moment(time: float) -> bool:
+    return math.isfinite(time) and 0 <= time < LAST_MOMENT
+
+
+def _is_sane(sample: Sample) -> bool:
+    return is_moment(sample.time) and not (isinstance(sample, ProgressSample) and abs(sample.step) > MOST_STEPS)

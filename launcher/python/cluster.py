@@ -26,11 +26,9 @@ from launcher.report.run_events import Record, make_record
 from launcher.report.status_report import RunStatus
 from launcher.report.status_text import render_header
 from launcher.rundir.directory import RunDir
-from launcher.rundir.follow import looks
+from launcher.rundir.follow import RunWatch, looks
 from launcher.rundir.journal_reading import JournalReader
-from launcher.rundir.log_file import Block
-from launcher.rundir.log_reading import LogChoice, LogReader
-from launcher.rundir.run_watch import RunWatch
+from launcher.rundir.logs import Block, LogChoice, LogReader
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, TaskPattern, parse_task_id
 

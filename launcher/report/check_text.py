@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.gang.checks.dial_rule import ALL_PAIRS, count_partners
 from launcher.gang.checks.findings import DialReport, SpeedReport
+from launcher.gang.checks.preflight import ALL_PAIRS, count_partners
 from launcher.report.models import CheckReport, JobReport, NodeReport
 from launcher.report.table import Column
 from launcher.wording import count_of, render_age

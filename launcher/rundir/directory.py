@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import pwd
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from launcher.printable import has_control
 from launcher.rundir.names import absolute, is_utf_8, name_run
 from launcher.rundir.owner import Controller, ElsewhereError, is_alive, this_process
 from launcher.rundir.record import last_written, read_record
-from launcher.rundir.replacement import replace_text
 from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.protocol.frozen import asdict, dataclass, replace
@@ -254,3 +254,29 @@ def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
     in_the_way = isinstance(error, NotADirectoryError) and Path(error.filename or "") in (path, *path.parents)
     why = f"{error.filename} is not a folder" if in_the_way else error.strerror
     return RunDirectoryError(f"cannot write {path}: {why}", hint="choose another folder with --run-dir")
+
+
+def replace_text(path: Path, text: str, mode: int = 0o600) -> None:
+    """Writes the file; replaces an existing file once the new content is on the disk.
+
+    Args:
+        path: the file.
+        text: its content.
+        mode: its permissions, restricted by the user's umask.
+
+    Raises:
+        OSError: the file cannot be written; an existing file stays unchanged.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+    # Exclusive: in a folder that others can write to, the name could be a link to a file of this user.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

@@ -18,8 +18,8 @@ from launcher.rundir.directory import RunDir
 from launcher.rundir.names import absolute, runs_directory
 from launcher.rundir.record import RunRecord, read_record
 from launcher.rundir.summary import RunSummary, summarize
-from launcher.rundir.trust import verify_own
 from launcher.wording import render_age
+from worker_entry.system.ownership import TRUST, find_writer, is_trusted
 
 SHOWN = 10
 """Candidates that an error lists."""
@@ -152,3 +152,23 @@ def _no_such_run(text: str) -> UsageError:
         if is_folder
         else "`distlaunch ls -a` lists all runs; or give the run's folder",
     )
+
+
+def verify_own(files: RunDir) -> RunDir:
+    """Returns the run.
+
+    Raises:
+        UsageError: another user can write to its folder, and the user has not said that the folder is trusted.
+    """
+    folder = files.root.resolve()
+    try:
+        reason = "" if is_trusted(str(folder)) else find_writer(str(folder))
+    except OSError:  # a run that is gone: the caller notices
+        reason = ""
+    if reason:
+        raise UsageError(
+            f"{reason}, so it may say what that user wants",
+            hint=f"if you trust whoever writes there, set {TRUST}={folder}; "
+            "`distlaunch logs` and `status` show the run as it is",
+        )
+    return files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from launcher.errors import DistlaunchError, as_ours
@@ -20,7 +21,6 @@ from launcher.transports.base import (
     LinkTakenOver,
     Resumption,
 )
-from launcher.transports.clock_offset import ClockOffset
 from launcher.transports.outgoing import Outgoing
 from launcher.transports.reconnect import Reconnector
 from launcher.transports.streams import NoAgentError, NoPythonError, Stream, bring_archive, skip_noise
@@ -30,10 +30,13 @@ from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
 from worker_entry.protocol.orders import AGENT_GONE, TAKEN_OVER, VERSION, Attach, Beat
 from worker_entry.protocol.resend_buffer import is_counted
+from worker_entry.system import clock
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
 """Silence after which an agent's stream counts as broken: agents answer every beat."""
+SAMPLES = 30
+"""Answered heartbeats that are kept; the fastest answer counts."""
 
 
 class ResumableLink:
@@ -298,3 +301,20 @@ class ResumableLink:
             self._deliver(self._node, LinkTakenOver(attached.received))
         elif not self._outgoing.is_finishing:
             self._deliver(self._node, LinkResumed(time.monotonic() - self._lost_at))
+
+
+class ClockOffset:
+    """The clock offset of one node, from its heartbeats."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
+
+    def note(self, beat: Beat) -> None:
+        if beat.echo is not None:
+            now = clock.now()
+            self._samples.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
+
+    @property
+    def offset_s(self) -> float:
+        """The node's clock minus the controller's; 0 before the first answer."""
+        return min(self._samples, default=(0.0, 0.0))[1]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from launcher.gang.events import TaskExited
 from launcher.gang.faults import find_injected, render_injection
 from launcher.gang.state import AttemptState
-from launcher.gang.watch.out_of_step import PHRASES, find_outsider, render_split
+from launcher.gang.watch.stacks import PHRASES, find_outsider, render_split
 from launcher.plan.launch_plan import TaskPlan
 from launcher.tasks import TaskId, name_tasks
 from launcher.verdict.causes import (

@@ -1,7 +1,7 @@
 """What the nodes have to check before a start, and what follows from their answers.
 
 TensorFlow waits an hour for a peer that it cannot reach, and does not say which one it is; so nodes first dial each
-other's tasks, at exactly the addresses and ports of TF_CONFIG; `dial_rule` says which.
+other's tasks, at exactly the addresses and ports of TF_CONFIG; `choose_dials` says which.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from launcher.gang.checks.dial_rule import ALL_PAIRS, choose_dials
 from launcher.gang.checks.findings import DialReport, Finding
-from launcher.gang.checks.speed_check import SpeedCheck
-from launcher.plan.launch_plan import program_of
+from launcher.gang.checks.speed import SpeedCheck, Subject
+from launcher.plan.launch_plan import LaunchPlan, program_of
 from launcher.plan.tf_config import format_address
 from launcher.spec.models import DEMO_MODULE, ClusterSpec
 from launcher.spec.nodes import NodeSpec
@@ -29,10 +28,10 @@ CLOCK_LIMIT_S = 2.0
 LITTLE_SPACE = 1 << 30
 BUSY_SHARE = 0.1
 """Share of a GPU's memory in use above which the GPU counts as busy."""
-
-
 Answer = Ready | Inspected | Dialled | NodeMeasured | LinkMeasured
 """What nodes answer to the checks."""
+ALL_PAIRS = 64
+"""Up to this many nodes, each dials all."""
 
 
 @dataclass(frozen=True)
@@ -320,3 +319,72 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+def make_subjects(
+    plan: LaunchPlan, answers: Mapping[str, Answers], addresses: Mapping[str, str], ports: Mapping[TaskId, int]
+) -> list[Subject]:
+    """The nodes with computing tasks, in the order of the plan.
+
+    A node is measured with the device and the threads of its first computing task, while nothing else computes there.
+    So nodes with different numbers of tasks can be compared: a step waits for the slowest *task*, and each task has
+    its own share of its node.
+
+    Args:
+        plan: the plan with the nodes' facts.
+        answers: the nodes' answers to the checks.
+        addresses: the addresses that the checks chose, by node.
+        ports: the ports held for the tasks.
+    """
+    return [*_find_subjects(plan, answers, addresses, ports)]
+
+
+def _find_subjects(
+    plan: LaunchPlan, answers: Mapping[str, Answers], addresses: Mapping[str, str], ports: Mapping[TaskId, int]
+) -> Iterator[Subject]:
+    for node in plan.nodes:
+        inspected = answers[node].inspected if node in answers else None
+        tasks = [task for task in plan.tasks if task.node == node and not task.task.is_auxiliary]
+        computing = [task for task in tasks if task.task.type in plan.rules.computes]
+        if inspected is None or not computing:
+            continue
+        dialled = [task.task for task in tasks if task.task.type != "evaluator" and task.task in ports]
+        yield Subject(
+            node=node,
+            machine=inspected.machine or node,
+            methods=inspected.methods,
+            env=computing[0].env,
+            target=Target(str(dialled[0]), addresses[node], ports[dialled[0]]) if dialled else None,
+        )
+
+
+def choose_dials(nodes: Sequence[str], leader: str | None) -> dict[str, list[str]]:
+    """The nodes that each node dials; with few nodes, also itself.
+
+    Among more than ALL_PAIRS nodes, the leader and all others dial each other, because all of TensorFlow's tasks
+    connect to the leader's; and each node dials those that are 1, 2, 4, 8, … places behind it, and is dialled by as
+    many: neighbours, which the ring of an all-reduce connects, and nodes far away, behind other switches. So 1,000
+    nodes dial 12,000 times and not a million times.
+
+    Args:
+        nodes: in the order of the spec.
+        leader: the node of the task to which all others connect; None if there is no such task.
+    """
+    if len(nodes) <= ALL_PAIRS:
+        return {node: [*nodes] for node in nodes}
+    led = [leader] if leader is not None and leader in nodes else []
+    chosen: dict[str, list[str]] = {}
+    for place, node in enumerate(nodes):
+        behind = [nodes[(place + step) % len(nodes)] for step in _steps(len(nodes))]
+        wanted = nodes if node == leader else [*led, *behind]
+        chosen[node] = [other for other in dict.fromkeys(wanted) if other != node]
+    return chosen
+
+
+def count_partners(nodes: int) -> int:
+    """How many nodes other than the leader dial a node, if not all do."""
+    return len(_steps(nodes))
+
+
+def _steps(nodes: int) -> list[int]:
+    return [1 << power for power in range((nodes - 1).bit_length())]
