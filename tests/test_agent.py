@@ -45,7 +45,7 @@ from worker_entry.protocol.messages import (
 )
 from worker_entry.protocol.orders import VERSION, Beat, Goodbye, Hello, Inspect, Preload, Prepare, Start, Stop
 from worker_entry.protocol.values import CrashRecord, Place, Problem, Program, TaskExit, TaskRequest, TaskStart
-from worker_entry.system.file_part import FilePart
+from worker_entry.system.files import FilePart
 from worker_entry.task.status_file import OUT_OF_THE_WAY
 
 ENTRY = str(Path(worker_entry.__file__).parent)

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Distlaunch
 from tests.warm_python import WarmPython
 
-COVERS = ("launcher/gang", "worker_entry/agent/tasks/activity.py", "worker_entry/agent/tasks/task_watch.py")
+COVERS = ("launcher/gang", "worker_entry/agent/tasks/stacks.py", "worker_entry/agent/tasks/watches.py")
 
 pytestmark = pytest.mark.slow  # each waits for several seconds
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Distlaunch
-from worker_entry.agent.tasks.checkpoint_watch import LOOK_S, QUIET_S, CheckpointWatch
+from worker_entry.agent.tasks.watches import LOOK_S, QUIET_S, CheckpointWatch
 from worker_entry.system import clock
 
 

@@ -19,7 +19,6 @@ COVERS = (
     "launcher/commands",
     "launcher/transports/node_cleanup.py",
     "worker_entry/agent/cleanup.py",
-    "worker_entry/agent/ending.py",
     "worker_entry/agent/guardian.py",
 )
 

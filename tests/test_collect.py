@@ -33,10 +33,8 @@ from tests.fake_nodes import At, Exit, FakeRun, Script, lose, say
 from tests.sshd import running_hosts, skip_without_openssh
 from tests.test_link_drops import send_to_sessions
 from tests.witness import wait_until
-from worker_entry.agent.files.checkpoint_copy import PART, CheckpointCopy
+from worker_entry.agent.files.copy import PART, CheckpointCopy, FolderCopy, ProgramCopy
 from worker_entry.agent.files.finding import find_files
-from worker_entry.agent.files.folder_copy import FolderCopy
-from worker_entry.agent.files.program_copy import ProgramCopy
 from worker_entry.protocol import collection
 from worker_entry.protocol.collection import FileRead, FilesFound, FindFiles, FoundFile, ReadFile
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode

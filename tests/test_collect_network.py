@@ -18,7 +18,7 @@ from tests.witness import wait_until
 COVERS = (
     "launcher/controller/collect/collector.py",
     "launcher/controller/collect/fetch.py",
-    "worker_entry/agent/files/checkpoint_copy.py",
+    "worker_entry/agent/files/copy.py",
     "worker_entry/agent/files/source.py",
 )
 

@@ -11,14 +11,14 @@ import pytest
 
 from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch
-from worker_entry.agent.tasks.cache_watch import CacheWatch
+from worker_entry.agent.tasks.watches import CacheWatch
 from worker_entry.program.compile_cache import GRAPHS, XLA_DIRECTORY, XLA_FLAGS, add_compile_cache
 from worker_entry.program.versions import installed_version
 from worker_entry.protocol import environment
-from worker_entry.protocol.kept import CacheUsed
+from worker_entry.protocol.messages import CacheUsed
 from worker_entry.protocol.values import Program, TaskStart
 
-COVERS = ("worker_entry/program", "worker_entry/agent/tasks/cache_watch.py")
+COVERS = ("worker_entry/program", "worker_entry/agent/tasks/watches.py")
 
 pytestmark = linux
 needs_tensorflow = pytest.mark.skipif(installed_version("tensorflow") is None, reason="TensorFlow is not installed")

@@ -9,9 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from launcher.cli.defaults import options_of, walk
+from launcher.cli.defaults import find_variable, options_of, walk
 from launcher.cli.main import cli
-from launcher.cli.origins import find_variable
 from tests.in_process import run_here
 from worker_entry.protocol import environment
 

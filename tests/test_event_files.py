@@ -31,13 +31,12 @@ from worker_entry.agent import tensorboard
 from worker_entry.agent.tensorboard import EventFiles, crc32c
 from worker_entry.protocol.frame_limits import FRAME_LIMIT
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
-from worker_entry.protocol.orders import Scalars
-from worker_entry.protocol.scalars import ScalarPoint
+from worker_entry.protocol.orders import ScalarPoint, Scalars
 
 COVERS = (
     "worker_entry/agent/tensorboard.py",
     "launcher/exporters/tensorboard.py",
-    "worker_entry/protocol/scalars.py",
+    "worker_entry/protocol/orders.py",
 )
 
 Curve = list[tuple[float, int, float]]
@@ -132,7 +131,7 @@ def test_a_full_disk_loses_points_but_later_points_can_be_read(read: Reader, tmp
         "import resource, signal, sys\n"
         "from worker_entry.agent.tensorboard import EventFiles\n"
         "from worker_entry.protocol.orders import Scalars\n"
-        "from worker_entry.protocol.scalars import ScalarPoint\n"
+        "from worker_entry.protocol.orders import ScalarPoint\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "def write(step):\n"
         "    print(files.write(Scalars(sys.argv[1], [ScalarPoint('distlaunch', step, 1.0, {'a': 1.0})])))\n"
@@ -298,7 +297,7 @@ def test_an_order_of_the_longest_points_fits_in_a_frame() -> None:
 def test_python_39_writes_event_files_too(tmp_path: Path, python39: str) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\nfrom worker_entry.agent.tensorboard import EventFiles\n"
-        "from worker_entry.protocol.orders import Scalars\nfrom worker_entry.protocol.scalars import ScalarPoint\n"
+        "from worker_entry.protocol.orders import Scalars\nfrom worker_entry.protocol.orders import ScalarPoint\n"
         "print(EventFiles().write(Scalars(sys.argv[2], [ScalarPoint('distlaunch', 1, 1.0, {'a': 1.0})])))\n"
     )
     done = subprocess.run(

@@ -24,7 +24,7 @@ from tests.agent_streams import ENTRY, Pipes
 from tests.apart import linux
 from tests.polling import eventually
 from tests.witness import await_none_left, make_mark, wait_until
-from worker_entry.agent import cleanup, ending
+from worker_entry.agent import cleanup
 from worker_entry.agent.connection import reattach
 from worker_entry.agent.evidence import Fate, find_agent, find_fate
 from worker_entry.agent.warm.rendezvous import Slot, WarmAgent, find_waiting
@@ -38,7 +38,6 @@ COVERS = (
     "launcher/transports/node_cleanup.py",
     "launcher/transports/resumable_link.py",
     "worker_entry/agent/cleanup.py",
-    "worker_entry/agent/ending.py",
     "worker_entry/agent/evidence.py",
     "worker_entry/agent/connection/reattach.py",
     "worker_entry/agent/connection/reattaching.py",
@@ -217,7 +216,7 @@ def test_an_agent_makes_its_folder_again_and_its_controller_comes_back(linked: L
     linked.expect(LinkResumed)
     assert not linked.link.ended
     assert stat_mode(os.path.join(linked.folder, "socket")) == 0o600
-    assert ending.find_agents([RUN_ID]) == [linked.folder]
+    assert cleanup.find_agents([RUN_ID]) == [linked.folder]
 
 
 def stat_mode(path: str) -> int:
@@ -254,7 +253,7 @@ def test_an_agent_is_ended_even_while_its_folder_is_gone(linked: Linked) -> None
     [agent] = linked.guardian.children()
     agent.suspend()
     linked.remove_folder()
-    assert ending.end_agents([linked.folder], 0.1)
+    assert cleanup.end_agents([linked.folder], 0.1)
     assert find_fate(linked.folder, process_view(), [RUN_ID]) is Fate.ENDED
 
 

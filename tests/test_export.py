@@ -17,7 +17,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from launcher.cli import exporting
+from launcher.cli import specs
 from launcher.cli.main import cli
 from launcher.errors import UsageError
 from launcher.kubernetes.exported import KINDS, Kind
@@ -680,8 +680,8 @@ def test_machines_need_an_image(tmp_path: Path) -> None:
 
 
 def test_every_kind_can_be_chosen() -> None:
-    assert isinstance(exporting.export.commands["kubernetes"].params[0].type, click.Choice)
-    assert tuple(exporting.export.commands["kubernetes"].params[0].type.choices) == KINDS
+    assert isinstance(specs.export.commands["kubernetes"].params[0].type, click.Choice)
+    assert tuple(specs.export.commands["kubernetes"].params[0].type.choices) == KINDS
 
 
 @pytest.mark.parametrize("volume", ["ckpt", "ckpt:relative", "A_B:/x", ":/x"])

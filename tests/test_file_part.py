@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from worker_entry.system.file_part import COPIED, FilePart
+from worker_entry.system.files import COPIED, FilePart
 
 CONTENT = random.Random(1).randbytes(3 * COPIED + 1)
 

@@ -17,8 +17,7 @@ from tests.hostile_nodes import Tally, noting_threads, run_once
 from tests.hostile_orders import Abused
 from worker_entry.protocol.frame_limits import ALLOWANCES
 from worker_entry.protocol.framing import encode
-from worker_entry.protocol.kept import Kept
-from worker_entry.protocol.messages import Dialled, Exited, Inspected, Log, Prepared, Refused, Stacks, Synced
+from worker_entry.protocol.messages import Dialled, Exited, Inspected, Kept, Log, Prepared, Refused, Stacks, Synced
 from worker_entry.protocol.orders import Beat
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.speed import LinkMeasured, NodeMeasured

@@ -23,8 +23,8 @@ from tests.polling import eventually
 from worker_entry.agent.network.outer import OuterNetwork
 from worker_entry.agent.network.relay import Relay
 from worker_entry.protocol.values import Program, TaskRequest
-from worker_entry.system.interfaces import own_addresses
 from worker_entry.system.isolation import enter_own_network
+from worker_entry.system.network import own_addresses
 from worker_entry.system.ports import HeldPorts
 
 COVERS = ("worker_entry/agent/network", "worker_entry/system")

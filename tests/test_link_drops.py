@@ -20,7 +20,7 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.second_chance import assert_same_bytes
 from tests.sshd import Hosts, running_hosts, sessions, skip_without_openssh
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
-from worker_entry.agent.ending import find_agents
+from worker_entry.agent.cleanup import find_agents
 
 COVERS = (
     "launcher/transports",

@@ -28,7 +28,7 @@ COVERS = (
     "launcher/commands/logs.py",
     "launcher/rundir/logs.py",
     "launcher/rundir/log_tails.py",
-    "worker_entry/agent/tasks/log_stream.py",
+    "worker_entry/agent/tasks/attempt.py",
     "worker_entry/agent/tasks/log.py",
 )
 

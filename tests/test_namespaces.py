@@ -24,7 +24,7 @@ from tests.witness import assert_none_left, make_mark, marked, wait_until
 COVERS = (
     "launcher/transports",
     "worker_entry/agent/checks",
-    "worker_entry/agent/introduction.py",
+    "worker_entry/agent/agent.py",
     "worker_entry/program",
 )
 

@@ -36,7 +36,7 @@ from tests import loopback
 from tests.agent_streams import FarEnd, Pipes
 from tests.apart import linux
 from tests.witness import open_descriptors, wait_until
-from worker_entry.agent import ending
+from worker_entry.agent import cleanup
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.connection import handover as reattachments
@@ -44,8 +44,8 @@ from worker_entry.agent.connection import reattach, reattach_calls
 from worker_entry.agent.connection.connection import Connection, Opening
 from worker_entry.agent.connection.reattach_calls import receive_call
 from worker_entry.agent.lease import Lease
-from worker_entry.agent.tasks import activity
-from worker_entry.agent.tasks.activity import ActivityWatch
+from worker_entry.agent.tasks import stacks
+from worker_entry.agent.tasks.stacks import ActivityWatch
 from worker_entry.agent.tasks.task import StartedTask, _find_problem
 from worker_entry.program.finding import find_problem
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
@@ -75,7 +75,7 @@ from worker_entry.protocol.orders import (
 from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.protocol.values import Activity, Program, TaskRequest, TaskStart
 from worker_entry.system import kernel, peer
-from worker_entry.system.file_holes import end_of_hole, last_data
+from worker_entry.system.files import end_of_hole, last_data
 from worker_entry.system.machine import process_view
 from worker_entry.system.tcp_timeout import TcpTimeout
 
@@ -333,8 +333,8 @@ def test_a_guardian_that_does_not_react_is_killed_with_all_below_it() -> None:
         path = guardian.stdout.readline().strip()
         # A process that has just started has no environment for a moment.
         wait_until(lambda: len(find_left_processes(run_id)) == 2, "both have their environment")
-        assert ending.find_agents([run_id]) == [path]
-        assert ending.end_agents([path], 0.1)
+        assert cleanup.find_agents([run_id]) == [path]
+        assert cleanup.end_agents([path], 0.1)
         assert guardian.wait(10) == -signal.SIGKILL
         wait_until(lambda: find_left_processes(run_id) == [], "nothing is left")
     reattach.remove_abandoned(os.path.dirname(path))
@@ -343,15 +343,15 @@ def test_a_guardian_that_does_not_react_is_killed_with_all_below_it() -> None:
 
 def test_agents_are_found_by_their_run_and_those_that_have_none_yet_are_not(folder: reattach.ReattachFolder) -> None:
     run_id = f"found-{os.getpid()}"
-    assert ending.find_agents([run_id]) == []
+    assert cleanup.find_agents([run_id]) == []
     folder.note_run(run_id)
-    assert ending.find_agents([run_id]) == [folder.path]
+    assert cleanup.find_agents([run_id]) == [folder.path]
 
 
 STUCK = """
 import sys
-from worker_entry.agent import cleanup, ending
-cleanup.AGENT_END_S = ending.KILL_S = 0.05
+from worker_entry.agent import cleanup, cleanup
+cleanup.AGENT_END_S = cleanup.KILL_S = 0.05
 sys.exit(cleanup.main())
 """
 
@@ -369,7 +369,7 @@ def test_an_agent_that_cannot_be_stopped_is_reported(folder: reattach.ReattachFo
 EXPIRED = """
 import os, time
 from worker_entry.agent.guardian import _guard
-from worker_entry.agent.liveness import LoopCounter
+from worker_entry.agent.lease import LoopCounter
 from worker_entry.system import clock
 clock.share()
 counter = LoopCounter(600.0)
@@ -555,8 +555,8 @@ def test_without_proc_no_activity_is_known(monkeypatch: pytest.MonkeyPatch) -> N
 @linux
 def test_a_sample_of_one_process_does_not_disturb_a_closer_look_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child used much processor time before the look: the task is idle all the same."""
-    monkeypatch.setattr(activity, "SHORTEST_S", 0.0)
-    monkeypatch.setattr(activity, "read_use", lambda pid: SimpleNamespace(cpu_s=900.0 * (pid == 8), read=0, written=0))
+    monkeypatch.setattr(stacks, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(stacks, "read_use", lambda pid: SimpleNamespace(cpu_s=900.0 * (pid == 8), read=0, written=0))
     monkeypatch.setattr(kernel, "descendants", lambda _: [SimpleNamespace(pid=8)])
     idle = SimpleNamespace(pid=7, running=True, log=SimpleNamespace(size=lambda: 0))
     tasks, watch, now = {"worker:0": cast("StartedTask", idle)}, ActivityWatch(), time.monotonic()

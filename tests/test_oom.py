@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from worker_entry.protocol.values import TaskExit
-from worker_entry.system.oom import RECENT_S, OomWatch
+from worker_entry.system.memory import RECENT_S, OomWatch
 
 NOW = 1000.0
 KILLED = TaskExit(signal=signal.SIGKILL)

@@ -23,11 +23,10 @@ from tests.witness import wait_until
 from worker_entry.agent.checks.answering import CALLERS_OF_ADDRESS, PROOF_S
 from worker_entry.agent.checks.calls import make_call
 from worker_entry.agent.port_guards import PortGuards, _address
-from worker_entry.protocol.messages import Refused
-from worker_entry.protocol.strangers import Repelled, Unguarded
+from worker_entry.protocol.messages import Refused, Repelled, Unguarded
 from worker_entry.protocol.values import Program, TaskRequest
 from worker_entry.system.address_filter import LIMIT, Network, TooManyError, compile_filter
-from worker_entry.system.interfaces import own_addresses
+from worker_entry.system.network import own_addresses
 from worker_entry.system.ports import HeldPorts, attach_filter
 
 STRANGER, PEER = "10.0.0.99", "10.0.0.2"

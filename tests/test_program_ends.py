@@ -29,7 +29,7 @@ from tests.test_verdict import judged
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Activity, CrashRecord, TaskExit
 
-COVERS = ("launcher/gang", "worker_entry/task/runner.py", "worker_entry/agent/tasks/task_watch.py")
+COVERS = ("launcher/gang", "worker_entry/task/runner.py", "worker_entry/agent/tasks/watches.py")
 
 STAYS = str(PROGRAMS / "ends_but_stays.py")
 CRASH = CrashRecord(1000.0, "ValueError", "no batch", "train.py", 9)

@@ -22,8 +22,7 @@ from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.values import EPOCH_ENDS
 from worker_entry.system import clock
 from worker_entry.task import meter as meters
-from worker_entry.task.fit_length import FitLength, read_iterations
-from worker_entry.task.keras_progress import _watch
+from worker_entry.task.keras_progress import FitLength, _watch, read_iterations
 from worker_entry.task.meter import Meter
 from worker_entry.task.status_file import StatusFile
 

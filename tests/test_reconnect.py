@@ -54,8 +54,7 @@ COVERS = (
     "launcher/transports",
     "worker_entry/agent/connection/connection.py",
     "worker_entry/agent/lease.py",
-    "worker_entry/agent/liveness.py",
-    "worker_entry/agent/tasks/log_stream.py",
+    "worker_entry/agent/tasks/attempt.py",
     "worker_entry/protocol",
 )
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import PROGRAMS, Distlaunch
 
-COVERS = ("worker_entry/keras_patches", "worker_entry/strategies.py", "worker_entry/agent/tasks/checkpoint_watch.py")
+COVERS = ("worker_entry/keras_patches", "worker_entry/strategies.py", "worker_entry/agent/tasks/watches.py")
 
 pytestmark = pytest.mark.tensorflow
 

@@ -24,10 +24,17 @@ from worker_entry.agent.measure.sampling import Sampler
 from worker_entry.agent.tasks.task import StartedTask
 from worker_entry.protocol.messages import Sampled
 from worker_entry.protocol.samples import GpuSample
-from worker_entry.system import kernel, node_use, process_use
-from worker_entry.system.node_use import NodeMeter
-from worker_entry.system.proc_files import read_small
-from worker_entry.system.process_use import QUIET, RARELY, ProcessUse, StarvedTime, read_swapped, read_use
+from worker_entry.system import kernel, process_use
+from worker_entry.system.process_use import (
+    QUIET,
+    RARELY,
+    NodeMeter,
+    ProcessUse,
+    StarvedTime,
+    read_small,
+    read_swapped,
+    read_use,
+)
 
 pytestmark = linux
 CHILD = """
@@ -394,7 +401,7 @@ class TestNode:
         assert 0 < sample.memory <= sample.memory_total <= psutil.virtual_memory().total
         assert sample.cores >= 1
         assert sample.cpu_s > 0
-        assert os.path.exists(node_use.INTERFACES)
+        assert os.path.exists(process_use.INTERFACES)
         everything = psutil.net_io_counters(nowrap=False)
         assert sample.received <= everything.bytes_recv
 

@@ -25,7 +25,7 @@ from tests.conftest import ROOT, Distlaunch, distlaunch_command
 from tests.sshd import Hosts, make_addresses, make_hosts, running_hosts, running_sshd, skip_without_openssh
 from tests.test_link_drops import send_to_sessions
 from tests.witness import wait_until
-from worker_entry.agent.files.program_copy import ProgramCopy
+from worker_entry.agent.files.copy import ProgramCopy
 from worker_entry.agent.files.versions import ABANDONED_S
 from worker_entry.protocol.messages import Fetch, Message, Noted, Refused, Synced
 from worker_entry.protocol.orders import Offer, Piece
@@ -33,7 +33,7 @@ from worker_entry.protocol.values import FileEntry
 
 COVERS = (
     "launcher/controller/bundle.py",
-    "worker_entry/agent/files/program_copy.py",
+    "worker_entry/agent/files/copy.py",
     "worker_entry/agent/files/versions.py",
     "launcher/transports",
 )

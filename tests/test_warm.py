@@ -32,7 +32,7 @@ from worker_entry.agent.warm import offer
 from worker_entry.agent.warm.kept_forkserver import find_difference
 from worker_entry.agent.warm.rendezvous import WarmAgent, find_waiting
 from worker_entry.protocol import environment
-from worker_entry.system.memory_pressure import MemoryPressure
+from worker_entry.system.memory import MemoryPressure
 
 COVERS = (
     "worker_entry/agent/warm",

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli.completion import complete_settings
-from launcher.cli.origins import name_origin
+from launcher.cli.defaults import name_origin
 from launcher.cli.sections import SectionedOption, option
 from launcher.cli.values import Duration, OneOf
 from launcher.spec.field_options import FieldOption

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from launcher.cli.defaults import options_of, walk
+from launcher.cli.defaults import find_variable, options_of, walk
 from launcher.cli.options import json_option
-from launcher.cli.origins import find_variable
 from launcher.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-
-from launcher.cli.origins import NO_DEFAULT, long_name
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from launcher.spec.yaml_positions import Marks, Mistake
-
 
 FILE = "DISTLAUNCH_CONFIG"
 """The variable that names another file, such as /dev/null."""
 READ_LIMIT = 1 << 20
 """More bytes than a YAML file may have here; the parser refuses the file then."""
+NO_DEFAULT = ("", "help", "version")
+"""Options without a variable, and without a place in the file: those that have no long name, and these."""
+PREFIX = "DISTLAUNCH"
+"""The first word of each option's variable."""
 
 
 class Defaults(NamedTuple):
@@ -200,3 +202,24 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
     """The options that can have a default, by the names that variables and the file use."""
     options = [each for each in command.params if isinstance(each, click.Option)]
     return {name: each for each in options if (name := long_name(each)) not in NO_DEFAULT}
+
+
+def long_name(option: click.Parameter) -> str:
+    """The name without dashes that the variable and the file use; empty for an option that has neither."""
+    return next((name.removeprefix("--") for name in option.opts if name.startswith("--")), "")
+
+
+def find_variable(command_path: str, name: str) -> str:
+    """The variable that sets the option with this name, like `DISTLAUNCH_UP_RUN_DIR`; `command_path` is click's."""
+    return "_".join([PREFIX, *command_path.split()[1:], name]).upper().replace("-", "_")
+
+
+def name_origin(parameter: click.Parameter, context: click.Context | None) -> str:
+    """What an error about the parameter's value names."""
+    source = context.get_parameter_source(parameter.name or "") if context is not None else None
+    if context is not None and source is ParameterSource.ENVIRONMENT:
+        return find_variable(context.command_path, long_name(parameter))
+    if context is not None and source is ParameterSource.DEFAULT_MAP:
+        defaults: Defaults = context.obj["defaults"]
+        return defaults.find_place(context.command_path, long_name(parameter))
+    return parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name

@@ -16,24 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from launcher.cli import (
-    cluster,
-    collecting,
-    completion,
-    config,
-    doctor,
-    exporting,
-    listing,
-    logs,
-    look,
-    prepare,
-    queueing,
-    removal,
-    reporting,
-    resuming,
-    runs,
-    state,
-)
+from launcher.cli import completion, config, control, doctor, logs, run, show, specs
 from launcher.cli.defaults import Defaults, read_defaults
 from launcher.cli.sections import SectionedGroup, option
 from launcher.cli.usage_errors import as_usage_error
@@ -221,31 +204,31 @@ def cli() -> None:
     """
 
 
-cli.add_section("Run", (cluster.local, cluster.up, queueing.submit, resuming.resume))
+cli.add_section("Run", (run.local, run.up, run.submit, run.resume))
 cli.add_section(
     "Look",
     (
-        look.check,
-        look.plan,
-        listing.ls,
-        state.status,
+        specs.check,
+        specs.plan,
+        show.ls,
+        show.status,
         logs.logs,
         logs.attach,
-        reporting.report,
-        runs.stacks,
-        runs.profile,
-        collecting.collect,
+        show.report,
+        control.stacks,
+        control.profile,
+        control.collect,
     ),
 )
-cli.add_section("End", (listing.wait, runs.down, runs.clean, removal.rm, removal.prune))
+cli.add_section("End", (show.wait, control.down, control.clean, control.rm, control.prune))
 cli.add_section(
     "Prepare",
     (
         doctor.doctor,
-        prepare.init,
-        prepare.compose,
-        exporting.export,
-        prepare.schema,
+        specs.init,
+        specs.compose,
+        specs.export,
+        specs.schema,
         config.config,
         completion.completion,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from launcher.cli.origins import NO_DEFAULT, find_variable, long_name
+from launcher.cli.defaults import NO_DEFAULT, find_variable, long_name
 from launcher.cli.usage_errors import is_flag, naming_command, refuse_command, refuse_extra
 from launcher.cli.values import Words, parse_duration
 

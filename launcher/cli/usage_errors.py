@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import click
 
-from launcher.cli.origins import name_origin
+from launcher.cli.defaults import name_origin
 
 if TYPE_CHECKING:
     from launcher.errors import UsageError

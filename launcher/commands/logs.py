@@ -19,7 +19,7 @@ from launcher.rundir.follow import RunWatch, looks
 from launcher.rundir.journal_reading import Entry, JournalReader, said_level, said_text
 from launcher.rundir.logs import HOLE, Block, LogChoice, LogFile, LogReader, find_attempts, find_logs
 from launcher.tasks import TaskId, name_tasks
-from worker_entry.system.file_holes import end_of_hole
+from worker_entry.system.files import end_of_hole
 
 TOGETHER = 256 << 10
 """Bytes that are rendered and written at once."""

@@ -7,7 +7,7 @@ from typing import IO
 
 from launcher.console.log_lines import LogLines
 from launcher.tasks import TaskId
-from worker_entry.system.file_holes import end_of_hole
+from worker_entry.system.files import end_of_hole
 
 PIECE = 64 << 10
 """Bytes of a log that one read takes."""

@@ -47,10 +47,10 @@ from launcher.transports.base import LinkClosed, LinkDropped, LinkNews, LinkNote
 from launcher.wording import render_duration
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.gpus import GpusClaimed
-from worker_entry.protocol.kept import CacheUsed
 from worker_entry.protocol.messages import (
     AskInput,
     Broken,
+    CacheUsed,
     Empty,
     Exited,
     Fetch,
@@ -63,6 +63,7 @@ from worker_entry.protocol.messages import (
     Prepared,
     Ready,
     Refused,
+    Repelled,
     Returned,
     Sampled,
     Saved,
@@ -71,9 +72,9 @@ from worker_entry.protocol.messages import (
     Started,
     Status,
     Synced,
+    Unguarded,
 )
 from worker_entry.protocol.profiles import Profiled
-from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.protocol.values import CrashRecord, Problem
 
 

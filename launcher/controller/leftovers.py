@@ -26,7 +26,7 @@ from worker_entry.agent.warm.rendezvous import find_waiting
 from worker_entry.protocol import environment
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.protocol.frozen import asdict, dataclass
-from worker_entry.protocol.kept import Kept
+from worker_entry.protocol.messages import Kept
 
 
 def find_left_processes(run_id: str) -> list[int]:

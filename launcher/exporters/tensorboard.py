@@ -15,8 +15,7 @@ from launcher.report.run_events import AttemptEnded, Record
 from launcher.report.status_report import RunStatus, TaskState
 from launcher.rundir.journal import Journal
 from launcher.tasks import TENSORBOARD, parse_task_id
-from worker_entry.protocol.orders import Scalars
-from worker_entry.protocol.scalars import ScalarPoint
+from worker_entry.protocol.orders import ScalarPoint, Scalars
 
 EVERY_S = 5.0
 OF_RUN = 1000

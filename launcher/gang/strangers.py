@@ -8,7 +8,7 @@ from launcher.gang.events import Event, TaskListening, TaskUnguarded
 from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId, name_tasks, parse_task_id
 from launcher.wording import count_of
-from worker_entry.protocol.strangers import Repelled
+from worker_entry.protocol.messages import Repelled
 
 
 def render_stranger(repelled: Repelled) -> str:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from launcher.console.log_lines import LogLines
-from worker_entry.system.file_holes import last_data
+from worker_entry.system.files import last_data
 
 HEAD_BYTES = 1 << 20
 """Bytes of a log's beginning that are read while the cluster forms."""

@@ -19,7 +19,7 @@ from launcher.tasks import TaskId, TaskPattern, parse_task_id
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.log_index import RECORD, RESTART, SUFFIX, parse_index
 from worker_entry.protocol.units import render_size
-from worker_entry.system.file_holes import end_of_hole, is_zeros, last_data
+from worker_entry.system.files import end_of_hole, is_zeros, last_data
 
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,9})")
 PIECE = 256 << 10

@@ -13,9 +13,8 @@ from typing import Protocol
 from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.frozen import dataclass
-from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.log_index import SUFFIX, LogIndex, Mark
-from worker_entry.protocol.messages import Log, Message, Ready
+from worker_entry.protocol.messages import Kept, Log, Message, Ready
 from worker_entry.system import clock
 
 OPEN_LOGS = 128

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from launcher.transports.resumable_link import ResumableLink
-from worker_entry.protocol.kept import Kept
-from worker_entry.protocol.messages import Message
+from worker_entry.protocol.messages import Kept, Message
 
 
 class FramedLink:

@@ -24,7 +24,7 @@ from launcher.transports.programs import ProgramStream
 from launcher.transports.streams import await_readable
 from launcher.transports.way import FIRST_S, Opening
 from worker_entry.bootstrap.callback import AGENT, CALL_S, CONTROLLER, FAILED, prove, receive_line, send_line
-from worker_entry.system.interfaces import own_addresses
+from worker_entry.system.network import own_addresses
 
 NODE_S = 0.5
 """How much each node adds to the time limit of the start."""

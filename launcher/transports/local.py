@@ -15,7 +15,7 @@ from launcher.transports.base import Deliver, FileSink, LinkBroken, LinkError, L
 from launcher.transports.framed_link import FramedLink
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.streams import await_readable
-from worker_entry.agent.ending import end_agents, find_agents
+from worker_entry.agent.cleanup import end_agents, find_agents
 from worker_entry.protocol import environment
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.system import kernel, processes

@@ -26,8 +26,7 @@ from launcher.transports.reconnect import Reconnector
 from launcher.transports.streams import NoAgentError, NoPythonError, Stream, bring_archive, skip_noise
 from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.framing import Decoder, ProtocolError
-from worker_entry.protocol.kept import Kept
-from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
+from worker_entry.protocol.messages import Attached, Broken, Kept, Log, Message, Ready, ToController
 from worker_entry.protocol.orders import AGENT_GONE, TAKEN_OVER, VERSION, Attach, Beat
 from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.system import clock

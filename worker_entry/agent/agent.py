@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Optional
@@ -19,27 +20,29 @@ from typing import TYPE_CHECKING, Optional
 from worker_entry.agent.connection.connection import Connection, Opening
 from worker_entry.agent.connection.reattach import ReattachFolder
 from worker_entry.agent.connection.reattaching import Reattaching
-from worker_entry.agent.introduction import introduce, make_run_directory
 from worker_entry.agent.late_attempts import LateAttempts
-from worker_entry.agent.lease import GRACE_S, Lease
-from worker_entry.agent.liveness import LoopCounter
+from worker_entry.agent.lease import GRACE_S, Lease, LoopCounter
 from worker_entry.agent.warm.keep import Stay
+from worker_entry.program.versions import installed_version
 from worker_entry.protocol import orders
 from worker_entry.protocol.collection import FindFiles, ReadFile
-from worker_entry.protocol.file_names import remove_empty_directory
+from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.gpus import ClaimGpus, ReleaseGpus
-from worker_entry.protocol.messages import Broken, Message, Noted
+from worker_entry.protocol.messages import Broken, Message, Noted, Ready
+from worker_entry.protocol.orders import VERSION
 from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import Problem
+from worker_entry.system import clock, hardware
 from worker_entry.system.engine import is_managed
+from worker_entry.system.machine import process_view
 from worker_entry.system.signal_wakeup import wake_on_signals
 from worker_entry.system.tcp_timeout import TcpTimeout
 
 if TYPE_CHECKING:
-    from worker_entry.agent.files.folder_copy import FolderCopy
+    from worker_entry.agent.files.copy import FolderCopy
     from worker_entry.agent.tasks.attempt import Attempts
     from worker_entry.agent.tensorboard import EventFiles
     from worker_entry.agent.warm.kept_forkserver import KeptForkserver
@@ -214,7 +217,7 @@ class Agent:
         elif self._hello is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         elif isinstance(message, orders.Offer):
-            from worker_entry.agent.files.folder_copy import make_copy
+            from worker_entry.agent.files.copy import make_copy
 
             self._copies.append(make_copy(message, self._send))
             self._owned.callback(self._copies[-1].abandon)
@@ -321,3 +324,30 @@ class Agent:
         self._attempts.get().forget_finished()
         self._send(Broken(problem))
         self._attempts.stop(GRACE_S)
+
+
+def make_run_directory(path: str, *, is_ours: bool) -> Optional[Problem]:
+    """Makes the folder of a run's files; returns why that fails. `is_ours`: the user has not chosen it."""
+    try:
+        make_private_directory(path)
+    except OSError as error:
+        hint = "make it writable" if is_ours else "choose another directory"
+        return Problem("run-directory", f"{error.filename}: {error.strerror}", hint)
+    return None
+
+
+def introduce(reattach_folder: Optional[str]) -> Ready:
+    """The agent's first message; through `reattach_folder` a controller can come back to it."""
+    return Ready(
+        version=VERSION,
+        pid=os.getpid(),
+        hostname=hardware.hostname(),
+        python=sys.version.split()[0],
+        executable=sys.executable,
+        time=clock.now(),
+        cores=hardware.cores(),
+        gpus=hardware.gpus(),
+        tensorflow=installed_version("tensorflow"),
+        reattach_folder=reattach_folder,
+        process_view=process_view(),
+    )

@@ -24,8 +24,7 @@ from typing import Optional
 from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.handover import attend
 from worker_entry.agent.connection.reattach import ReattachFolder
-from worker_entry.agent.lease import HANG_S
-from worker_entry.agent.liveness import TICK_S, HangTimer, LoopCounter
+from worker_entry.agent.lease import HANG_S, TICK_S, HangTimer, LoopCounter
 from worker_entry.agent.warm.rendezvous import is_anyone_waiting
 from worker_entry.protocol import environment
 from worker_entry.protocol.values import TaskExit

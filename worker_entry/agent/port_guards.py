@@ -24,12 +24,10 @@ from worker_entry.agent.checks.answering import Answering
 from worker_entry.agent.helpers.child_work import ChildWork
 from worker_entry.agent.helpers.works import RESOLVE
 from worker_entry.agent.network.outer import OuterNetwork
-from worker_entry.protocol.messages import Refused
-from worker_entry.protocol.strangers import Repelled, Unguarded
+from worker_entry.protocol.messages import Refused, Repelled, Unguarded
 from worker_entry.system.address_filter import Network, TooManyError, compile_filter
 from worker_entry.system.callers import Listener
-from worker_entry.system.interfaces import Address, own_addresses
-from worker_entry.system.network import HERE
+from worker_entry.system.network import HERE, Address, own_addresses
 from worker_entry.system.ports import NOBODY, HeldPorts, attach_filter, has_ipv4_listener, render_unguarded
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Optional
 from worker_entry.agent.agent import Agent
 from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.reattach import ReattachFolder
-from worker_entry.agent.liveness import LoopCounter
+from worker_entry.agent.lease import LoopCounter
 from worker_entry.agent.warm.keep import Stay
 
 if TYPE_CHECKING:

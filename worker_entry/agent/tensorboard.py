@@ -11,8 +11,7 @@ import time
 from typing import Optional
 
 from worker_entry.protocol.file_names import make_private_directory
-from worker_entry.protocol.orders import Scalars
-from worker_entry.protocol.scalars import ScalarPoint
+from worker_entry.protocol.orders import ScalarPoint, Scalars
 
 VERSION = "brain.Event:2"
 FILE_LIMIT = 16 << 20

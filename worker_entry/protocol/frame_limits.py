@@ -7,9 +7,9 @@ from typing import Any
 from worker_entry.protocol.collection import FilesFound, FindFiles
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.gpus import ClaimGpus, GpusClaimed
-from worker_entry.protocol.kept import CacheUsed
 from worker_entry.protocol.messages import (
     AskInput,
+    CacheUsed,
     Cleaned,
     Dialled,
     Exited,
@@ -21,6 +21,7 @@ from worker_entry.protocol.messages import (
     Prepared,
     Ready,
     Refused,
+    Repelled,
     Returned,
     Sampled,
     Saved,
@@ -28,11 +29,11 @@ from worker_entry.protocol.messages import (
     Stacks,
     Started,
     Status,
+    Unguarded,
 )
 from worker_entry.protocol.orders import Attach, Clean, Dial, Inspect, Offer, Preload, Prepare, Start
 from worker_entry.protocol.profiles import Profile, Profiled
 from worker_entry.protocol.speed import MeasureNode
-from worker_entry.protocol.strangers import Repelled, Unguarded
 
 FRAME_LIMIT = 64 << 10
 """Maximum length of a header in bytes, except for the types below."""

@@ -13,6 +13,7 @@ from worker_entry.protocol.collection import FileRead, FilesFound
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
     LARGEST,
+    Amount,
     Attempt,
     Count,
     ExactlyOne,
@@ -28,13 +29,11 @@ from worker_entry.protocol.field_limits import (
 )
 from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.gpus import GpusClaimed
-from worker_entry.protocol.kept import CacheUsed, Kept
 from worker_entry.protocol.log_index import MARKS, Mark
 from worker_entry.protocol.orders import Beat, ToAgent
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.samples import NodeSample, TaskSample
 from worker_entry.protocol.speed import LinkMeasured, NodeMeasured
-from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.protocol.values import (
     Activity,
     CrashRecord,
@@ -314,6 +313,45 @@ class Broken:
     """The agent cannot continue, because of a full disk for example, and stops everything."""
 
     problem: Problem
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The last message of an agent that was asked to stay for the next run.
+
+    The processes `pids` stay for `seconds` and hold `bytes` of memory that is not shared; with a `problem`, none stays.
+    """
+
+    seconds: Amount
+    pids: Annotated[list[Pid], Items(16)]
+    bytes: Count
+    problem: Line = ""
+
+
+@dataclass(frozen=True)
+class CacheUsed:
+    """The numbers of compile cache entries that the tasks of a node have loaded and added in an attempt."""
+
+    attempt: Attempt
+    loaded: Count
+    stored: Count
+
+
+@dataclass(frozen=True)
+class Repelled:
+    """The task's port has refused connections from an address outside the cluster; sent once for each address."""
+
+    task: OwnTask
+    address: Name
+    count: Count
+
+
+@dataclass(frozen=True)
+class Unguarded:
+    """Others can reach the task's port after all, for the reason `why`."""
+
+    task: OwnTask
+    why: Line
 
 
 ToController = Union[

@@ -17,6 +17,7 @@ from worker_entry.protocol.field_limits import (
     Matches,
     Name,
     NetworkName,
+    Number,
     Path,
     Port,
     TaskName,
@@ -26,12 +27,10 @@ from worker_entry.protocol.field_limits import (
 from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.gpus import ClaimGpus, ReleaseGpus
 from worker_entry.protocol.profiles import Profile
-from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
 VERSION = 21
-
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has certainly ended."""
 UNPROVEN = "agent-unknown"
@@ -181,6 +180,19 @@ class Start:
 @dataclass(frozen=True)
 class ShowStacks:
     """Collect the Python stacks of all tasks."""
+
+
+@dataclass(frozen=True)
+class ScalarPoint:
+    """The values of one moment, by tag; `folder`: the folder of their event file, below the log directory.
+
+    `time` is in Unix seconds, by the controller's clock.
+    """
+
+    folder: Annotated[str, Matches(r"[a-z]+(?:/[a-z]+-[0-9]+)?", "folder of event files")]
+    step: Number
+    time: float
+    values: Annotated[dict[Name, float], Items(64)]
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from worker_entry.system import hardware, kernel
 from worker_entry.system.cgroups import find_file
 from worker_entry.system.file_watch import FolderWatch
 from worker_entry.system.isolation import enter_own_network
-from worker_entry.system.node_use import NodeMeter
 from worker_entry.system.nvidia_smi import query
 from worker_entry.system.ports import NOBODY, attach_filter
+from worker_entry.system.process_use import NodeMeter
 
 IMPORT_S = 120
 """How long an import of TensorFlow may take; a first one from a network disk is slow."""

@@ -1,15 +1,16 @@
-"""Reads from /proc the resources that processes have used since they started; Linux only."""
+"""What processes and their node use: processor time, memory, disk and network, from /proc and control groups."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 from worker_entry.protocol.frozen import dataclass
-from worker_entry.system.proc_files import read_small
+from worker_entry.protocol.samples import GpuSample, NodeSample
+from worker_entry.system import cgroups, hardware
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -18,6 +19,7 @@ QUIET = 3
 RARELY = 8
 """A reading covers every running thread, and one eighth of the others in turn."""
 _GONE = (FileNotFoundError, ProcessLookupError)
+INTERFACES = "/sys/class/net"
 
 
 @dataclass(frozen=True)
@@ -131,3 +133,110 @@ class _Thread:
 
     def __init__(self) -> None:
         self.text, self.waited, self.quiet = b"", 0, 0
+
+
+class NodeMeter:
+    """Measures this node. Limits are looked up once: they do not change during a run."""
+
+    def __init__(self, *, proc: str = "/proc", groups: str = cgroups.ROOT, interfaces: str = INTERFACES) -> None:
+        self._proc, self._interfaces = proc, interfaces
+        self._groups = {"root": groups, "own": f"{proc}/self/cgroup"}
+        self._cores = hardware.cores()
+        usable = os.sched_getaffinity(0)
+        self._of_group = cgroups.cores_limit(**self._groups) < len(usable)
+        self._usable = (
+            {f"cpu{number}".encode() for number in usable} if len(usable) < (os.cpu_count() or 1) else {b"cpu"}
+        )
+        self._memory = cgroups.memory_limit(**self._groups)
+        self._counted: dict[bytes, bool] = {}
+        self.swaps = False
+        """Whether swap was in use at the last `read`."""
+
+    def read(self, gpus: list[GpuSample]) -> Optional[NodeSample]:
+        """Returns the node's current use; None if /proc cannot be read."""
+        try:
+            busy_s = cgroups.cpu_seconds(**self._groups) if self._of_group else None
+            used, total = self._read_memory()
+            received, sent = self._read_network()
+            return NodeSample(
+                self._read_busy() if busy_s is None else busy_s, self._cores, used, total, received, sent, gpus
+            )
+        except (OSError, ValueError, IndexError, KeyError):
+            return None
+
+    def _read_busy(self) -> float:
+        """Seconds in which the cores that we may use were busy, summed over the cores."""
+        busy = 0
+        for line in read_whole(f"{self._proc}/stat").splitlines():
+            name, *fields = line.split()
+            if not name.startswith(b"cpu"):
+                break
+            if name in self._usable:
+                # user, nice, system, idle, iowait, irq, softirq; not steal, in which other virtual machines ran
+                ticks = [int(field) for field in fields[:7]]
+                busy += sum(ticks) - ticks[3] - ticks[4]
+        return round(busy * TICK_S, 2)
+
+    def _read_memory(self) -> tuple[int, int]:
+        """The bytes in use, and the total bytes."""
+        lines = (line.split() for line in read_small(f"{self._proc}/meminfo").splitlines())
+        sizes = {fields[0]: int(fields[1]) << 10 for fields in lines if len(fields) > 1}
+        total = sizes[b"MemTotal:"]
+        self.swaps = sizes.get(b"SwapTotal:", 0) > sizes.get(b"SwapFree:", 0)
+        if self._memory is not None and self._memory.size < total:
+            return self._memory.used(), self._memory.size
+        return max(total - sizes[b"MemAvailable:"], 0), total
+
+    def _read_network(self) -> tuple[int, int]:
+        """The bytes received and sent."""
+        counts = dict(self._read_interfaces())
+        if counts.keys() != self._counted.keys():
+            self._counted = self._choose([*counts])
+        chosen = [counts[name] for name, counted in self._counted.items() if counted]
+        return sum(received for received, _ in chosen), sum(sent for _, sent in chosen)
+
+    def _read_interfaces(self) -> Iterator[tuple[bytes, tuple[int, int]]]:
+        for line in read_whole(f"{self._proc}/self/net/dev").splitlines()[2:]:
+            name, _, rest = line.partition(b":")
+            fields = rest.split()
+            yield name.strip(), (int(fields[0]), int(fields[8]))
+
+    def _choose(self, names: list[bytes]) -> dict[bytes, bool]:
+        """Decides which interfaces to count: only hardware, because bridges and bonds would count the same bytes again.
+
+        If none is hardware, as in a container, all interfaces but the loopback count.
+        """
+        hardware = {name for name in names if self._is_hardware(os.fsdecode(name))}
+        return {name: name in hardware if hardware else name != b"lo" for name in names}
+
+    def _is_hardware(self, name: str) -> bool:
+        folder = f"{self._interfaces}/{name}"
+        # In a virtual machine, a network card may be a slave of another card, which counts the same bytes.
+        return os.path.exists(f"{folder}/device") and not os.path.exists(f"{folder}/master/device")
+
+
+def read_small(path: str, folder: Optional[int] = None) -> bytes:
+    """Reads a file of at most 4 KiB with a single read, at half the cost of `open`.
+
+    Args:
+        path: the file.
+        folder: the descriptor of an open folder, to which the path is relative.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+
+
+def read_whole(path: str) -> bytes:
+    """Reads a file of any length.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as stream:
+        return stream.read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from worker_entry.system.kernel import LINUX
-from worker_entry.system.proc_files import read_small
+from worker_entry.system.process_use import read_small
 
 
 def may_notice(pid: int, signum: int) -> bool:

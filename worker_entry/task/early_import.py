@@ -24,7 +24,6 @@ from typing import Any, Optional
 
 from worker_entry.hooks.import_hooks import run_hooks
 from worker_entry.program.import_variables import LATE
-from worker_entry.task.environ_reads import OURS, _importer, make_recording_environ, top_package
 from worker_entry.task.import_effects import Effects, HiddenLoggers, State, noted_exit_handlers, undo
 
 TENSORFLOW = "tensorflow"
@@ -38,9 +37,9 @@ NATIVE_READS = {
 }
 """Prefixes of variables that a package's native libraries read: such reads cannot be recorded."""
 _LOGGING = "tensorflow.python.platform.tf_logging"
-
 Difference = str
 """How an early import differs from the program's own import, as a clause."""
+OURS = __name__.partition(".")[0]
 
 
 class EarlyImport:
@@ -249,3 +248,56 @@ def _forget_logger(module: Optional[ModuleType]) -> None:
     if module is not None and getattr(module, "_logger", None) is not None and hasattr(module, "get_logger"):
         module.__dict__["_logger"] = None
         logging.getLogger("tensorflow").handlers.clear()
+
+
+def make_recording_environ(environ: type[Any], reads: dict[str, set[str]]) -> type[Any]:
+    copied = [0]
+
+    class Recording(environ):  # type: ignore[misc]  # its base is only known at run time
+        """Records which package reads which variable; copying the whole environment does not count."""
+
+        def __getitem__(self, name: Any) -> Any:
+            if copied[0] > 0:
+                copied[0] -= 1
+            elif isinstance(name, str):
+                reads.setdefault(top_package(_importing()), set()).add(name)
+            return super().__getitem__(name)
+
+        def __contains__(self, name: object) -> bool:
+            if isinstance(name, str):
+                reads.setdefault(top_package(_importing()), set()).add(name)
+            return bool(super().__contains__(name))
+
+        def keys(self) -> Any:  # `dict(os.environ)` calls it first
+            copied[0] = len(self)
+            return super().keys()
+
+        def copy(self) -> Any:
+            copied[0] = len(self)
+            return super().copy()
+
+    return Recording
+
+
+def _importing() -> str:
+    """The name of the module that is being imported."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and not (frame.f_code.co_name == "<module>" and "__name__" in frame.f_globals):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
+def _importer() -> str:
+    """The name of the module whose code contains the import."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not name.startswith(("importlib", f"{OURS}.")) or name.startswith(f"{OURS}.demo"):
+            return name
+        frame = frame.f_back
+    return "__main__"
+
+
+def top_package(name: str) -> str:
+    """`tensorflow.python.ops` → `tensorflow`."""
+    return name.partition(".")[0]

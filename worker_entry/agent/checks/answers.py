@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import socket
 from collections.abc import Callable, Mapping
 from typing import Optional, Union
 
 from worker_entry.agent.checks.inspection import mark_path
-from worker_entry.agent.checks.link_servers import LinkServers
 from worker_entry.agent.checks.port_responder import PortResponders
 from worker_entry.agent.checks.speed_child import SpeedChild
 from worker_entry.agent.helpers import works
@@ -20,7 +20,11 @@ from worker_entry.protocol.messages import Message, Refused
 from worker_entry.protocol.orders import Dial, Hello, Inspect
 from worker_entry.protocol.speed import LinkMeasured, MeasureLink, MeasureNode
 from worker_entry.protocol.values import Problem
+from worker_entry.system import processes
 from worker_entry.system.network import HERE
+
+AT_ONCE = 4
+"""Only one node measures this one at a time, but earlier processes may still be ending."""
 
 
 class NodeChecks:
@@ -93,3 +97,37 @@ class NodeChecks:
 
     def _begin(self, work: str, data: bytes, failure: Message) -> None:
         self._work.begin_answer(work, data, self._send, failure, self.outer)
+
+
+class LinkServers:
+    """Children of the agent; `pids` contains them."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+
+    def begin(self, connection: socket.socket, mode: str) -> None:
+        """Serves the connection in a child; the caller closes its own end of it."""
+        if len(self.pids) >= AT_ONCE:
+            return
+        try:
+            pid = os.fork()
+        except OSError:  # no more processes: the caller is told that nobody measures
+            return
+        if pid:
+            self.pids.add(pid)
+            return
+        try:
+            os.dup2(connection.detach(), 0)
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            processes.become_independent()
+            from worker_entry.agent.checks.link_speed import serve_link
+
+            serve_link(socket.socket(fileno=0), mode)
+        finally:
+            os._exit(0)
+
+    def end(self) -> None:
+        """Kills the children and waits until they are gone."""
+        processes.end_children(self.pids)

@@ -13,7 +13,7 @@ from worker_entry.protocol.orders import Inspect
 from worker_entry.protocol.speed import METHODS
 from worker_entry.protocol.values import GpuUse, MachineFacts, Program
 from worker_entry.system import hardware
-from worker_entry.system.interfaces import own_addresses
+from worker_entry.system.network import own_addresses
 
 FILES_LIMIT = 2000
 """The maximum number of files of a module to hash."""

@@ -21,7 +21,7 @@ from worker_entry.protocol.messages import Attached, Log, Message
 from worker_entry.protocol.orders import Beat
 from worker_entry.protocol.resend_buffer import Outbox, is_counted
 from worker_entry.system import clock
-from worker_entry.system.file_part import FilePart
+from worker_entry.system.files import FilePart
 
 OUTPUT_LIMIT = 256 << 10
 """Unsent bytes above which logs wait on disk."""

@@ -15,7 +15,7 @@ from worker_entry.protocol.collection import FileRead, FilesFound, FindFiles, Re
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.messages import Message
 from worker_entry.protocol.orders import Hello
-from worker_entry.system.file_part import FilePart
+from worker_entry.system.files import FilePart
 
 ASKED_LIMIT = 1000
 """Unanswered requests that are kept; a controller has far fewer."""

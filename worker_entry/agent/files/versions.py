@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from typing import Optional, Union
 
-from worker_entry.agent.files.folder_copy import CannotCopyError
 from worker_entry.protocol.values import FileEntry
 from worker_entry.system.ownership import TRUST, find_intruder, private, verify_private
 
@@ -39,6 +38,10 @@ Fingerprint = Union[str, list[int], None]
 Sent = dict[str, tuple[Fingerprint, str]]
 """The fingerprint and the hash of each file that was sent."""
 PIECE = 1 << 20
+
+
+class CannotCopyError(Exception):
+    """The folder cannot be copied; the message is shown to the user."""
 
 
 class NotOursError(CannotCopyError):

@@ -11,8 +11,7 @@ from worker_entry.agent.tasks.task import StartedTask
 from worker_entry.protocol.messages import Sampled
 from worker_entry.protocol.samples import TaskSample
 from worker_entry.system import clock, kernel
-from worker_entry.system.node_use import NodeMeter
-from worker_entry.system.process_use import StarvedTime, read_swapped, read_use
+from worker_entry.system.process_use import NodeMeter, StarvedTime, read_swapped, read_use
 
 SEARCH_S = 20.0
 """How often to look for processes below the tasks: a search reads the whole process table."""

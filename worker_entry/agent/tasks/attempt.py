@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import selectors
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Optional
 
 from worker_entry.agent.checks.answers import NodeChecks
-from worker_entry.agent.connection.connection import Connection
+from worker_entry.agent.connection.connection import OUTPUT_LIMIT, Connection
 from worker_entry.agent.files.source import FileSource
 from worker_entry.agent.gpu_claims import GpuClaims
 from worker_entry.agent.helpers.profile import ProfileChild
@@ -19,22 +20,20 @@ from worker_entry.agent.network.outer import OuterNetwork
 from worker_entry.agent.network.relay import Relay
 from worker_entry.agent.network.tunnel import Tunnel
 from worker_entry.agent.port_guards import PortGuards
-from worker_entry.agent.tasks.cache_watch import CacheWatch
-from worker_entry.agent.tasks.checkpoint_watch import CheckpointWatch, find_checkpoints
 from worker_entry.agent.tasks.forkserver import ForkserverClient
 from worker_entry.agent.tasks.input import TaskInput
-from worker_entry.agent.tasks.log_stream import stream_logs
 from worker_entry.agent.tasks.stacks import StackDump
 from worker_entry.agent.tasks.table import RunningTasks
-from worker_entry.agent.tasks.task import TaskStartError
-from worker_entry.agent.tasks.task_watch import TaskWatch
+from worker_entry.agent.tasks.task import StartedTask, TaskStartError
+from worker_entry.agent.tasks.watches import CacheWatch, CheckpointWatch, TaskWatch, find_checkpoints
 from worker_entry.program.finding import find_problems
 from worker_entry.protocol import orders
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.framing import ProtocolError
-from worker_entry.protocol.messages import Empty, Message, Noted, Prepared, Refused, Signalled, Status
+from worker_entry.protocol.messages import Empty, Log, Message, Noted, Prepared, Refused, Signalled, Status
 from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.resend_buffer import Outbox
+from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import Problem
 from worker_entry.system import clock, processes
 from worker_entry.system.network import HERE
@@ -350,3 +349,20 @@ class Attempts:
             return
         self._tasks.forget()
         self._finished = None
+
+
+def stream_logs(log_queue: deque[StartedTask], attempt: int, connection: Connection) -> None:
+    """Sends one piece of each task's log in turn, so that a chatty task does not delay the others.
+
+    Returns when everything is sent or the connection has enough to write.
+    """
+    exhausted = 0
+    while exhausted < len(log_queue) and connection.pending < OUTPUT_LIMIT:
+        task = log_queue[0]
+        log_queue.rotate(-1)
+        offset, data, hole, marks = task.log.read()
+        if hole:
+            connection.send(Noted(f"the log of {task.name} has a hole of {render_size(hole)}, which is skipped"))
+        if data or marks:
+            connection.send_part(Log(attempt, task.name, offset, len(data), marks), data)
+        exhausted = 0 if data else exhausted + 1

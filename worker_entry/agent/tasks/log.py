@@ -9,8 +9,7 @@ from typing import NamedTuple, Union
 
 from worker_entry.protocol.log_index import MARKS, SPACING_S, LogIndex, Mark
 from worker_entry.system import clock
-from worker_entry.system.file_holes import end_of_hole, is_zeros
-from worker_entry.system.file_part import FilePart
+from worker_entry.system.files import FilePart, end_of_hole, is_zeros
 
 PIECE = 256 << 10
 """How many bytes of a log are sent at once."""

@@ -15,7 +15,7 @@ from worker_entry.protocol.messages import Message, Noted
 from worker_entry.protocol.orders import Attach, Start
 from worker_entry.protocol.values import TaskExit
 from worker_entry.system import clock
-from worker_entry.system.oom import OomWatch
+from worker_entry.system.memory import OomWatch
 from worker_entry.system.ports import HeldPorts
 from worker_entry.system.processes import Tree
 from worker_entry.system.signal_state import may_notice

@@ -24,7 +24,7 @@ from worker_entry.protocol.frozen import asdict, replace
 from worker_entry.protocol.messages import Exited, Halted, InterruptTaken, Returned, Started, Status
 from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
 from worker_entry.system import clock, processes
-from worker_entry.system.oom import OomWatch
+from worker_entry.system.memory import OomWatch
 
 FULL = 64 << 10
 """Bytes; a disk with less free space counts as full: there may be no room for a log's next lines."""

@@ -9,7 +9,7 @@ import sys
 
 import worker_entry
 from worker_entry.system.cgroups import cores_limit, memory_limit
-from worker_entry.system.proc_files import read_small
+from worker_entry.system.process_use import read_small
 
 STATUS = {
     "Uid": "user",

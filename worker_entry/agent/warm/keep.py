@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Optional
 
-from worker_entry.protocol.kept import Kept
+from worker_entry.protocol.messages import Kept
 from worker_entry.system.engine import is_managed
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import Any, Optional
 from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.reattach import ReattachFolder
 from worker_entry.agent.connection.reattach_calls import HAND_OVER_S
-from worker_entry.agent.liveness import LoopCounter
+from worker_entry.agent.lease import LoopCounter
 from worker_entry.agent.warm.fingerprint import find_difference
 from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 from worker_entry.agent.warm.rendezvous import END, Slot, receive_line
 from worker_entry.system import clock
-from worker_entry.system.memory_pressure import MemoryPressure, restore_score, yield_first
+from worker_entry.system.memory import MemoryPressure, restore_score, yield_first
 from worker_entry.system.peer import is_ours
 from worker_entry.system.signal_wakeup import wake_on_signals
 
