@@ -45,7 +45,7 @@ from worker_entry.protocol.values import FileEntry, TaskExit
 COVERS = (
     "launcher/controller/collect/collector.py",
     "launcher/controller/collect/folder.py",
-    "launcher/controller/collect/progress.py",
+    "launcher/controller/collection_wait.py",
     "launcher/controller/collect/fetch.py",
     "launcher/commands/collect.py",
     "worker_entry/agent/files/source.py",

@@ -25,8 +25,8 @@ from tests.apart import linux
 from tests.polling import eventually
 from tests.witness import await_none_left, make_mark, wait_until
 from worker_entry.agent import cleanup
-from worker_entry.agent.connection import reattach
-from worker_entry.agent.evidence import Fate, find_agent, find_fate
+from worker_entry.agent.connection.evidence import Fate, find_agent, find_fate
+from worker_entry.agent.connection.reattach_folder import ReattachFolder
 from worker_entry.agent.warm.rendezvous import Slot, WarmAgent, find_waiting
 from worker_entry.protocol import environment
 from worker_entry.protocol.framing import MARKER, Decoder, encode
@@ -38,9 +38,9 @@ COVERS = (
     "launcher/transports/node_cleanup.py",
     "launcher/transports/resumable_link.py",
     "worker_entry/agent/cleanup.py",
-    "worker_entry/agent/evidence.py",
-    "worker_entry/agent/connection/reattach.py",
-    "worker_entry/agent/connection/reattaching.py",
+    "worker_entry/agent/connection/evidence.py",
+    "worker_entry/agent/connection/reattach_folder.py",
+    "worker_entry/agent/connection/connection.py",
     "worker_entry/agent/connection/handover.py",
     "worker_entry/agent/warm/rendezvous.py",
     "worker_entry/agent/warm/wait.py",
@@ -67,16 +67,16 @@ def process(run_id: str = RUN_ID) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def folder() -> Iterator[reattach.ReattachFolder]:
+def folder() -> Iterator[ReattachFolder]:
     """The folder of an agent that is this process."""
-    made = reattach.ReattachFolder.make()
+    made = ReattachFolder.make()
     assert made is not None
     yield made
     made.close(0)
 
 
 def test_a_held_lock_shows_that_the_agent_lives_and_a_free_one_that_it_has_ended(tmp_path: Path) -> None:
-    made = reattach.ReattachFolder.make()
+    made = ReattachFolder.make()
     assert made is not None
     assert find_fate(made.path) is Fate.ALIVE
     (tmp_path / "lock").touch()
@@ -101,7 +101,7 @@ def test_a_missing_folder_proves_nothing_without_a_search_of_the_agents_processe
     assert find_fate(str(tmp_path / "agent-gone"), view, [RUN_ID]) is fate
 
 
-def test_an_agent_whose_folder_was_removed_is_found_by_its_lock(folder: reattach.ReattachFolder) -> None:
+def test_an_agent_whose_folder_was_removed_is_found_by_its_lock(folder: ReattachFolder) -> None:
     shutil.rmtree(folder.path)
     assert find_fate(folder.path, process_view()) is Fate.ALIVE
     assert [found.pid for found in find_agent(folder.path)] == [os.getpid()]
@@ -116,7 +116,7 @@ def test_a_task_that_is_left_shows_that_not_all_has_ended(tmp_path: Path) -> Non
         assert find_fate(gone, process_view(), ["another run"]) is Fate.ENDED
 
 
-def test_tasks_of_another_agent_of_the_same_run_are_its_own(tmp_path: Path, folder: reattach.ReattachFolder) -> None:
+def test_tasks_of_another_agent_of_the_same_run_are_its_own(tmp_path: Path, folder: ReattachFolder) -> None:
     """Two nodes of a run can be one machine; this process is the other node's agent."""
     assert folder.lock
     with process() as task:

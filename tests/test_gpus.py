@@ -23,17 +23,17 @@ from tests.available import find_compiler
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.witness import wait_until
-from worker_entry.agent.measure import gpus
-from worker_entry.agent.measure.gpu_reader import choose_visible
-from worker_entry.agent.measure.gpus import GpuWatch
+from worker_entry.agent.gpus import watch as gpu_watch
+from worker_entry.agent.gpus.reader import choose_visible
+from worker_entry.agent.gpus.watch import GpuWatch
 from worker_entry.protocol.samples import GpuSample
 from worker_entry.system import nvidia_smi
 from worker_entry.system.nvml import LIBRARY, GpuReading, Nvml
 
 COVERS = (
-    "worker_entry/agent/measure/gpu_reader.py",
-    "worker_entry/agent/measure/gpus.py",
-    "worker_entry/agent/measure/sampling.py",
+    "worker_entry/agent/gpus/reader.py",
+    "worker_entry/agent/gpus/watch.py",
+    "worker_entry/agent/tasks/sampling.py",
 )
 
 SMI = """#!/bin/sh
@@ -76,7 +76,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without GPUs: neither the library nor the program is found. Returns the first folder of PATH."""
     for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVML_GPUS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(gpus, "DEVICES", ())
+    monkeypatch.setattr(gpu_watch, "DEVICES", ())
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -290,7 +290,7 @@ class TestWatch:
         assert turn(mine) == []
         assert mine.pids == set()
         monkeypatch.setenv("NVML_GPUS", "a")
-        turn(mine, time.monotonic() + gpus.FIRST_PAUSE_S)
+        turn(mine, time.monotonic() + gpu_watch.FIRST_PAUSE_S)
         assert len(mine.pids) == 1
         self.expect(mine, [SAMPLE])
 

@@ -19,7 +19,7 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.test_agent import Client, command
 from tests.witness import await_none_left, make_mark, marked, wait_until
-from worker_entry.agent.lease import SHORTEST_LIMIT_S, TICK_S, HangTimer, LoopCounter
+from worker_entry.agent.connection.lease import SHORTEST_LIMIT_S, TICK_S, HangTimer, LoopCounter
 from worker_entry.protocol.messages import Exited, Noted
 from worker_entry.protocol.orders import Beat, Goodbye, Preload
 from worker_entry.protocol.values import Program, TaskExit

@@ -25,9 +25,8 @@ from worker_entry.agent.cleanup import find_agents
 COVERS = (
     "launcher/transports",
     "worker_entry/agent/connection/connection.py",
-    "worker_entry/agent/evidence.py",
-    "worker_entry/agent/connection/reattach.py",
-    "worker_entry/agent/connection/reattaching.py",
+    "worker_entry/agent/connection/evidence.py",
+    "worker_entry/agent/connection/reattach_folder.py",
     "worker_entry/agent/connection/handover.py",
     "launcher/controller/links.py",
 )

@@ -40,10 +40,11 @@ from worker_entry.agent import cleanup
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.connection import handover as reattachments
-from worker_entry.agent.connection import reattach, reattach_calls
+from worker_entry.agent.connection import reattach_calls, reattach_folder
 from worker_entry.agent.connection.connection import Connection, Opening
+from worker_entry.agent.connection.lease import Lease
 from worker_entry.agent.connection.reattach_calls import receive_call
-from worker_entry.agent.lease import Lease
+from worker_entry.agent.connection.reattach_folder import ReattachFolder
 from worker_entry.agent.tasks import stacks
 from worker_entry.agent.tasks.stacks import ActivityWatch
 from worker_entry.agent.tasks.task import StartedTask, _find_problem
@@ -178,9 +179,9 @@ def test_a_host_key_that_cannot_be_remembered_is_not_believed(tmp_path: Path) ->
 
 
 @pytest.fixture
-def folder() -> Iterator[reattach.ReattachFolder]:
+def folder() -> Iterator[ReattachFolder]:
     """The folder of an agent that is this process."""
-    folder = reattach.ReattachFolder.make()
+    folder = ReattachFolder.make()
     assert folder is not None
     folder.listen()
     yield folder
@@ -194,7 +195,7 @@ ANOTHER_VERSION = Attach(VERSION + 1, "/tmp/agent-x", 0, 0, {})
 @pytest.mark.parametrize(
     "sent", [b"garbage\n", encode(ANOTHER_VERSION), encode(ATTACH)[:10]], ids=["garbage", "version", "half"]
 )
-def test_an_invalid_caller_gets_an_error_and_leaves_no_descriptor(folder: reattach.ReattachFolder, sent: bytes) -> None:
+def test_an_invalid_caller_gets_an_error_and_leaves_no_descriptor(folder: ReattachFolder, sent: bytes) -> None:
     before = open_descriptors()
     reader, writer = os.pipe()
     with socket.socket(socket.AF_UNIX) as call:
@@ -215,7 +216,7 @@ def test_an_invalid_caller_gets_an_error_and_leaves_no_descriptor(folder: reatta
 @pytest.mark.parametrize("descriptors", [[], [0]])
 @pytest.mark.parametrize("sent", [b"", encode(ATTACH)], ids=["nothing", "attach"])
 def test_a_caller_without_a_connection_is_sent_away_and_leaves_no_descriptor(
-    folder: reattach.ReattachFolder, descriptors: list[int], sent: bytes
+    folder: ReattachFolder, descriptors: list[int], sent: bytes
 ) -> None:
     before = open_descriptors()
     with socket.socket(socket.AF_UNIX) as call:
@@ -229,9 +230,7 @@ def test_a_caller_without_a_connection_is_sent_away_and_leaves_no_descriptor(
 
 
 @linux
-def test_a_caller_of_another_user_is_not_heard(
-    folder: reattach.ReattachFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_caller_of_another_user_is_not_heard(folder: ReattachFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other user can enter the folder; if somebody opens it, the kernel still says who calls."""
     monkeypatch.setattr(peer, "find_peer", lambda _: peer.Peer(1, os.geteuid() + 1))
     with socket.socket(socket.AF_UNIX) as call:
@@ -286,7 +285,7 @@ def test_an_agent_whose_folder_is_gone_and_that_is_not_found_has_ended(tmp_path:
     assert (answer.problem.reference, status) == (AGENT_GONE, 1)
 
 
-def test_a_call_that_is_one_too_many_ends_without_a_word(folder: reattach.ReattachFolder) -> None:
+def test_a_call_that_is_one_too_many_ends_without_a_word(folder: ReattachFolder) -> None:
     callers: list[socket.socket] = []
     try:
         while True:
@@ -313,7 +312,7 @@ def test_a_process_does_not_wait_for_ever_for_a_guardian_that_stays(tmp_path: Pa
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
-from worker_entry.agent.connection.reattach import ReattachFolder
+from worker_entry.agent.connection.reattach_folder import ReattachFolder
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 folder = ReattachFolder.make()
 folder.note_run(sys.argv[1])
@@ -337,11 +336,13 @@ def test_a_guardian_that_does_not_react_is_killed_with_all_below_it() -> None:
         assert cleanup.end_agents([path], 0.1)
         assert guardian.wait(10) == -signal.SIGKILL
         wait_until(lambda: find_left_processes(run_id) == [], "nothing is left")
-    reattach.remove_abandoned(os.path.dirname(path))
+    reattach_folder.remove_abandoned(os.path.dirname(path))
     assert not Path(path).exists()
 
 
-def test_agents_are_found_by_their_run_and_those_that_have_none_yet_are_not(folder: reattach.ReattachFolder) -> None:
+def test_agents_are_found_by_their_run_and_those_that_have_none_yet_are_not(
+    folder: ReattachFolder,
+) -> None:
     run_id = f"found-{os.getpid()}"
     assert cleanup.find_agents([run_id]) == []
     folder.note_run(run_id)
@@ -356,7 +357,7 @@ sys.exit(cleanup.main())
 """
 
 
-def test_an_agent_that_cannot_be_stopped_is_reported(folder: reattach.ReattachFolder) -> None:
+def test_an_agent_that_cannot_be_stopped_is_reported(folder: ReattachFolder) -> None:
     """Its guardian is invisible from here, as if it ran in another container."""
     (Path(folder.path) / "guardian").unlink()
     order = encode(Clean(VERSION, [], folder.path))
@@ -369,7 +370,7 @@ def test_an_agent_that_cannot_be_stopped_is_reported(folder: reattach.ReattachFo
 EXPIRED = """
 import os, time
 from worker_entry.agent.guardian import _guard
-from worker_entry.agent.lease import LoopCounter
+from worker_entry.agent.connection.lease import LoopCounter
 from worker_entry.system import clock
 clock.share()
 counter = LoopCounter(600.0)

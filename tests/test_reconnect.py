@@ -29,7 +29,7 @@ from tests.cases import first_quick
 from tests.second_chance import assert_same_bytes
 from tests.witness import await_none_left, make_mark, wait_until
 from worker_entry.agent.connection import handover as reattachments
-from worker_entry.agent.connection import reattach, reattach_calls
+from worker_entry.agent.connection import reattach_calls, reattach_folder
 from worker_entry.agent.connection.reattach_calls import receive_call
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import (
@@ -53,7 +53,7 @@ from worker_entry.system import kernel
 COVERS = (
     "launcher/transports",
     "worker_entry/agent/connection/connection.py",
-    "worker_entry/agent/lease.py",
+    "worker_entry/agent/connection/lease.py",
     "worker_entry/agent/tasks/attempt.py",
     "worker_entry/protocol",
 )
@@ -393,7 +393,7 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_reattac
 class Visit:
     """A reattachment at a folder where the test is the agent."""
 
-    place: reattach.ReattachFolder
+    place: reattach_folder.ReattachFolder
     way: Pipes
 
     def accept(self) -> reattach_calls.Reattachment:
@@ -415,7 +415,7 @@ class Visit:
 
 @pytest.fixture
 def visit() -> Iterator[Visit]:
-    place = reattach.ReattachFolder.make()
+    place = reattach_folder.ReattachFolder.make()
     assert place is not None
     place.listen()
     way = Pipes("attach", {})
@@ -481,17 +481,17 @@ def test_a_reattachment_that_was_stopped_ends_when_it_is_not_needed_any_more(vis
 
 
 def test_places_of_agents_that_were_killed_are_removed_and_others_are_not(tmp_path: Path) -> None:
-    first = reattach.ReattachFolder.make()
+    first = reattach_folder.ReattachFolder.make()
     assert first is not None
     base = os.path.dirname(first.path)
     dead = os.path.join(base, "agent-dead")
     os.mkdir(dead, 0o700)
     Path(dead, "lock").touch()
-    second = reattach.ReattachFolder.make()
+    second = reattach_folder.ReattachFolder.make()
     assert second is not None
     try:
         assert not os.path.exists(dead)
-        assert reattach.is_locked(first.path)
+        assert reattach_folder.is_locked(first.path)
         assert stat.S_IMODE(os.stat(first.path).st_mode) == 0o700
         assert stat.S_IMODE(os.stat(base).st_mode) & 0o077 == 0
     finally:

@@ -18,9 +18,9 @@ import pytest
 
 from tests.apart import linux
 from tests.polling import eventually
-from worker_entry.agent.measure import sampling
-from worker_entry.agent.measure.gpus import GpuWatch
-from worker_entry.agent.measure.sampling import Sampler
+from worker_entry.agent.gpus.watch import GpuWatch
+from worker_entry.agent.tasks import sampling
+from worker_entry.agent.tasks.sampling import Sampler
 from worker_entry.agent.tasks.task import StartedTask
 from worker_entry.protocol.messages import Sampled
 from worker_entry.protocol.samples import GpuSample

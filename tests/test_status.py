@@ -39,7 +39,7 @@ COVERS = (
     "launcher/commands",
     "launcher/rundir/summary.py",
     "launcher/controller/usage.py",
-    "worker_entry/agent/measure/sampling.py",
+    "worker_entry/agent/tasks/sampling.py",
 )
 
 BUSY = """

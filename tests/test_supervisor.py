@@ -45,7 +45,7 @@ from tests.fake_nodes import (
     user,
 )
 from tests.fake_timing import BEGAN
-from worker_entry.agent.lease import MARGIN_S
+from worker_entry.agent.connection.lease import MARGIN_S
 from worker_entry.protocol.messages import Saved
 from worker_entry.protocol.orders import Goodbye, Start, Stop
 from worker_entry.protocol.values import Problem, TaskExit

@@ -56,7 +56,7 @@ from tests.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.test_gang import play
 from tests.test_gpus import compile_library, install_smi
 from tests.witness import wait_until
-from worker_entry.agent.gpu_claims import GpuClaims
+from worker_entry.agent.gpus.claims import GpuClaims
 from worker_entry.agent.helpers.child_work import fork_work
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.gpus import UNKNOWN_RUN, BusyGpu, ClaimGpus, GpuHolder, GpusClaimed
@@ -68,7 +68,7 @@ from worker_entry.system.nvml import Nvml
 
 COVERS = (
     "launcher/gang/claims.py",
-    "worker_entry/agent/gpu_claims.py",
+    "worker_entry/agent/gpus/claims.py",
     "worker_entry/system/gpu_holders.py",
     "worker_entry/system/nvml.py",
 )

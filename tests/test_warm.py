@@ -28,8 +28,8 @@ from tests.polling import eventually
 from tests.sshd import running_hosts, skip_without_openssh
 from tests.warm_python import make_python
 from tests.witness import assert_none_left, make_mark, marked
+from worker_entry.agent.tasks.kept_forkserver import find_difference
 from worker_entry.agent.warm import offer
-from worker_entry.agent.warm.kept_forkserver import find_difference
 from worker_entry.agent.warm.rendezvous import WarmAgent, find_waiting
 from worker_entry.protocol import environment
 from worker_entry.system.memory import MemoryPressure

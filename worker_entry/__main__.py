@@ -57,9 +57,9 @@ def main() -> None:
         tunnel_process.serve()
         return
     if verb == "gpus":
-        from worker_entry.agent.measure import gpu_reader
+        from worker_entry.agent.gpus import reader
 
-        gpu_reader.main(float(rest[0]))
+        reader.main(float(rest[0]))
         return
     if verb == "pod":
         from worker_entry.pod import entry

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.commands.requests import ask_files
 from launcher.controller.collect.collector import Collector
-from launcher.controller.collect.progress import Progress, await_files
+from launcher.controller.collection_wait import Progress, await_files
 from launcher.controller.links import NodeLinks
 from launcher.controller.nodes import make_transports
 from launcher.errors import RunDirectoryError, UsageError

@@ -25,7 +25,7 @@ from launcher.transports.base import (
 )
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.incoming import Arrived, Inbox, Placement
-from worker_entry.agent.lease import MARGIN_S
+from worker_entry.agent.connection.lease import MARGIN_S
 from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.messages import Kept, Message, Ready
 from worker_entry.protocol.orders import VERSION, Goodbye, Hello

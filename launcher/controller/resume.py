@@ -35,7 +35,7 @@ from launcher.spec.nodes import SLURM
 from launcher.spec.redaction import REDACTED
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.node_cleanup import clean_node
-from worker_entry.agent.lease import MARGIN_S
+from worker_entry.agent.connection.lease import MARGIN_S
 from worker_entry.protocol.frozen import replace
 from worker_entry.system import clock
 

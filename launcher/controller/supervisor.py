@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.console.messages import render_restart
 from launcher.controller.attempt import AttemptLoop
 from launcher.controller.collect.collector import Collector
-from launcher.controller.collect.progress import collect_at_end
+from launcher.controller.collection_wait import collect_at_end
 from launcher.controller.context import AttemptSetup, RunContext
 from launcher.controller.leftovers import confirm_left, note_kept
 from launcher.controller.nodes import NodeChoice, Pauses, Recover, Relist

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.bounded_server import BoundedServer
-from worker_entry.agent.connection.reattach import bases
+from worker_entry.agent.connection.reattach_folder import bases
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.system.ownership import private

@@ -17,8 +17,8 @@ from typing import Any, cast
 import psutil
 
 from tests.benchmarks.pairs import print_pair, time_pairs
-from worker_entry.agent.measure.gpus import GpuWatch
-from worker_entry.agent.measure.sampling import Sampler
+from worker_entry.agent.gpus.watch import GpuWatch
+from worker_entry.agent.tasks.sampling import Sampler
 from worker_entry.agent.tasks.task import StartedTask
 from worker_entry.protocol.framing import encode
 

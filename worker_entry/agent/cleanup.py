@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Union
 
+from worker_entry.agent.connection.evidence import Fate, find_agent, find_fate, find_processes
 from worker_entry.agent.connection.handover import receive
-from worker_entry.agent.connection.reattach import (
+from worker_entry.agent.connection.reattach_folder import (
     GUARDIAN_FILE,
     LOCK,
     PREFIX,
@@ -27,7 +28,6 @@ from worker_entry.agent.connection.reattach import (
     read_generation,
     read_note,
 )
-from worker_entry.agent.evidence import Fate, find_agent, find_fate, find_processes
 from worker_entry.protocol import environment
 from worker_entry.protocol.framing import MARKER, encode
 from worker_entry.protocol.messages import Broken, Cleaned

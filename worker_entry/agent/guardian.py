@@ -23,8 +23,8 @@ from typing import Optional
 
 from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.handover import attend
-from worker_entry.agent.connection.reattach import ReattachFolder
-from worker_entry.agent.lease import HANG_S, TICK_S, HangTimer, LoopCounter
+from worker_entry.agent.connection.lease import HANG_S, TICK_S, HangTimer, LoopCounter
+from worker_entry.agent.connection.reattach_folder import ReattachFolder
 from worker_entry.agent.warm.rendezvous import is_anyone_waiting
 from worker_entry.protocol import environment
 from worker_entry.protocol.values import TaskExit

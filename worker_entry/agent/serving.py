@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Optional
 
 from worker_entry.agent.agent import Agent
 from worker_entry.agent.connection.connection import Opening
-from worker_entry.agent.connection.reattach import ReattachFolder
-from worker_entry.agent.lease import LoopCounter
+from worker_entry.agent.connection.lease import LoopCounter
+from worker_entry.agent.connection.reattach_folder import ReattachFolder
 from worker_entry.agent.warm.keep import Stay
 
 if TYPE_CHECKING:
-    from worker_entry.agent.warm.kept_forkserver import KeptForkserver
+    from worker_entry.agent.tasks.kept_forkserver import KeptForkserver
 
 
 def serve(

@@ -70,9 +70,9 @@ from worker_entry.keras_patches.optimizers import (
     patch_loss_scale_optimizer,
     patch_optimizer,
 )
-from worker_entry.keras_patches.parameter_server import EPOCH_ITERATOR, patch_parameter_server
 from worker_entry.keras_patches.saving import SAVING, patch_saving
 from worker_entry.keras_patches.seeds import SEED_GENERATOR, patch_seeds
+from worker_entry.keras_patches.servers.parameter_server import EPOCH_ITERATOR, patch_parameter_server
 from worker_entry.keras_patches.source import CALLBACK, calls_of, is_constant
 from worker_entry.keras_patches.trainer import TRAINER, patch_building, patch_trainer
 from worker_entry.keras_patches.variables import VARIABLE, patch_conversions, patch_optimizer_assign, patch_variable

@@ -16,9 +16,9 @@ import socket
 import time
 from typing import Optional
 
-from worker_entry.agent.connection.reattach import lock_file
+from worker_entry.agent.connection.evidence import Fate, find_fate
 from worker_entry.agent.connection.reattach_calls import KEPT, NOT_NEEDED, TAKEN
-from worker_entry.agent.evidence import Fate, find_fate
+from worker_entry.agent.connection.reattach_folder import lock_file
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Broken, Message
 from worker_entry.protocol.orders import AGENT_GONE, Attach

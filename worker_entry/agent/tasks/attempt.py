@@ -12,16 +12,16 @@ from typing import Optional
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection.connection import OUTPUT_LIMIT, Connection
 from worker_entry.agent.files.source import FileSource
-from worker_entry.agent.gpu_claims import GpuClaims
+from worker_entry.agent.gpus.claims import GpuClaims
+from worker_entry.agent.gpus.watch import GpuWatch
 from worker_entry.agent.helpers.profile import ProfileChild
-from worker_entry.agent.measure.gpus import GpuWatch
-from worker_entry.agent.measure.sampling import Sampler
 from worker_entry.agent.network.outer import OuterNetwork
 from worker_entry.agent.network.relay import Relay
 from worker_entry.agent.network.tunnel import Tunnel
 from worker_entry.agent.port_guards import PortGuards
 from worker_entry.agent.tasks.forkserver import ForkserverClient
 from worker_entry.agent.tasks.input import TaskInput
+from worker_entry.agent.tasks.sampling import Sampler
 from worker_entry.agent.tasks.stacks import StackDump
 from worker_entry.agent.tasks.table import RunningTasks
 from worker_entry.agent.tasks.task import StartedTask, TaskStartError

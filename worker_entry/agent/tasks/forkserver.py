@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
-from worker_entry.agent.warm.kept_forkserver import KeptForkserver, find_difference
+from worker_entry.agent.tasks.kept_forkserver import KeptForkserver, find_difference
 from worker_entry.program.compile_cache import add_compile_cache
 from worker_entry.program.finding import folder_of, may_import
 from worker_entry.program.import_variables import ProgramEnv

@@ -12,7 +12,7 @@ from worker_entry.system.engine import is_managed
 
 if TYPE_CHECKING:
     from worker_entry.agent.tasks.forkserver import ForkserverClient
-    from worker_entry.agent.warm.kept_forkserver import KeptForkserver
+    from worker_entry.agent.tasks.kept_forkserver import KeptForkserver
     from worker_entry.agent.warm.rendezvous import Slot
 
 SHORTEST_S = 1.0

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from worker_entry.agent.connection.reattach import bases, is_locked, lock_file
+from worker_entry.agent.connection.reattach_folder import bases, is_locked, lock_file
 from worker_entry.protocol.frozen import asdict, dataclass
 from worker_entry.system.ownership import private, verify_private
 

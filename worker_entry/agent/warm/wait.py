@@ -15,11 +15,11 @@ import time
 from typing import Any, Optional
 
 from worker_entry.agent.connection.connection import Opening
-from worker_entry.agent.connection.reattach import ReattachFolder
+from worker_entry.agent.connection.lease import LoopCounter
 from worker_entry.agent.connection.reattach_calls import HAND_OVER_S
-from worker_entry.agent.lease import LoopCounter
+from worker_entry.agent.connection.reattach_folder import ReattachFolder
+from worker_entry.agent.tasks.kept_forkserver import KeptForkserver
 from worker_entry.agent.warm.fingerprint import find_difference
-from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 from worker_entry.agent.warm.rendezvous import END, Slot, receive_line
 from worker_entry.system import clock
 from worker_entry.system.memory import MemoryPressure, restore_score, yield_first

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Optional
 
-from worker_entry.agent.measure.gpus import GpuWatch
+from worker_entry.agent.gpus.watch import GpuWatch
 from worker_entry.agent.tasks.task import StartedTask
 from worker_entry.protocol.messages import Sampled
 from worker_entry.protocol.samples import TaskSample

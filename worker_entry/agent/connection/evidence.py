@@ -12,7 +12,7 @@ import fcntl
 import os
 from collections.abc import Collection
 
-from worker_entry.agent.connection.reattach import LOCK, PREFIX, lock_file
+from worker_entry.agent.connection.reattach_folder import LOCK, PREFIX, lock_file
 from worker_entry.protocol import environment
 from worker_entry.system import kernel
 from worker_entry.system.lock_holders import find_holders

@@ -3,8 +3,8 @@
 Keras 3 does not support the cluster coordinator that this strategy needs: it iterates over the data in the chief, which
 TensorFlow refuses ("create_per_worker_dataset"), and would run every step there. With this patch, the trainer gets
 
-- data that each worker reads itself (`parameter_server_data`),
-- train and test functions that schedule steps on workers, and metrics without lost updates (`parameter_server_steps`),
+- data that each worker reads itself (`data`),
+- train and test functions that schedule steps on workers, and metrics without lost updates (`steps`),
 - the shapes for building a model from the dataset's element_spec, because the chief has no batch,
 - a `predict` that runs in the chief, with the variables on the parameter servers,
 
@@ -26,8 +26,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from worker_entry.keras_patches.parameter_server_data import WorkerData
-from worker_entry.keras_patches.parameter_server_steps import StepFunction, Workers
+from worker_entry.keras_patches.servers.data import WorkerData
+from worker_entry.keras_patches.servers.steps import StepFunction, Workers
 
 EPOCH_ITERATOR = "keras.src.trainers.epoch_iterator"
 DATA_ADAPTERS = "keras.src.trainers.data_adapters"

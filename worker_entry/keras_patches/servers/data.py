@@ -44,7 +44,7 @@ class WorkerData:
     Args:
         tf: the TensorFlow module.
         get_adapter: Keras's `get_data_adapter`.
-        workers: the `parameter_server_steps.Workers` that do the steps.
+        workers: the `steps.Workers` that do the steps.
         trains: whether these are training data.
         x: a `tf.data.Dataset`, a function of a `tf.distribute.InputContext` that returns one (called for each worker),
             the result of a coordinator's `create_per_worker_dataset`, or arrays.

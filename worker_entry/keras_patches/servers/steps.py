@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 from worker_entry.hooks.remote_values import ScheduledLogs, has_ended, is_done, is_here, wait_for
-from worker_entry.keras_patches.parameter_server_data import Execution
+from worker_entry.keras_patches.servers.data import Execution
 
 AHEAD = 8
 """Executions per worker that are scheduled before the chief waits: enough to keep every worker busy."""

@@ -1,1 +1,0 @@
-"""Regular measurements of the node, its tasks and its GPUs."""

@@ -1,0 +1,1 @@
+"""`model.fit` under ParameterServerStrategy: the data of the workers, and their steps."""
