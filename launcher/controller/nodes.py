@@ -153,7 +153,7 @@ def make_transports(spec: ClusterSpec, targets: Targets, files: RunDir, run_id: 
 
 @dataclass
 class Recovery:
-    """A function that stops a run's leftover processes on a lost node (`recovery.Recover`)."""
+    """A function that stops a run's leftover processes on a lost node (see `Recover`)."""
 
     spec: ClusterSpec
     """The spec of the last attempt."""

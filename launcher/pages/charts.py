@@ -46,7 +46,7 @@ class Chart:
     """Curves over the time of the run.
 
     `key`: the chart's anchor. `unit`: the unit of the values, see `wording.render_value`. `grouped`: how many curves
-    are shown as a few; see `grouping`.
+    are shown as a few; see `group_curves`.
     """
 
     key: str

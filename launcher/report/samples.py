@@ -3,7 +3,7 @@
 Each task has a file in each attempt, `worker-1.samples.jsonl`; all nodes share a file, `nodes.samples.jsonl`. Each line
 is an object whose `sample` is `progress` (how far a task was), `use` (what the task had used by then) or `node` (what a
 node had used by then). Times are Unix seconds by the controller's clock. In a file that has grown too long, older lines
-are further apart; see `sample_thinning`.
+are further apart; see `rundir.samples.thin_lines`.
 """
 
 from __future__ import annotations
