@@ -23,8 +23,8 @@ from launcher.verdict.judge import outcome
 from launcher.verdict.models import Verdict
 from tests.fake_nodes import At, Deed, Exit, FakeAgent, FakeRun, Steps, both, say
 from tests.fake_timing import BEGAN
-from tests.test_gang import TWO_NODES, W0, W1, make_policy, play, running
-from tests.test_verdict import ended, failed, judged, status_of
+from tests.harness.gang import TWO_NODES, W0, W1, make_policy, play, running
+from tests.harness.verdicts import ended, failed, judged, status_of
 from worker_entry.protocol.messages import Signalled
 from worker_entry.protocol.values import TaskExit
 

@@ -19,7 +19,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.settings import set_fields
 from tests.conftest import PROGRAMS, Distlaunch
-from tests.test_gang import W0, W1, make_policy, play, running
+from tests.harness.gang import W0, W1, make_policy, play, running
 from worker_entry.protocol.values import Injection, Progress
 
 COVERS = ("launcher/gang", "worker_entry/task/faults.py", "launcher/controller/actions.py")

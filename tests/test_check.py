@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from tests.conftest import Distlaunch, Ran, distlaunch_command
+from tests.harness.runs_in_namespaces import up
 from tests.namespaces import CONTROLLER, IP, Host, Network, opened_network
 from tests.sshd import Hosts, make_hosts, running_sshd, skip_without_openssh
-from tests.test_namespaces import up
 from tests.witness import wait_until
 
 COVERS = (

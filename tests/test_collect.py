@@ -30,8 +30,8 @@ from tests.apart import linux
 from tests.background import running
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.fake_nodes import At, Exit, FakeRun, Script, lose, say
+from tests.harness.sessions import send_to_sessions
 from tests.sshd import running_hosts, skip_without_openssh
-from tests.test_link_drops import send_to_sessions
 from tests.witness import wait_until
 from worker_entry.agent.files.copy import PART, CheckpointCopy, FolderCopy, ProgramCopy
 from worker_entry.agent.files.finding import find_files

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import unquote
@@ -25,16 +24,16 @@ from launcher.rundir.summary import RunSummary
 from launcher.spec.models import ClusterSpec
 from launcher.spec.settings import PATHS
 from tests.conftest import ROOT
+from tests.harness.documents import LAUNCHER_PAGE, PAGES, README, blocks, code, prose, read, rows, section
+from tests.harness.folders import LAUNCHER, WORKER_ENTRY
 from tests.in_process import run_here
-from tests.test_hints import PAGES
-from tests.test_imports import LAUNCHER, WORKER_ENTRY
 from tests.tiers import COSTLY, SMOKE
 from worker_entry.protocol import environment
 from worker_entry.protocol.messages import ToController
 from worker_entry.protocol.orders import ToAgent
 
-README = ROOT / "README.md"
 README_LINES = 250
+
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     "a-cluster": (),
@@ -55,22 +54,6 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 """The sections of cluster_specs/README.md that have a table of fields, and where in the schema the fields are."""
 
 
-@cache
-def read(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
-@cache
-def prose(path: Path) -> str:
-    """The page without its blocks of code."""
-    return re.sub(r"^```.*?^```$", "", read(path), flags=re.MULTILINE | re.DOTALL)
-
-
-def blocks(path: Path, language: str = r"\w*") -> list[str]:
-    """The blocks of code."""
-    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", read(path), flags=re.MULTILINE | re.DOTALL)
-
-
 def anchors(path: Path) -> set[str]:
     """The anchors of the page's headings, as GitHub names them."""
     found: set[str] = set()
@@ -79,31 +62,6 @@ def anchors(path: Path) -> set[str]:
         number = next(n for n in range(99) if (slug if n == 0 else f"{slug}-{n}") not in found)
         found.add(slug if number == 0 else f"{slug}-{number}")
     return found
-
-
-def section(path: Path, anchor: str) -> str:
-    """The text below the heading with this anchor, up to the next heading."""
-    parts = re.split(r"^#+ (.*)$", prose(path), flags=re.MULTILINE)
-    for title, text in zip(parts[1::2], parts[2::2], strict=True):
-        if re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") == anchor:
-            return text
-    raise AssertionError(f"{path} has no section {anchor}")
-
-
-def rows(text: str) -> list[list[str]]:
-    """The cells of all tables in a text, without their headings."""
-    found: list[list[str]] = []
-    for table in re.findall(r"(?:^\|.*\|\n?)+", text, flags=re.MULTILINE):
-        lines = table.strip().splitlines()
-        assert set(lines[1]) <= set("|-"), f"no heading: {lines[0]}"
-        found += [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    assert found
-    return found
-
-
-def code(cell: str) -> list[str]:
-    """The parts of a cell in backticks."""
-    return re.findall(r"`([^`]+)`", cell)
 
 
 def links(path: Path) -> Iterator[str]:
@@ -259,6 +217,7 @@ def test_the_example_of_a_spec_is_valid() -> None:
 
 # --- cluster_specs/README.md ---
 
+
 SPECS_PAGE = ROOT / "cluster_specs" / "README.md"
 
 
@@ -334,11 +293,6 @@ def test_the_examples_within_the_page_are_valid() -> None:
             assert {*example} <= {*options_of(cli.commands["up"]), *cli.commands}
             continue
         ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], **example})
-
-
-# --- launcher/README.md ---
-
-LAUNCHER_PAGE = ROOT / "launcher" / "README.md"
 
 
 def test_the_folders_of_the_controller_are_in_their_order() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.apart import linux
 from tests.conftest import Distlaunch
-from tests.test_forkserver import Forker
-from tests.test_task import Ended, run
+from tests.harness.forker import Forker
+from tests.harness.task_runs import Ended, run
 from worker_entry.program.environment import find_program_env
 from worker_entry.program.import_variables import ProgramEnv
 from worker_entry.protocol.values import Program

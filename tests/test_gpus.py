@@ -7,7 +7,6 @@ import json
 import os
 import selectors
 import signal
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +18,8 @@ import pytest
 from launcher.commands.requests import ask_status
 from launcher.rundir.directory import RunDir
 from tests.apart import linux
-from tests.available import find_compiler
-from tests.conftest import PROGRAMS, distlaunch_command
+from tests.conftest import distlaunch_command
+from tests.harness.gpu_stand_ins import compile_library, install_smi
 from tests.polling import eventually
 from tests.witness import wait_until
 from worker_entry.agent.gpus import watch as gpu_watch
@@ -36,29 +35,11 @@ COVERS = (
     "worker_entry/agent/tasks/sampling.py",
 )
 
-SMI = """#!/bin/sh
-echo "$@" >> {folder}/calls
-cat {folder}/listing
-"""
-LISTING = """\
-0, GPU-00-uuid, 37, 20480, 81920, 251.50, 64
-1, GPU-01-uuid, [N/A], 20480, 81920, [Not Supported], 64
-2, [GPU is lost]
-Unable to determine the device handle for GPU0003:00:00.0: Unknown Error
-"""
+
 WHOLE = GpuReading(0, "GPU-00-uuid", 0.37, 20 << 30, 80 << 30, 251.5, 64.0)
+
+
 SAMPLE = GpuSample("0", 0.37, 20 << 30, 80 << 30, 251.5, 64.0)
-
-
-def compile_library(folder: Path, *options: str) -> Path:
-    compiler = find_compiler()
-    if compiler is None:
-        pytest.skip("no C compiler to build a stand-in for NVML")
-    library = folder / LIBRARY
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", *options, "-o", str(library), str(PROGRAMS / "nvml.c")], check=True, timeout=60
-    )
-    return library
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +62,6 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return folder
-
-
-def install_smi(folder: Path, script: str = SMI, listing: str = LISTING) -> None:
-    (folder / "listing").write_text(listing)
-    program = folder / "nvidia-smi"
-    program.write_text(script.format(folder=folder))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
 
 # --- the library ---

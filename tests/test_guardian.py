@@ -16,8 +16,8 @@ import pytest
 
 from tests.apart import apart_on_linux, linux
 from tests.conftest import PROGRAMS, distlaunch_command
+from tests.harness.agent_client import Client, command
 from tests.polling import eventually
-from tests.test_agent import Client, command
 from tests.witness import await_none_left, make_mark, marked, wait_until
 from worker_entry.agent.connection.lease import SHORTEST_LIMIT_S, TICK_S, HangTimer, LoopCounter
 from worker_entry.protocol.messages import Exited, Noted

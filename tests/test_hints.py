@@ -12,15 +12,13 @@ from launcher.cli.main import cli
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import Model
 from tests.conftest import ROOT
-
-PAGES = [
-    ROOT / ".github" / "CONTRIBUTING.md",
-    *(ROOT / folder / "README.md" for folder in (".", "cluster_specs", "launcher", "worker_entry", "docker", "tests")),
-]
-"""The documents to check; the changelog may name options that no longer exist."""
+from tests.harness.documents import PAGES
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+
 FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_]+)(?![\w.(])")
+
 
 FOREIGN: Mapping[str, set[str]] = {
     "fish": {"--no-files", "--command", "--arguments"},

@@ -8,47 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from tests.harness.folders import LAUNCHER, WORKER_ENTRY
 from tests.import_graph import ROOT, Import, read_imports, read_modules
 
 LINE_LIMIT = 800
 
-LAUNCHER = [
-    "spec",
-    "plan",
-    "gang",
-    "verdict",
-    "report",
-    "pages",
-    "console",
-    "slurm",
-    "kubernetes",
-    "transports",
-    "rundir",
-    "sources",
-    "exporters",
-    "controller",
-    "commands",
-    "python",
-    "cli",
-]
-"""Folders in the order of a run. Each may import the folders before it, and BASICS."""
-WORKER_ENTRY: dict[str, set[str]] = {
-    "protocol": set(),
-    "system": {"protocol"},
-    "program": {"protocol", "system"},
-    "bootstrap": {"system"},
-    "agent": {"protocol", "system", "program", "bootstrap"},
-    "hooks": {"protocol", "system"},
-    "keras_patches": {"protocol", "system", "hooks"},
-    "task": {"protocol", "system", "program", "hooks", "keras_patches"},
-    "progress": {"task"},
-    "strategies": {"protocol"},
-    "demo": {"progress", "strategies"},
-    "children": {"task"},
-    "pod": {"protocol", "program", "agent"},
-    "__main__": {"agent", "pod", "task"},
-}
-"""Folders and modules, each with the folders and modules that it may import."""
+
 BASICS = {
     "bounded_server",
     "clock",
@@ -65,8 +30,11 @@ BASICS = {
     "wording",
 }
 """Modules of `launcher` that all folders may import."""
+
+
 PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 """Folders that import nothing from the node's side except the protocol."""
+
 
 ONLY_IN = {
     "IPython": {"launcher.python.notebook"},

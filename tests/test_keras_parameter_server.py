@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS, Command, distlaunch_command
-from tests.test_keras_support import CLOSE, OLDER_KERAS, Results, assert_agree, install_keras
+from tests.harness.keras_runs import CLOSE, OLDER_KERAS, Results, assert_agree, install_keras
 from tests.warm_python import WarmPython
 
 COVERS = ("worker_entry/keras_patches", "worker_entry/hooks")

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.conftest import PROGRAMS, Command, distlaunch_command
+from tests.harness.keras_runs import CLOSE, OLDER_KERAS, Results, assert_agree, install_keras, leaves
 from tests.warm_python import WarmPython
 from worker_entry.hooks import built_strategy, import_hooks
 from worker_entry.keras_patches import layers, losses, metrics, optimizers, patching, source, variables
@@ -35,7 +36,9 @@ from worker_entry.protocol.values import KerasPatch
 
 COVERS = ("worker_entry/keras_patches", "worker_entry/hooks", "worker_entry/strategies.py")
 
+
 # --- Without TensorFlow: detection -----------------------------------------------------------------------
+
 
 FAULTY_TRAINER = """
     class TensorFlowTrainer:
@@ -92,6 +95,7 @@ FAULTY_TRAINER = """
         return strategy.reduce("MEAN", values, axis=0)
 """
 
+
 FIXED_TRAINER = """
     class TensorFlowTrainer:
         def _maybe_symbolic_build(self, iterator=None, data_batch=None):
@@ -106,6 +110,7 @@ FIXED_TRAINER = """
     def reduce_per_replica(values, strategy, reduction):
         return strategy.reduce("MEAN", values, axis=None)
 """
+
 
 TRAINER_HEAD = """
     import types
@@ -130,6 +135,7 @@ TRAINER_HEAD = """
         return strategy.workers > 1
 """
 
+
 LAYER = """
     class Layer:
         def add_weight(self, name=None, aggregation={default!r}):
@@ -147,10 +153,14 @@ LAYER = """
             return ops.moments(inputs)
 """
 
+
 FAULTY_LAYER = LAYER.format(default="none", aggregation="", call="self._moments(inputs)")
+
+
 FIXED_LAYER = LAYER.format(
     default="none", aggregation=', aggregation="mean"', call="ops.cond(ops.size(inputs), self._moments)"
 )
+
 
 FAULTY_SCALER = """
     class LossScaleOptimizer:
@@ -161,6 +171,7 @@ FAULTY_SCALER = """
             return ops.all(ops.isfinite(grads))
 """
 
+
 FIXED_SCALER = """
     class LossScaleOptimizer:
         def apply(self, grads, trainable_variables=None):
@@ -170,6 +181,7 @@ FIXED_SCALER = """
         def check_finite(self, grads):
             return context.all_reduce("SUM", ops.all(ops.isfinite(grads)))
 """
+
 
 OPTIMIZER = """
     class BaseOptimizer:
@@ -195,6 +207,7 @@ OPTIMIZER = """
         _overwrite_model_variables_with_average_value = None
 """
 
+
 FAULTY_OPTIMIZER = OPTIMIZER.format(
     build="self.build(trainable_variables)",
     apply="self._backend_update_step(self._clip_gradients(grads))",
@@ -202,6 +215,7 @@ FAULTY_OPTIMIZER = OPTIMIZER.format(
     assign="variable.assign(value)",
 )
 """An optimizer that clips before it reduces."""
+
 
 FAULTY_CONDITION = OPTIMIZER.format(
     build="tf.init_scope(self.build(trainable_variables))",
@@ -211,12 +225,14 @@ FAULTY_CONDITION = OPTIMIZER.format(
 )
 """An optimizer that reduces first, and updates within a condition."""
 
+
 FIXED_OPTIMIZER = OPTIMIZER.format(
     build="tf.init_scope(self.build(trainable_variables))",
     apply="self._clip_gradients(self._all_reduce_sum_gradients(grads))",
     update="pass",
     assign="context.merge_call(variable.assign)",
 )
+
 
 FAULTY_VARIABLE = """
     class Variable:
@@ -235,6 +251,7 @@ FAULTY_VARIABLE = """
             self._value.assign(value)
 """
 
+
 OTHER_VARIABLE = """
     class Variable:
         def _deferred_initialize(self):
@@ -243,6 +260,7 @@ OTHER_VARIABLE = """
         def __init__(self, value):
             pass
 """
+
 
 FAULTY_LOSS = """
     def reduce_values(values, sample_weight=None, reduction="sum_over_batch_size"):
@@ -255,7 +273,9 @@ FAULTY_LOSS = """
         return ops.multiply(value, 2)
 """
 
+
 FIXED_LOSS = "def scale_loss_for_distribution(value): ..."
+
 
 METRIC = """
     class Metric:
@@ -270,6 +290,7 @@ METRIC = """
             return self.total / self.count
 """
 
+
 COMMON_TRAINER = """
     class Trainer:
         def _compute_loss(self, x=None):
@@ -279,8 +300,12 @@ COMMON_TRAINER = """
             return {results}
 """
 
+
 FAULTY_RESULTS = COMMON_TRAINER.format(results="[metric.result() for metric in self.metrics]")
+
+
 FIXED_RESULTS = COMMON_TRAINER.format(results="context.all_reduce(self.metrics)")
+
 
 SEEDS = """
     class SeedGenerator:
@@ -291,13 +316,25 @@ SEEDS = """
         return SeedGenerator()
 """
 
+
 FAULTY_SEEDS = SEEDS.format(seed="self.state.value * 1")
+
+
 FIXED_SEEDS = SEEDS.format(seed="fold_in(self.state.value, replica_id)")
 
+
 OF_TRAINER = ["_maybe_symbolic_build", "make_predict_function", "reduce_per_replica", "_make_function"]
+
+
 OF_LOSSES = ["scale_loss_for_distribution", "reduce_values", "_compute_loss", "_aggregate_additional_loss"]
+
+
 OF_METRICS = ["Metric.result", "get_metrics_result"]
+
+
 OF_SEEDS = ["SeedGenerator.next"]
+
+
 OF_OTHERS = [
     "BatchNormalization.add_weight",
     "BatchNormalization._moments",
@@ -309,7 +346,11 @@ OF_OTHERS = [
     "Variable._direct_assign",
     "TFOptimizer.assign",
 ]
+
+
 EVERYTHING = [*OF_TRAINER, *OF_LOSSES, *OF_METRICS, *OF_SEEDS, *OF_OTHERS]
+
+
 FIXED = {
     "trainer": FIXED_TRAINER,
     "layer": FIXED_LAYER,
@@ -649,14 +690,26 @@ def test_only_the_moving_statistics_get_an_aggregation(write_keras: WriteKeras) 
 
 # --- With TensorFlow: the results of training ------------------------------------------------------------
 
+
 PROGRAM = PROGRAMS / "keras_cases.py"
+
+
 NUMBERS = PROGRAMS / "keras_number_cases.py"
 """A module of the program with more cases."""
-OLDER_KERAS = "3.11.3"
+
+
 NEWEST, OLDER, ONE_BY_ONE = "newest Keras", f"Keras {OLDER_KERAS}", "newest Keras, started one by one"
+
+
 KERAS = [NEWEST, OLDER]
+
+
 THREE_WORKERS = "newest Keras, three workers"
+
+
 LARGER_BATCH = "12"
+
+
 START_AND_TRAIN_S = 900.0
 """Enough for a busy machine; an idle one needs about a minute."""
 
@@ -680,10 +733,13 @@ ONE_PROCESS_ONLY = {
 }
 """Cases that compute in one process what another case computes on two workers."""
 
+
 CLUSTER_ONLY = {"backup_of_the_chief_alone", "backup_of_another_worker_alone"}
 """Cases in which only one of the workers does something."""
 
+
 CASES = [name for name in case_names() if name not in ONE_PROCESS_ONLY]
+
 
 OF_NUMBERS = [
     "loss_of_one_number",
@@ -712,8 +768,12 @@ OF_NUMBERS = [
 ]
 """Cases whose numbers are the same under each strategy, with any number of replicas that divides the batch."""
 
+
 WITH_IDLE_REPLICA = ["numbers_of_own_functions_with_idle_worker", "state_of_an_own_layer_with_idle_worker"]
+
+
 RANDOM = ["random_layers", "random_numbers_without_a_seed", "random_augmentation", "random_initial_weights"]
+
 
 NOT_AS_ONE_PROCESS = {
     "uneven_fit": "a worker averages its own samples, and the workers' means are averaged",
@@ -723,8 +783,10 @@ NOT_AS_ONE_PROCESS = {
 }
 """Cases that cannot agree with one process, and why; each has a test of what holds instead."""
 
+
 NOT_COMPARED = {*NOT_AS_ONE_PROCESS, *WITH_IDLE_REPLICA, *RANDOM, *CLUSTER_ONLY}
 """Cases that are not compared with one process."""
+
 
 NOT_COMPARED_WITH_TF_KERAS = {
     # tf_keras sums the values that a train_step returns over the replicas; Keras 3 averages them.
@@ -740,6 +802,7 @@ NOT_COMPARED_WITH_TF_KERAS = {
         "weights.5",
     },
 }
+
 
 ON_DEVICES = [
     "plain_fit",
@@ -777,6 +840,7 @@ ON_DEVICES = [
 ]
 """Cases that also run on two devices of one process: those in which replicas exchange values."""
 
+
 OF_PATCHES = [
     "plain_fit",
     "predict",
@@ -812,6 +876,7 @@ OF_PATCHES = [
     *RANDOM,
 ]
 """Cases that cover all patched code: enough if the patch is the same, and only the code around it differs."""
+
 
 CASES_OF = {
     "one process": [name for name in case_names() if name not in CLUSTER_ONLY],
@@ -849,12 +914,14 @@ CASES_OF = {
 }
 """The cases of each configuration of `Runs`."""
 
+
 EXACT = 0.0
-CLOSE = 1e-5
+
+
 TOLERANCES = {"mixed_precision": 2e-3, "clipnorm_with_mixed_precision": 2e-3}
 """float16 keeps 11 bits (5e-4), and the halves of a batch are rounded separately."""
 
-Results = dict[str, Any]
+
 Test = TypeVar("Test", bound=Callable[..., None])
 
 
@@ -953,48 +1020,9 @@ def read_results(out: Path, worker: int, done: subprocess.CompletedProcess[str])
     return results
 
 
-def install_keras(version: str, target: Path) -> Path:
-    """Installs this version of Keras beside the installed one; skips the test if pip fails."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
-    done = subprocess.run([*pip, f"keras=={version}"], capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"pip could not install keras=={version}: {done.stderr.strip()[-300:]}")
-    return target
-
-
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Runs:
     return Runs(tmp_path_factory.mktemp("keras"), warm_python.command)
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers of a result, with their paths in it."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if items is None:
-        yield path, float(value)
-        return
-    for key, item in items:
-        yield from leaves(item, f"{path}.{key}" if path else str(key))
-
-
-def assert_agree(one: Results, other: Results, *, tolerance: float, apart_from: set[str] | None = None) -> None:
-    """Asserts that two results have the same numbers; the tolerance is relative above 1, and absolute below."""
-    compared = [
-        {path: number for path, number in leaves(result) if not is_below(path, apart_from or set())}
-        for result in (one, other)
-    ]
-    assert compared[0], "there is nothing to compare"
-    assert compared[0].keys() == compared[1].keys()
-    differences = {
-        path: (number, compared[1][path])
-        for path, number in compared[0].items()
-        if not abs(number - compared[1][path]) <= tolerance * max(1.0, abs(number))
-    }
-    assert differences == {}
-
-
-def is_below(path: str, parents: set[str]) -> bool:
-    return any(f"{path}.".startswith(f"{parent}.") for parent in parents)
 
 
 def tensorflow(test: Test) -> Test:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
+from tests.harness.sessions import send_to_sessions
 from tests.second_chance import assert_same_bytes
 from tests.sshd import Hosts, running_hosts, sessions, skip_without_openssh
 from tests.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
@@ -31,9 +32,13 @@ COVERS = (
     "launcher/controller/links.py",
 )
 
+
 pytestmark = pytest.mark.ssh
 
+
 COUNT = str(PROGRAMS / "count.py")
+
+
 TREE = str(PROGRAMS / "spawn_tree.py")
 
 
@@ -98,13 +103,6 @@ class Run:
 
     def wait_until_said(self, text: str, times: int = 1) -> None:
         wait_until(lambda: self.said.count(text) >= times, f"{text!r} is said {times} times")
-
-
-def send_to_sessions(signum: int) -> None:
-    found = sessions()
-    assert found
-    for process in found:
-        process.send_signal(signum)
 
 
 def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Hosts, tmp_path: Path) -> None:

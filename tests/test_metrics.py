@@ -29,8 +29,9 @@ from launcher.report.state_names import StateName
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.spec.fields import Endpoint, parse_endpoint
 from tests.conftest import ROOT, Distlaunch, distlaunch_command
+from tests.harness.documents import code, rows, section
+from tests.harness.free_ports import free_port
 from tests.polling import eventually
-from tests.test_docs import code, rows, section
 from tests.witness import wait_until
 
 COVERS = (
@@ -39,8 +40,12 @@ COVERS = (
     "launcher/exporters/metrics.py",
 )
 
+
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
 HOSTILE = 'a"b\\c\nd{}=,\t\0é\u202e # TYPE x counter'
+
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -221,12 +226,6 @@ def serving(make: Callable[[], RunStatus] = make_status) -> Iterator[int]:
     with closing(server):
         server.begin(make)
         yield server.port
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def get(port: int, accept: str = OPENMETRICS) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ran, distlaunch_command
+from tests.harness.runs_in_namespaces import up
 from tests.namespaces import CONTROLLER, Network, needs_namespaces, running_network, sshd_command
 from tests.second_chance import assert_same_bytes
 from tests.sshd import PORT
@@ -28,18 +28,27 @@ COVERS = (
     "worker_entry/program",
 )
 
+
 pytestmark = [
     pytest.mark.ssh,
     needs_namespaces,
 ]
 
+
 WHO = "program: {command: [sh, -c, 'echo $(hostname) $(id -un) $HOME']}\n"
+
+
 FROM = "program: {command: [sh, -c, 'echo ${SSH_CONNECTION% *}']}\n"  # client, its port, server; without its port
+
 
 PROBE = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=0.5)"
 
+
 KEY_EXCHANGE = {20, 21, 30}  # packets of SSH, by their numbers: KEXINIT, NEWKEYS, KEX_ECDH_INIT
+
+
 SERVICE_REQUEST, USERAUTH_REQUEST = 5, 50
+
 
 NETCAT = """\
 import os, socket, sys, threading
@@ -76,13 +85,6 @@ def network(request: pytest.FixtureRequest) -> Network:
     """Two hosts; the test runs once with each kind of user."""
     chosen: Network = request.getfixturevalue(request.param)
     return chosen
-
-
-def up(network: Network, spec: str, tmp_path: Path, env: dict[str, str] | None = None, timeout: float = 20.0) -> Ran:
-    """Runs `distlaunch up` on the controller."""
-    directory = tmp_path / "run"
-    done = network.run(distlaunch_command("up", "--run-dir", str(directory), spec), env=env, timeout=timeout)
-    return Ran(done.returncode, done.stdout, done.stderr, directory)
 
 
 def answers(network: Network, address: str) -> bool:

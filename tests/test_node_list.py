@@ -26,8 +26,8 @@ from launcher.spec.nodes import NodeSpec
 from tests.cases import first_quick
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.fake_nodes import KILL, At, Exit, FakeRun, lose
+from tests.harness.restarts import restarting
 from tests.polling import eventually
-from tests.test_supervisor import restarting
 
 COVERS = (
     "launcher/sources/node_list.py",

@@ -14,8 +14,8 @@ from launcher.tasks import TaskId
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.judge import exit_status
 from tests.conftest import PROGRAMS, Distlaunch
-from tests.test_gang import ONE_NODE, W0, W1, W2, make_policy, play, running
-from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, judged
+from tests.harness.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
+from tests.harness.verdicts import THREE, UNAVAILABLE, ended, failed, judged
 from worker_entry.protocol.values import CrashRecord, Place, TaskExit
 
 COVERS = ("launcher/gang", "launcher/verdict")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 from typing import Any
@@ -26,7 +26,7 @@ from launcher.pages.charts import (
     thin,
 )
 from launcher.pages.html import inline, make_ticks, read_plotly, read_script, render_page, to_script
-from launcher.pages.material import LogEnd, Material, NodeSamples, TaskSamples
+from launcher.pages.material import Material, NodeSamples, TaskSamples
 from launcher.pages.series import Point, Series, downsample, make_series, pack, shorten
 from launcher.pages.task_states import Span
 from launcher.pages.timeline import SPANS, Row, make_timeline, merge
@@ -35,120 +35,30 @@ from launcher.pages.wording import render_duration, render_offset, render_times,
 from launcher.pages.workers import find_steps
 from launcher.printable import printable
 from launcher.report.goodput import Goodput
-from launcher.report.models import AttemptReport, CompileCacheReport, CrashReport, ProgressReport, RunReport, TaskReport
+from launcher.report.models import CompileCacheReport
 from launcher.report.run_events import (
-    AttemptEnded,
     Checkpoint,
     LinkDropped,
     Record,
-    RunEvent,
-    RunStarted,
-    Said,
     State,
     Straggler,
 )
 from launcher.report.run_text import render_end
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
-from launcher.tasks import TaskId
-from launcher.verdict.models import Verdict
+from tests.harness.pages import (
+    T0,
+    W0,
+    W1,
+    hostile_material,
+    make_attempt,
+    make_material,
+    make_report,
+    one_attempt,
+    record,
+    reported,
+)
 from worker_entry.protocol.samples import GpuSample, NodeSample, TaskSample
-from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
-
-T0 = 1_795_342_600.0
-W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\0\x1b[31m\u202e\u2028&'\""
-
-
-def make_material(**changes: Any) -> Material:
-    facts: dict[str, Any] = {
-        "run_id": "20261122-local-c36f",
-        "name": "local-2",
-        "directory": "/runs/x",
-        "state": "failed",
-        "running": False,
-        "started": T0,
-        "ended": T0 + 100,
-        "now": T0 + 200,
-        "plan": {"tasks": [{"task": "worker:0", "node": "gpu-a"}, {"task": "worker:1", "node": "gpu-b"}]},
-        **changes,
-    }
-    return Material(**facts)
-
-
-def make_attempt(number: int, begin: float, end: float, *, failed: bool) -> AttemptReport:
-    crash = CrashReport(time=end, exception="ValueError", message="no label", file="train.py", line=88)
-    tasks = [
-        TaskReport(
-            task=str(task),
-            node=node,
-            address="",
-            started=begin + 1,
-            ended=end,
-            exit_code=None if failed and task == W0 else int(failed),
-            exit_signal=15 if failed and task == W0 else None,
-            stopped_by_us=failed and task == W0,
-            finished=not failed,
-            crash=crash if failed and task == W1 else None,
-            progress=ProgressReport(step=40, first_step=1, began=begin + 5, step_s=0.5),
-            log=f"attempt-{number}/{task.file_name}.log",
-        )
-        for task, node in ((W0, "gpu-a"), (W1, "gpu-b"))
-    ]
-    verdict = Verdict(
-        reference="task-failed" if failed else "succeeded",
-        message="worker:1 on gpu-b exited with status 1" if failed else "both workers ended with status 0",
-        task="worker:1" if failed else None,
-        evidence=["worker:0 failed 0.1 s later because of it"] if failed else [],
-    )
-    return AttemptReport(attempt=number, started=begin, ended=end, tasks=tasks, verdict=verdict, processes_left=0)
-
-
-def make_report(attempts: Sequence[AttemptReport], **changes: Any) -> RunReport:
-    last = attempts[-1].verdict
-    facts: dict[str, Any] = {
-        "run_id": "20261122-local-c36f",
-        "name": "local-2",
-        "outcome": "succeeded" if last.reference == "succeeded" else "failed",
-        "exit_status": 0 if last.reference == "succeeded" else 1,
-        "versions": {"distlaunch": "0.1.0"},
-        "directory": "/runs/x",
-        "started": T0,
-        "ended": T0 + 100,
-        "verdict": last,
-        "attempts": list(attempts),
-        **changes,
-    }
-    return RunReport(**facts)
-
-
-def record(at: float, event: RunEvent, attempt: int = 1, node: str = "") -> Record:
-    return Record(T0 + at, attempt, event, node, 1 if node else 0)
-
-
-def reported(task: TaskId, began: float, *, injected: tuple[str, ...] = ()) -> gang.TaskReported:
-    progress = Progress(step=5, first_step=1, batches=5, began=T0 + began, time=T0 + began + 1, training=True)
-    return gang.TaskReported(task, "is training", T0 + began - 1, progress, injected)
-
-
-def one_attempt(number: int, begin: float, end: float, *, failed: bool) -> list[Record]:
-    """Connects at `begin`, imports after 1 s, forms after 3 s, trains after 5 s, and ends 1 s before `end`."""
-    records = [record(begin, State("connecting"), number)]
-    records += [record(begin + 1, gang.TaskStarted(task, 7, T0 + begin + 1), number, "x") for task in (W0, W1)]
-    records += [
-        record(begin + 3, gang.TaskReported(task, "has imported TensorFlow", T0 + begin + 3), number, "x")
-        for task in (W0, W1)
-    ]
-    records += [record(begin + 6, reported(task, begin + 5), number, "x") for task in (W0, W1)]
-    if failed:
-        crash = CrashRecord(T0 + end - 1, "ValueError", "no label", "train.py", 88)
-        ended = gang.TaskExited(W1, TaskExit(code=1), T0 + end - 1, crash)
-        records += [record(end - 1, ended, number, "x"), record(end - 1, State("stopping"), number)]
-        records.append(record(end, gang.TaskExited(W0, TaskExit(signal=15), T0 + end), number, "x"))
-    else:
-        ends = [gang.TaskExited(task, TaskExit(code=0), T0 + end - 1, None, T0 + end - 1) for task in (W0, W1)]
-        records += [record(end - 1, ended, number, "x") for ended in ends]
-    report = make_attempt(number, T0 + begin, T0 + end, failed=failed)
-    return [*records, record(end, AttemptEnded(report), number)]
+from worker_entry.protocol.values import TaskExit
 
 
 def row_of(material: Material, name: str) -> Row:
@@ -494,45 +404,6 @@ class Elements(HTMLParser):
     @property
     def tags(self) -> list[str]:
         return [tag for tag, _ in self.found]
-
-
-def hostile_material() -> Material:
-    attempt = make_attempt(1, T0, T0 + 20, failed=True)
-    samples = TaskSamples(
-        attempt=1,
-        task="worker:0",
-        progress=[ProgressSample(T0 + n, n, metrics={HOSTILE: float(n), "__proto__": 1.0}) for n in range(3)],
-    )
-    use = [NodeUseSample(T0 + n, HOSTILE, NodeSample(1.0, 8, 5, 9, gpus=[GpuSample(HOSTILE, 0.5)])) for n in range(3)]
-    verdict = Verdict(reference=HOSTILE, message=HOSTILE, task=HOSTILE, evidence=[HOSTILE], hint=HOSTILE)
-    finding = Finding(level="warning", node=HOSTILE, reference=HOSTILE, message=HOSTILE)
-    node = NodeSpeed(node=HOSTILE, method=HOSTILE, gflop_s=1.0, memory_gb_s=1.0)
-    speed = SpeedReport(nodes=[node], links=[], findings=[finding], seconds=1.0)
-    report = make_report([attempt], verdict=verdict, versions={HOSTILE: HOSTILE}, name=HOSTILE, speed=speed)
-    return make_material(
-        run_id=HOSTILE,
-        name=HOSTILE,
-        directory=HOSTILE,
-        report=report,
-        attempts=[attempt],
-        records=[
-            *one_attempt(1, 0, 20, failed=True),
-            record(3, RunStarted(HOSTILE, HOSTILE, HOSTILE)),
-            record(4, Said("note", HOSTILE * 1000)),
-            record(5, LinkDropped(HOSTILE, HOSTILE)),
-            record(6, Checkpoint(HOSTILE, T0 + 6)),
-        ],
-        tasks=[samples],
-        nodes=[NodeSamples(attempt=1, node=HOSTILE, use=use)],
-        logs=[LogEnd(1, HOSTILE, HOSTILE, [HOSTILE, "x" * 400])],
-        plan={
-            "tasks": [{"task": HOSTILE, "node": HOSTILE, "address": HOSTILE, "port": HOSTILE, "command": HOSTILE}],
-            HOSTILE: [HOSTILE],
-        },
-        spec=HOSTILE,
-        stacks=HOSTILE,
-        command=HOSTILE,
-    )
 
 
 def without_plotly(page: str) -> str:

@@ -16,24 +16,35 @@ import pytest
 from launcher.commands import page
 from launcher.commands.requests import ask_to_end
 from launcher.pages.html import render_page
-from launcher.pages.material import NodeSamples, TaskSamples
-from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
 from launcher.rundir.directory import RunDir
 from tests.browser import CHROMIUM, Browser, open_browser
 from tests.conftest import PROGRAMS, distlaunch_command
+from tests.harness.pages import (
+    hostile_material,
+    to_curves,
+    write_page,
+)
 from tests.polling import eventually
-from tests.test_pages import T0, hostile_material, make_attempt, make_material, make_report, one_attempt
-from worker_entry.protocol.samples import NodeSample, TaskSample
 
 COVERS = ("launcher/pages", "launcher/exporters/page_reading.py", "launcher/exporters/page_writing.py")
+
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
 ]
 
+
 SIZE_LIMIT = 6_000_000
+
+
 POINTS_LIMIT = 1000
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with open_browser(tmp_path_factory.mktemp("browser") / "profile") as opened:
+        yield opened
 
 
 @dataclass(frozen=True)
@@ -47,12 +58,6 @@ class Run:
     def report(self) -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
         return loaded
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with open_browser(tmp_path_factory.mktemp("browser") / "profile") as opened:
-        yield opened
 
 
 @pytest.fixture(autouse=True)
@@ -281,11 +286,6 @@ def test_a_curve_is_hidden_by_its_label(browser: Browser, runs: Mapping[str, Run
     assert browser.run(f"{label}.click(), {count}") == 2
 
 
-def to_curves(browser: Browser, selector: str) -> None:
-    browser.run(f"document.querySelector('{selector}').scrollIntoView({{behavior: 'instant'}})")
-    eventually(lambda: _check_in_view(browser))
-
-
 def mouse(browser: Browser, chart: str, kind: str, share: float, *, up: float = -60, **more: Any) -> None:
     """Sends a mouse event at this share of a chart's width, below its upper edge."""
     found = browser.run(
@@ -401,48 +401,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(tmp_path_factory.mktemp("large") / "large.html", points=10_000)
 
 
-def write_page(path: Path, *, points: int) -> Path:
-    """The page of 8 workers with so many points each."""
-    attempt = make_attempt(1, T0, T0 + points, failed=False)
-    tasks = [
-        TaskSamples(
-            attempt=1,
-            task=f"worker:{index}",
-            progress=[
-                ProgressSample(
-                    *(T0 + n + index / 10, n, n // 100, 0.2 + n % 7 / 100, 0.1 + (n * index) % 11 / 100, 0.03),
-                    {"loss": 10 / (n + 1), "accuracy": n / points},
-                )
-                for n in range(points)
-            ],
-            use=[
-                TaskUseSample(T0 + n, TaskSample("x", n * 2.0 + n % 3, 1 << 30, 1.0, 0, 8, n * 100, n * 10))
-                for n in range(0, points, 2)
-            ],
-        )
-        for index in range(8)
-    ]
-    nodes = [
-        NodeSamples(
-            attempt=1,
-            node=f"gpu-{index}",
-            use=[NodeUseSample(T0 + n, "x", NodeSample(n * 7.0, 8, 5 + n % 9, 99, n, n)) for n in range(0, points, 2)],
-        )
-        for index in range(4)
-    ]
-    material = make_material(
-        state="succeeded",
-        ended=T0 + points,
-        report=make_report([attempt], ended=T0 + points),
-        attempts=[attempt],
-        records=one_attempt(1, 0, points, failed=False),
-        tasks=tasks,
-        nodes=nodes,
-    )
-    path.write_text(render_page(material), encoding="utf-8")
-    return path
-
-
 def test_the_page_is_there_before_plotly_runs(browser: Browser, large: Path) -> None:
     browser.size(1280, 600)
     browser.open(large)
@@ -467,13 +425,3 @@ def test_eight_workers_with_ten_thousand_points_stay_small_and_draw_only_what_is
     assert count_undrawn(browser) > 0
     open_all(browser, large)
     check_clean(browser, large)
-
-
-def _check_in_view(browser: Browser) -> None:
-    script = """[...document.querySelectorAll('.curves')].filter((each) => {
-        const { top, bottom } = each.getBoundingClientRect();
-        return bottom > 0 && top < innerHeight;
-    }).map((each) => 'drawn' in each.dataset)"""
-    found = browser.run(script)
-    assert found
-    assert all(found)

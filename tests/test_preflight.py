@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.gang.checks.findings import Finding
 from launcher.gang.checks.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
 from launcher.gang.decide import FAILURE_GRACE_S
 from launcher.gang.events import (
@@ -34,13 +33,12 @@ from launcher.gang.events import (
     Tick,
 )
 from launcher.gang.policy import AttemptPolicy
-from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
+from launcher.gang.state import BEFORE_START, Phase, Reason
 from launcher.report.check_report import make_check_report
 from launcher.report.check_text import COLUMNS, make_rows, render_findings
-from launcher.report.models import CheckReport
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, parse_task_id
-from tests.test_gang import (
+from tests.harness.gang import (
     CTRL_C,
     ONE_NODE,
     START_S,
@@ -53,141 +51,34 @@ from tests.test_gang import (
     make_policy,
     play,
     play_on,
-    ports_of,
     replay,
 )
-from tests.test_verdict import judged
-from worker_entry.protocol.messages import Dialled, Inspected, Ready
-from worker_entry.protocol.orders import VERSION, Dial, Inspect
+from tests.harness.preflights import (
+    CHECKPOINTS,
+    NONCE,
+    A,
+    Answered,
+    B,
+    asked,
+    checked,
+    checking,
+    inspected,
+    ready,
+    spec_of,
+    tell,
+)
+from tests.harness.verdicts import judged
+from worker_entry.protocol.messages import Dialled, Inspected
+from worker_entry.protocol.orders import Dial, Inspect
 from worker_entry.protocol.values import DialResult, GpuUse, Problem, Program, Target
 
-NONCE = "5f3a"
-A = {"host": "gpu-a", "address": "10.0.0.11"}
-B = {"host": "gpu-b", "address": "10.0.0.12"}
 PORTS = {W0: 20000, W1: 20001}
-TRAIN = {"script": "train.py"}
-CHECKPOINTS = "/mnt/checkpoints"
-
-
-def spec_of(*nodes: Mapping[str, Any], **more: Any) -> ClusterSpec:
-    return ClusterSpec.model_validate({"name": "test", "nodes": nodes or (A, B), "program": TRAIN, **more})
-
-
-def ready(**facts: Any) -> Ready:
-    usual: dict[str, Any] = {
-        "version": VERSION,
-        "pid": 7,
-        "hostname": "node",
-        "python": "3.11.7",
-        "executable": "/usr/bin/python3",
-        "time": 1000.0,
-        "cores": 8,
-        "gpus": [],
-        "tensorflow": "2.21.0",
-    }
-    return Ready(**{**usual, **facts})
-
-
-def inspected(**facts: Any) -> Inspected:
-    usual: dict[str, Any] = {
-        "keras": "3.15.1",
-        "gpus": [],
-        "free_bytes": 80 << 30,
-        "directory": "/work",
-        "program_hash": "ab" * 32,
-        "proxies": [],
-    }
-    return Inspected(**{**usual, **facts})
-
-
-def tell(preflight: Preflight, node: str, *messages: Ready | Inspected | Dialled) -> None:
-    """Passes the node's messages to the checks."""
-    for message in messages:
-        preflight.note(node, message, 0.0)
 
 
 def make_dial(spec: ClusterSpec, ports: Mapping[TaskId, int]) -> Dial:
     """What the first node dials, if all can be used."""
     nodes = [node.host for node in spec.nodes]
     return Preflight(spec, NONCE).make_dials(nodes, ports)[nodes[0]]
-
-
-class Answered:
-    """A Preflight whose nodes answer as good nodes do, except for what a test changes.
-
-    `failures`: why a dial fails, by the node that dials and the host that it dials. `facts`, `looks`, `clocks`: what
-    differs from the usual answers, by node.
-    """
-
-    def __init__(
-        self,
-        spec: ClusterSpec,
-        *,
-        failures: Mapping[tuple[str, str], str] | None = None,
-        resolved: Mapping[tuple[str, str], list[str]] | None = None,
-        facts: Mapping[str, Mapping[str, Any]] | None = None,
-        looks: Mapping[str, Mapping[str, Any]] | None = None,
-        clocks: Mapping[str, float] | None = None,
-        sees: Mapping[str, Sequence[str]] | None = None,
-        order: Sequence[str] = (),
-        source: str = "",
-    ) -> None:
-        self.spec = spec
-        self.preflight = Preflight(spec, NONCE)
-        nodes = order or [node.host for node in spec.nodes]
-        marks = {node: self.preflight.make_inspect(node).mark for node in nodes}
-        ports = {task: 20000 + task.index for _, task in spec.placements()}
-        for node in nodes:
-            tell(self.preflight, node, ready(**(facts or {}).get(node, {})))
-            tell(self.preflight, node, inspected(**(looks or {}).get(node, {})))
-        dials = self.preflight.make_dials(nodes, ports)
-        for node in nodes:
-            results = [
-                DialResult(
-                    target,
-                    (resolved or {}).get((node, target.host), [target.host]),
-                    (failures or {}).get((node, target.host), ""),
-                    source,
-                )
-                for target in dials[node].targets
-            ]
-            seen = [marks[other] for other in (sees or {}).get(node, nodes)]
-            self.preflight.note(node, Dialled(results, seen), (clocks or {}).get(node, 0.0))
-
-    @property
-    def findings(self) -> list[Finding]:
-        return self.preflight.findings()
-
-    @property
-    def references(self) -> list[str]:
-        return [finding.reference for finding in self.findings]
-
-    def report(self, *events: Event | float) -> CheckReport:
-        """The report, if the gang heard the events after all nodes were prepared."""
-        return make_check_report(self.spec, self.preflight, checked(self.spec, *events))
-
-
-def checked(spec: ClusterSpec, *events: Event | float) -> AttemptState:
-    """A gang that only checks, and is finished."""
-    layout: dict[str, list[TaskId]] = {}
-    for node, task in spec.placements():
-        layout.setdefault(node.host, []).append(task)
-    policy = checking(layout, only=True)
-    state, _ = play(policy, *asked(policy), *(events or [Checked()]), *map(NodeEmpty, policy.nodes))
-    assert state.phase is Phase.FINISHED
-    return state
-
-
-def checking(layout: Mapping[str, list[TaskId]], *, only: bool = False, syncs: Sequence[str] = ()) -> AttemptPolicy:
-    return replace(make_policy(layout), checks=True, only_checks=only, syncs=frozenset(syncs))
-
-
-def asked(policy: AttemptPolicy) -> list[Event]:
-    """All events until the nodes are to dial each other."""
-    events: list[Event] = [NodeReady(node) for node in policy.nodes]
-    events += [NodeSynced(node, 1, 10) for node in sorted(policy.syncs)]
-    events += [NodePrepared(node, ports_of(policy, node)) for node in policy.nodes]
-    return [*events, *map(NodeInspected, policy.nodes)]
 
 
 class TestWhatNodesAreAsked:
@@ -820,7 +711,10 @@ class TestGangThatOnlyChecks:
 
 # --- what holds for every history ---------------------------------------------------------------------------
 
+
 LAYOUTS: tuple[dict[str, list[TaskId]], ...] = ({"a": [W0]}, ONE_NODE, TWO_NODES)
+
+
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     anything,
     st.sampled_from(["a", "b", "unknown"]).map(NodeInspected),

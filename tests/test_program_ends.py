@@ -24,8 +24,8 @@ from launcher.gang.events import (
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.verdict.causes import find_cause
 from tests.conftest import PROGRAMS, Distlaunch
-from tests.test_gang import DRAIN_S, GRACE_S, TWO_NODES, W0, W1, exited, make_policy, play, play_on, running
-from tests.test_verdict import judged
+from tests.harness.gang import DRAIN_S, GRACE_S, TWO_NODES, W0, W1, exited, make_policy, play, play_on, running
+from tests.harness.verdicts import judged
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Activity, CrashRecord, TaskExit
 

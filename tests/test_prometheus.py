@@ -20,8 +20,8 @@ import pytest
 
 from tests.background import BackgroundRun
 from tests.conftest import PROGRAMS
+from tests.harness.free_ports import free_port
 from tests.polling import eventually
-from tests.test_metrics import free_port
 from tests.warm_python import WarmPython
 from tests.witness import await_none_left, make_mark
 

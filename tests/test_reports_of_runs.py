@@ -24,10 +24,10 @@ from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
 from launcher.rundir.directory import RunDir
 from launcher.rundir.select import select_run
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
+from tests.harness.pages import T0, make_attempt, make_report
 from tests.polling import eventually
 from tests.run_folders import RunFolder
 from tests.runs_on_disk import GONE, append_events, write_run
-from tests.test_pages import T0, make_attempt, make_report
 from worker_entry.protocol.samples import NodeSample, TaskSample
 
 LOSS = str(PROGRAMS / "loss.py")

@@ -15,7 +15,7 @@ from launcher.gang.watch.stalls import render_busy
 from launcher.tasks import TaskId, find_leader
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
 from tests.conftest import PROGRAMS, Distlaunch
-from tests.test_gang import (
+from tests.harness.gang import (
     FAILURE_STOP,
     START_S,
     W0,
@@ -30,7 +30,7 @@ from tests.test_gang import (
     running,
     started,
 )
-from tests.test_verdict import judged
+from tests.harness.verdicts import judged
 from worker_entry.protocol.values import Activity, Progress
 
 COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")

@@ -27,9 +27,9 @@ from launcher.rundir.directory import RunDir
 from launcher.rundir.journal_reading import Entry
 from launcher.wording import render_age
 from tests.conftest import Distlaunch, distlaunch_command
+from tests.harness.gang import W0, W1, make_policy
 from tests.polling import eventually
 from tests.terminals import terminal
-from tests.test_gang import W0, W1, make_policy
 from tests.witness import await_none_left, make_mark, wait_until
 from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import Progress, TaskExit

@@ -33,7 +33,7 @@ from launcher.report.status_report import TaskState, make_task_states
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.fake_nodes import At, Deed, FakeAgent, FakeRun
-from tests.test_gang import W0, W1, W2
+from tests.harness.gang import W0, W1, W2
 from worker_entry.protocol.messages import Sampled, Status
 from worker_entry.protocol.samples import TaskSample
 from worker_entry.protocol.values import Progress, TaskStatus

@@ -45,20 +45,23 @@ from tests.fake_nodes import (
     user,
 )
 from tests.fake_timing import BEGAN
+from tests.harness.restarts import restarting
 from worker_entry.agent.connection.lease import MARGIN_S
 from worker_entry.protocol.messages import Saved
 from worker_entry.protocol.orders import Goodbye, Start, Stop
 from worker_entry.protocol.values import Problem, TaskExit
 
 FOR_EVER = 1e6
+
+
 GPU_C = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}]}
+
+
 SPARE = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c", "spare": True}]}
+
+
 GRACE_S = 1.1
 """How long it takes at most to stop tasks that end when asked to."""
-
-
-def restarting(limit: int = 1, **fields: Any) -> dict[str, Any]:
-    return {"restart": {"max_restarts": limit, **fields}}
 
 
 # --- each class of failure ---
@@ -74,7 +77,10 @@ class Failure:
 
 
 CRASHED = TaskExit(1)
+
+
 MET_ANOTHER = "Collective instance 7 expected group size 2, got 1"
+
 
 FAILURES: dict[str, Failure] = {
     "task-failed": Failure([Exit("worker:1", CRASHED, crash="ValueError: no batch")], 1),

@@ -22,8 +22,8 @@ from launcher.errors import UsageError
 from launcher.spec.parts import SyncSpec
 from tests.apart import linux
 from tests.conftest import ROOT, Distlaunch, distlaunch_command
+from tests.harness.sessions import send_to_sessions
 from tests.sshd import Hosts, make_addresses, make_hosts, running_hosts, running_sshd, skip_without_openssh
-from tests.test_link_drops import send_to_sessions
 from tests.witness import wait_until
 from worker_entry.agent.files.copy import ProgramCopy
 from worker_entry.agent.files.versions import ABANDONED_S

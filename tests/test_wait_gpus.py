@@ -50,11 +50,11 @@ from launcher.tasks import parse_task_id
 from tests.background import running
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.fake_nodes import At, Exit, FakeRun, lose
+from tests.harness.gang import play
+from tests.harness.gpu_stand_ins import compile_library, install_smi
 from tests.in_process import run_here
 from tests.polling import eventually
 from tests.sshd import make_hosts, running_sshd, skip_without_openssh
-from tests.test_gang import play
-from tests.test_gpus import compile_library, install_smi
 from tests.witness import wait_until
 from worker_entry.agent.gpus.claims import GpuClaims
 from worker_entry.agent.helpers.child_work import fork_work

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -26,13 +24,14 @@ from launcher.transports.programs import LINE, SAID_LINES, ProgramWay, expand
 from launcher.transports.ssh.way import ChannelStream
 from launcher.transports.way import Opening
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
-from tests.containers import build_image, output_of, skip_without_docker
+from tests.harness.containers2 import running_container
 from tests.kubernetes import find_cluster
 from tests.slurm import running_slurm
 from tests.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.witness import assert_none_left, await_none_left, make_mark, wait_until
 
 COVERS = ("launcher/transports",)
+
 
 HOSTILE = ["a b", "'", '"', "$HOME `id` \\", "line\nbreak", "ünïcode ⚙", "-x", "*", ";", "&&", "\t", "#", "~", "%h"]
 
@@ -56,6 +55,8 @@ class Place:
 
 
 WAY = f"{sys.executable}, {PROGRAMS / 'way.py'}"
+
+
 PROGRAM_WAYS = {
     "a line for a shell": f"{{command: [{WAY}, sh, -c, '{{command}}']}}",
     "words": f"{{command: [{WAY}]}}",
@@ -100,20 +101,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pyte
         hosts.trust()
         way = request.param if request.param != "ssh as a command" else "{command: [ssh, -T, '{host}', '{command}']}"
         yield Place("gpu-a", way, hosts.env, "ssh")
-
-
-@contextlib.contextmanager
-def running_container(shared: Path) -> Iterator[str]:
-    """A container without sshd or network, which sees this folder at the same path."""
-    skip_without_docker()
-    name = f"distlaunch-way-{secrets.token_hex(4)}"
-    wait = "trap 'exit 0' TERM; while :; do sleep 1; done"
-    options = ("-d", "--rm", "--network", "none", "--user", "root", "--entrypoint", "sh", "--name", name)
-    output_of("docker", "run", *options, "-v", f"{shared}:{shared}", build_image(), "-c", wait)
-    try:
-        yield name
-    finally:
-        output_of("docker", "stop", name)
 
 
 def up(distlaunch: Distlaunch, place: Place, folder: Path, settings: str, **env: str) -> Ran:

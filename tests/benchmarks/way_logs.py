@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tests.benchmarks.pairs import print_pair, time_pairs
 from tests.benchmarks.ssh_logs import LINE, MEGABYTES, time_log
+from tests.harness.containers2 import running_container
 from tests.kubernetes import FOLDER, find_cluster
 from tests.slurm import running_slurm
-from tests.test_ways import running_container
 
 
 @dataclass(frozen=True)
