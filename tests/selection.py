@@ -34,8 +34,6 @@ SELECTS_NONE = (
     "tests/__init__.py",
 )
 """What no costly test depends on; documents have tests that always run."""
-
-
 LISTED = {"bad_specs", "golden"}
 """Folders of data that tests list, and so name as a whole."""
 

@@ -47,17 +47,9 @@ from worker_entry.system.files import FilePart
 from worker_entry.task.status_file import OUT_OF_THE_WAY
 
 LOOK = str(PROGRAMS / "task_look.py")
-
-
 SERVE = str(PROGRAMS / "task_serve.py")
-
-
 RAISE = str(PROGRAMS / "task_raise.py")
-
-
 RSS_LIMIT = 64 << 20
-
-
 Make = Callable[..., Client]
 
 
@@ -1001,8 +993,6 @@ def kill_both(client: Client, ready: Ready) -> None:
 
 
 End = Callable[[Client, Ready], None]
-
-
 ENDS_EVERYWHERE = [close_stdin, terminate_guardian, hang_up_guardian, terminate_agent]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.gang.events import Event, TaskReported
 from launcher.gang.faults import Fault, needed, parse_fault, pending
 from launcher.gang.state import AttemptState
 from launcher.report.fault_report import report_faults
@@ -18,9 +16,9 @@ from launcher.spec.command_line import make_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.settings import set_fields
-from tests.conftest import PROGRAMS, Distlaunch
-from tests.harness.gang import W0, W1, make_policy, play, running
-from worker_entry.protocol.values import Injection, Progress
+from tests.harness.chaos import KILL, attempt
+from tests.harness.gang import W1
+from worker_entry.protocol.values import Injection
 
 COVERS = ("launcher/gang", "worker_entry/task/faults.py", "launcher/controller/actions.py")
 
@@ -64,19 +62,6 @@ class TestParsing:
         with pytest.raises(UsageError, match="needs `progress: true`"):
             parse_fault("kill:worker:1@epoch=3", silent)
         assert parse_fault("kill:worker:1@seconds=3", silent)
-
-
-KILL = Fault(W1, Injection("kill", "epoch", 3.0))
-
-
-def attempt(*epochs: int, injected: bool = False, step: int = 21) -> AttemptState:
-    """An attempt in which the workers reported these epochs: the first and the last."""
-    policy = make_policy({"a": [W0, W1]})
-    events: list[Event] = []
-    for task in (W0, W1) if epochs else ():
-        progress = Progress(step, 1, step, 1000.0, 1010.0, True, epochs[-1], epochs[0])
-        events.append(TaskReported(task, "is training", 990.0, progress, (str(KILL.injection),) if injected else ()))
-    return play(policy, *running(policy), *events)[0]
 
 
 class TestReport:
@@ -123,58 +108,3 @@ class TestReport:
         other = Fault(W1, Injection("kill", "epoch", 5.0))
         assert pending([KILL, other], []) == [KILL, other]
         assert pending([KILL, other], [attempt(1, 3, injected=True), attempt(3, 4)]) == [other]
-
-
-@pytest.mark.tensorflow
-class TestRealFaults:
-    @pytest.mark.smoke
-    def test_a_killed_worker_and_a_script_that_resumes(self, warm: Distlaunch) -> None:
-        program = (str(PROGRAMS / "train_keras.py"), "nobody", "resume", "5")
-        faults = ("--chaos", "kill:worker:1@epoch=3", "--chaos", "exit:worker:0@epoch=4")
-        ran = warm("local", "-n", "2", *faults, *program)
-        assert ran.status == 0, ran.stderr
-        assert [fault["resumed"] for fault in ran.report["chaos"]] == [True, True]
-        assert [fault["attempt"] for fault in ran.report["chaos"]] == [1, 2]
-        assert (
-            "Chaos: worker:1 was killed in attempt 1, at epoch 3, step 41; attempt 2 resumed in epoch 3" in ran.stderr
-        )
-        assert "Chaos: worker:0 was made to exit in attempt 2, at epoch 4, step 21; attempt 3 resumed" in ran.stderr
-        references = [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]]
-        assert references == ["task-killed", "task-failed", "succeeded"]
-
-    def test_a_script_that_does_not_resume_is_reported(self, warm: Distlaunch) -> None:
-        program = (str(PROGRAMS / "train_keras.py"), "nobody", "forgets", "3")
-        ran = warm("local", "-n", "2", "--chaos", "kill:worker:0@step=30", *program)
-        assert ran.status == 0, ran.stderr
-        [fault] = ran.report["chaos"]
-        assert (fault["resumed"], fault["attempt"]) == (False, 1)
-        assert fault["message"].endswith("at epoch 2, step 30; attempt 2 started over in epoch 1: nothing was resumed")
-
-    def test_a_preemption_that_the_script_handles(self, warm: Distlaunch) -> None:
-        program = (str(PROGRAMS / "resume_loop.py"), "6", "handler")
-        ran = warm("local", "-n", "2", "--chaos", "preempt:worker:1@step=25", *program)
-        assert ran.status == 0, ran.stderr
-        [fault] = ran.report["chaos"]
-        assert fault["resumed"]
-        assert re.search(r"worker:1 was preempted in attempt 1, at .*; attempt 2 resumed in epoch 3", fault["message"])
-        assert ran.report["attempts"][0]["verdict"]["reference"] == "preempted"
-
-    def test_a_stop_after_seconds_before_the_cluster_is_up(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        (tmp_path / "wait.py").write_text("import time\ntime.sleep(600)\n")
-        ran = distlaunch(
-            *(
-                "local",
-                "-n",
-                "2",
-                "--set",
-                "timeouts.start_s=5",
-                "--max-restarts",
-                "0",
-                "--chaos",
-                "stop:worker:1@seconds=1",
-            ),
-            "wait.py",
-        )
-        assert ran.status == 3
-        assert "worker:1 was stopped by SIGSTOP (signal 19); the others wait for it" in ran.stderr
-        assert "Chaos: worker:1 was stopped by SIGSTOP in attempt 1, at no step; it was not started again" in ran.stderr

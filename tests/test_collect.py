@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +25,10 @@ from launcher.gang.state import Phase
 from launcher.rundir.directory import RunDir
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import LinkClosed
-from tests.apart import linux
 from tests.background import running
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.fake_nodes import At, Exit, FakeRun, Script, lose, say
-from tests.harness.sessions import send_to_sessions
-from tests.sshd import running_hosts, skip_without_openssh
+from tests.harness.collect import folder
 from tests.witness import wait_until
 from worker_entry.agent.files.copy import PART, CheckpointCopy, FolderCopy, ProgramCopy
 from worker_entry.agent.files.finding import find_files
@@ -50,6 +47,7 @@ COVERS = (
     "launcher/commands/collect.py",
     "worker_entry/agent/files/source.py",
 )
+
 
 # --- what is found ---
 
@@ -117,13 +115,6 @@ def feed(copy: FolderCopy, said: list[Message], contents: Sequence[bytes]) -> No
             data = contents[fetch.index][fetch.offset : fetch.offset + fetch.size]
             copy.take(Piece(fetch.index, fetch.offset, len(data), fetch.checkpoint), data)
             answered += 1
-
-
-# --- a folder that grows ---
-
-
-def folder(root: Path, before: Path | None = None) -> CollectedFolder:
-    return CollectedFolder(root / "to", root / ".parts", "gpu-a", before)
 
 
 def fetch(target: CollectedFolder, file: FoundFile, data: bytes) -> bool:
@@ -672,6 +663,7 @@ def test_nodes_that_get_a_checkpoint_are_waited_for_and_a_lost_one_is_named(tmp_
 
 # --- runs on this machine ---
 
+
 WRITES = "mkdir -p models; echo $DISTLAUNCH_TASK > models/$DISTLAUNCH_TASK; echo 1 > x.csv; echo 1 > other"
 
 
@@ -739,57 +731,3 @@ def test_a_run_without_collect_says_how_to_collect(distlaunch: Distlaunch, tmp_p
     assert told.returncode == 2
     assert "the spec of the run has no `collect`" in told.stderr
     assert "distlaunch collect " in told.stderr
-
-
-# --- over SSH ---
-
-
-@linux
-@pytest.mark.ssh
-@pytest.mark.smoke
-def test_a_transfer_over_connections_that_break_is_whole(tmp_path: Path) -> None:
-    skip_without_openssh()
-    ssh = tmp_path / "ssh"
-    ssh.mkdir(mode=0o700)
-    with running_hosts(ssh) as hosts:
-        hosts.trust()
-        size = 200 << 20
-        program = f"head -c {size} /dev/urandom > big-$DISTLAUNCH_TASK; sha256sum big-$DISTLAUNCH_TASK"
-        spec = hosts.write_spec(
-            f"working_directory: {tmp_path}\ncollect: [big-*]\ntimeouts: {{lease_s: 20}}\n"
-            f"program: {{command: [sh, -c, {json.dumps(program)}]}}\n"
-        )
-        parts, breaks = tmp_path / "run" / "collected" / ".parts", 0
-        with (tmp_path / "stderr").open("wb") as stderr:
-            process = subprocess.Popen(
-                distlaunch_command("up", "--run-dir", "run", spec),
-                cwd=tmp_path,
-                env={**os.environ, **hosts.env},
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-            )
-
-        def back() -> int:
-            return (tmp_path / "stderr").read_text().count("reconnected after")
-
-        with process:
-            while process.poll() is None:
-                if breaks < 3 and _size(parts) > breaks * size // 4 + PIECE:
-                    breaks += 1
-                    send_to_sessions(signal.SIGKILL)
-                    wait_until(lambda at=2 * breaks: back() == at, "both are back", 60)  # type: ignore[misc]
-                time.sleep(0.005)
-    text = (tmp_path / "stderr").read_text()
-    assert process.returncode == 0, text
-    assert breaks == 3, text
-    assert "not collected" not in text
-    for number in range(2):
-        log = (tmp_path / "run" / "attempt-1" / f"worker-{number}.log").read_text()
-        [digest, name] = log.split()
-        [copy] = (tmp_path / "run" / "collected").glob(f"gpu-*/{name}")
-        told = subprocess.run(["sha256sum", str(copy)], capture_output=True, text=True, check=True)
-        assert told.stdout.split()[0] == digest
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*")) if folder.exists() else 0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.apart import linux
-from tests.conftest import PROGRAMS, Distlaunch
 from worker_entry.agent.tasks.watches import CacheWatch
 from worker_entry.program.compile_cache import GRAPHS, XLA_DIRECTORY, XLA_FLAGS, add_compile_cache
 from worker_entry.program.versions import installed_version
@@ -21,6 +18,7 @@ from worker_entry.protocol.values import Program, TaskStart
 COVERS = ("worker_entry/program", "worker_entry/agent/tasks/watches.py")
 
 pytestmark = linux
+
 needs_tensorflow = pytest.mark.skipif(installed_version("tensorflow") is None, reason="TensorFlow is not installed")
 WHOLE = b"\x0a\x03key\x12\x02hl\x1a\x01c"
 """An entry as TensorFlow writes it: a key, the HLO, the code."""
@@ -107,31 +105,3 @@ def test_graphs_of_torch_are_counted_when_loaded_and_when_added(tmp_path: Path) 
         add_entry(graphs, key).read_bytes()
     assert watch.end(1) == CacheUsed(1, loaded=1, stored=2)
     assert watch.end(2) is None
-
-
-@pytest.mark.tensorflow
-def test_the_second_run_loads_the_code_that_the_first_compiled(distlaunch: Distlaunch, tmp_path: Path) -> None:
-    shutil.copy(PROGRAMS / "compiled.py", tmp_path)
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(
-        f"nodes: [{{host: local, tasks: {{worker: 2}}}}]\nprogram: {{script: compiled.py}}\n"
-        f"working_directory: {tmp_path}\ncache: {tmp_path}/cache\n"
-    )
-    seen = []
-    for number in range(2):
-        ran = distlaunch("up", "--run-dir", str(tmp_path / f"run-{number}"), str(spec), run_dir=False)
-        assert ran.status == 0, ran.stderr
-        assert "forked" not in ran.stderr  # the early import had the same variables
-        lines = [line for line in ran.stdout.splitlines() if "sum " in line]
-        entries = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("cache/tensorflow-*/*.pb")}
-        report = json.loads((tmp_path / f"run-{number}" / "report.json").read_text())
-        used = report["attempts"][0]["compile_cache"]
-        assert f"compile cache: {used['loaded']} entries loaded, {used['stored']} added" in ran.stderr
-        seen.append((sorted(lines), entries, used))
-    assert len(seen[0][0]) == 2
-    assert seen[0][1]
-    assert seen[0][:2] == seen[1][:2]
-    stored = len(seen[0][1])
-    assert stored > 1
-    assert [used["stored"] for *_, used in seen] == [stored, 0]
-    assert seen[1][-1]["loaded"] == stored

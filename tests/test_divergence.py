@@ -13,7 +13,6 @@ from launcher.gang.divergence import KEPT
 from launcher.gang.events import Event, TaskReported
 from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId
-from tests.conftest import PROGRAMS, Distlaunch
 from tests.harness.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
 from worker_entry.agent.tasks.status_reader import STATUS_LIMIT, StatusFiles
 from worker_entry.keras_patches.digests import LONGEST_NAME, SEEN_S, SHARE, Rhythm, _find_stride, _grouped
@@ -187,20 +186,3 @@ def test_the_largest_digest_fits_into_a_status_and_its_message(tmp_path: Path) -
     assert status.model == largest
     assert Path(files.status("worker:0")).stat().st_size < STATUS_LIMIT
     assert len(encode(Status("worker:0", TaskStatus("x", 0.0, model=largest)))) < FRAME_LIMITS[Status]
-
-
-@pytest.mark.tensorflow
-def test_workers_whose_models_drift_apart_are_named(warm: Distlaunch) -> None:
-    ran = warm("local", "--workers", "3", str(PROGRAMS / "drifting.py"), timeout=200)
-    assert ran.status == 0, ran.stderr
-    line = "of worker:0 at the end, first in sequential/counting/above; only the chief's is saved"
-    assert ran.stderr.count(line) == 2, "once when it is found, and once at the end"
-    assert line in ran.report["attempts"][0]["divergence"]
-
-
-@pytest.mark.tensorflow
-def test_workers_whose_models_stay_the_same_are_not_mentioned(warm: Distlaunch) -> None:
-    ran = warm("local", "--workers", "2", str(PROGRAMS / "resume_keras.py"), "3", "own", "0.01", timeout=200)
-    assert ran.status == 0, ran.stderr
-    assert "differ" not in ran.stderr
-    assert ran.report["attempts"][0]["divergence"] == ""

@@ -33,8 +33,6 @@ from worker_entry.protocol.messages import ToController
 from worker_entry.protocol.orders import ToAgent
 
 README_LINES = 250
-
-
 TABLES: Mapping[str, tuple[str, ...]] = {
     "a-cluster": (),
     "a-node": ("$defs", "NodeSpec"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from launcher.gang.checks.findings import Finding
 from launcher.report.doctor import COSTS, HERE, DoctorReport, OwnFacts, make_report, render
 from launcher.report.models import CheckReport, FactsReport, NodeReport
 from tests.conftest import distlaunch_command
+from tests.harness.doctor import run
 from tests.namespaces import Network, opened_network
 from worker_entry.system import features
 
@@ -162,13 +162,6 @@ class TestFeatures:
                 assert name in features.examine().missing
 
 
-def run(*words: str, env: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
-    command, environ = distlaunch_command("doctor", "--json", *words), {**os.environ, **(env or {})}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environ)
-    report: dict[str, Any] = json.loads(done.stdout)
-    return done.returncode, report
-
-
 @pytest.mark.slow
 @pytest.mark.smoke
 def test_the_command_examines_this_machine(tmp_path: Path) -> None:
@@ -196,17 +189,6 @@ def test_a_python_that_is_missing_is_an_error(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "no Python interpreter at /no/python" in done.stderr
-
-
-@pytest.mark.tensorflow
-def test_gpus_that_tensorflow_does_not_see_are_an_error(tmp_path: Path) -> None:
-    answer = 'case "$1" in *driver*) echo 550.54 ;; *memory*) echo 0, 3, 24576 ;; *) echo 0 ;; esac'
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    status, report = run(env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    [line] = [line for line in report["lines"] if line["level"] == "error"]
-    assert (status, line["subject"]) == (3, "GPUs")
-    assert line["message"] == "1 GPU, driver 550.54, but TensorFlow sees none of them"
 
 
 @pytest.fixture(scope="module")

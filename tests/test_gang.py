@@ -65,8 +65,6 @@ from tests.harness.gang import (
 from worker_entry.protocol.values import Activity, CrashRecord, Problem, TaskExit
 
 TERM = Interrupted(signal.SIGTERM)
-
-
 OPTIONAL = (Phase.CLAIMING, Phase.SYNCING, Phase.CHECKING)
 
 
@@ -478,8 +476,6 @@ class TestRefusalAndLoss:
 
 
 INTERRUPT = StopNodes(GRACE_S, interrupts=True)
-
-
 KEYBOARD = CrashRecord(1.0, "KeyboardInterrupt", "")
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,41 +30,29 @@ from launcher.report.samples import ProgressSample
 from launcher.report.state_names import StateName
 from launcher.tasks import TENSORBOARD, TaskId
 from launcher.verdict.models import Verdict
-from tests.conftest import PROGRAMS, Distlaunch, Ran
+from tests.conftest import PROGRAMS, Distlaunch
 from tests.fake_nodes import KILL, At, Exit, FakeAgent, FakeRun, Script, Steps, lose
+from tests.harness.goodput import (
+    BEGAN,
+    CHIEF,
+    MOMENTS,
+    W0,
+    W1,
+    Happening,
+    check_by_hand,
+    count_by_hand,
+    progresses,
+    steps,
+)
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
-from worker_entry.task.meter import REPORT_S
 
 COVERS = ("launcher/report", "launcher/controller/goodput.py")
-
-W0, W1, CHIEF = TaskId("worker", 0), TaskId("worker", 1), TaskId("chief", 0)
-BEGAN = 1000.0
-"""When the runs of this module begin; the times of their events are relative to it."""
-
-
-# --- histories ---
-
-
-@dataclass(frozen=True)
-class Happening:
-    at: float
-    event: RunEvent
-    attempt: int = 1
-
 
 History = Iterable[Happening]
 
 
 def to_state(at: float, state: StateName, attempt: int = 1) -> Happening:
     return Happening(at, State(state), attempt)
-
-
-def steps(
-    at: float, step: int, first: int = 1, began: float = 0.0, attempt: int = 1, task: TaskId = W0, **more: Any
-) -> Happening:
-    """The task did step `first` at `began`, and has just done `step`."""
-    progress = Progress(step, first, step, BEGAN + began, BEGAN + at, **more)
-    return Happening(at, TaskReported(task, "is training", BEGAN, progress), attempt)
 
 
 def trained(
@@ -462,24 +447,9 @@ def test_samples_of_an_earlier_attempt_supply_progress_that_the_journal_lacks() 
 
 # --- any history ---
 
+
 STATES = st.sampled_from(get_args(StateName))
 TASKS = st.sampled_from([W0, W1, TENSORBOARD])
-MOMENTS = st.floats(-50, 250)
-NUMBERS = st.integers(0, 200)
-
-
-@st.composite
-def progresses(draw: st.DrawFn) -> Progress:
-    return Progress(
-        draw(NUMBERS),
-        draw(st.none() | NUMBERS),
-        0,
-        BEGAN + draw(MOMENTS),
-        BEGAN + draw(MOMENTS),
-        epoch=draw(st.none() | NUMBERS),
-        first_epoch=draw(st.none() | NUMBERS),
-        resumed=draw(st.none() | NUMBERS),
-    )
 
 
 @st.composite
@@ -555,6 +525,7 @@ def test_a_late_report_does_not_move_the_training_line_back() -> None:
 
 # --- whole runs ---
 
+
 RETURN = {"restart": {"max_restarts": 1, "return_s": 600}}
 
 
@@ -615,63 +586,6 @@ def test_the_text_names_the_largest_kinds() -> None:
     assert render_goodput(make_goodput(spent)) == "Goodput 0 %: 0.0 s of 0.0 s trained"
 
 
-# --- by hand ---
-
-
-def count_by_hand(ran: Ran, failed_task: str, failed_step: int, saved_step: int) -> dict[str, float]:
-    """The seconds of each kind in a run of two attempts, from its journal and its program's output.
-
-    Args:
-        ran: the run.
-        failed_task: the file name of the task that fails in the first attempt.
-        failed_step: the last step of that task.
-        saved_step: the step from which the second attempt continues.
-    """
-
-    def printed(attempt: int, task: str) -> dict[str, float]:
-        lines = (ran.directory / f"attempt-{attempt}" / f"{task}.log").read_text().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(("step ", "end ")))
-        return {what: float(time) for what, time in pairs}
-
-    formed = [entry["time"] for entry in ran.events("state") if entry["state"] == "forming"]
-    report = ran.report
-    first, second = printed(1, "worker-0"), printed(2, "worker-0")
-    failed = printed(1, failed_task)[f"step {failed_step}"]
-    begun, again = first["step 1"], second[f"step {saved_step + 1}"]
-    end = max(printed(2, task["task"].replace(":", "-"))["end"] for task in report["attempts"][1]["tasks"])
-    lost = failed - first[f"step {saved_step}"]
-    return {
-        "connecting_s": formed[0] - report["started"],
-        "forming_s": begun - formed[0] + again - formed[1],
-        "training_s": failed - begun - lost + end - again,
-        "lost_s": lost,
-        "restarting_s": formed[1] - failed,
-        "stalled_s": 0.0,
-        "waiting_s": 0.0,
-        "ending_s": report["ended"] - end,
-    }
-
-
-def find_pause(ran: Ran, saved_step: int) -> float:
-    """How much longer the step after `saved_step` was than the median step, because the program saves in it."""
-    lines = (ran.directory / "attempt-1" / "worker-0.log").read_text().splitlines()
-    times = [float(line.split()[-1]) for line in lines if line.startswith("step ")]
-    steps = [after - before for before, after in itertools.pairwise(times)]
-    return steps[saved_step - 1] - statistics.median(steps)
-
-
-def check_by_hand(ran: Ran, expected: dict[str, float], pause_s: float = 0.0) -> None:
-    """Compares the goodput of the run's report with the count by hand.
-
-    Goodput assumes that all steps between two reports take equally long, so it may misplace a pause of `pause_s`.
-    """
-    duration = ran.report["ended"] - ran.report["started"]
-    counted = {kind: ran.report["goodput"][kind] for kind in KINDS}
-    assert counted == pytest.approx(expected, abs=duration / 100 + min(pause_s, REPORT_S))
-    assert sum(counted.values()) == pytest.approx(duration, abs=1e-6)
-    assert ran.report["goodput"]["share"] == pytest.approx(counted["training_s"] / duration)
-
-
 @pytest.mark.slow
 def test_goodput_agrees_with_a_count_by_hand(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "-n", "1", "--max-restarts", "1", str(PROGRAMS / "timed_steps.py"))
@@ -681,14 +595,3 @@ def test_goodput_agrees_with_a_count_by_hand(distlaunch: Distlaunch) -> None:
     is_long = ran.report["ended"] - ran.report["started"] >= SHORT_S
     shown = re.search(r"^  Goodput \d+ %: \d\.\d s of \d+\.\d s trained; ", ran.stderr, re.MULTILINE)
     assert (shown is not None) == is_long
-
-
-@pytest.mark.tensorflow
-def test_goodput_agrees_with_a_count_by_hand_when_a_worker_is_killed(warm: Distlaunch) -> None:
-    """The backup is written after each epoch of 20 steps."""
-    program = (str(PROGRAMS / "timed_keras.py"), "4")
-    ran = warm("local", "--workers", "2", "--chaos", "kill:worker:1@step=55", *program)
-    assert ran.status == 0, ran.stderr
-    check_by_hand(ran, count_by_hand(ran, "worker-1", 55, 40), find_pause(ran, 40))
-    progresses = [(entry["attempt"], entry["progress"]) for entry in ran.events("task-reported") if entry["progress"]]
-    assert {(attempt, told["resumed"]) for attempt, told in progresses if told["first_step"]} == {(1, 0), (2, 40)}

@@ -35,10 +35,7 @@ COVERS = (
     "worker_entry/agent/tasks/sampling.py",
 )
 
-
 WHOLE = GpuReading(0, "GPU-00-uuid", 0.37, 20 << 30, 80 << 30, 251.5, 64.0)
-
-
 SAMPLE = GpuSample("0", 0.37, 20 << 30, 80 << 30, 251.5, 64.0)
 
 

@@ -15,11 +15,7 @@ from tests.conftest import ROOT
 from tests.harness.documents import PAGES
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-
-
 FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_]+)(?![\w.(])")
-
-
 FOREIGN: Mapping[str, set[str]] = {
     "fish": {"--no-files", "--command", "--arguments"},
     "gcloud compute ssh": {"--command", "--zone"},

@@ -12,8 +12,6 @@ from tests.harness.folders import LAUNCHER, WORKER_ENTRY
 from tests.import_graph import ROOT, Import, read_imports, read_modules
 
 LINE_LIMIT = 800
-
-
 BASICS = {
     "bounded_server",
     "clock",
@@ -30,12 +28,8 @@ BASICS = {
     "wording",
 }
 """Modules of `launcher` that all folders may import."""
-
-
 PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 """Folders that import nothing from the node's side except the protocol."""
-
-
 ONLY_IN = {
     "IPython": {"launcher.python.notebook"},
     "click": {"launcher.cli", "launcher.console.writer", "launcher.console.labels"},
@@ -62,8 +56,6 @@ ONLY_IN = {
     },
 }
 """Third-party packages, and the folders and modules of `launcher` that may import them, even within a function."""
-
-
 MODULES = {**read_modules("launcher"), **read_modules("worker_entry")}
 
 

@@ -32,13 +32,9 @@ COVERS = (
     "launcher/controller/links.py",
 )
 
-
 pytestmark = pytest.mark.ssh
 
-
 COUNT = str(PROGRAMS / "count.py")
-
-
 TREE = str(PROGRAMS / "spawn_tree.py")
 
 

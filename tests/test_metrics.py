@@ -40,13 +40,8 @@ COVERS = (
     "launcher/exporters/metrics.py",
 )
 
-
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-
-
 HOSTILE = 'a"b\\c\nd{}=,\t\0é\u202e # TYPE x counter'
-
-
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -28,28 +28,16 @@ COVERS = (
     "worker_entry/program",
 )
 
-
 pytestmark = [
     pytest.mark.ssh,
     needs_namespaces,
 ]
 
-
 WHO = "program: {command: [sh, -c, 'echo $(hostname) $(id -un) $HOME']}\n"
-
-
 FROM = "program: {command: [sh, -c, 'echo ${SSH_CONNECTION% *}']}\n"  # client, its port, server; without its port
-
-
 PROBE = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=0.5)"
-
-
 KEY_EXCHANGE = {20, 21, 30}  # packets of SSH, by their numbers: KEXINIT, NEWKEYS, KEX_ECDH_INIT
-
-
 SERVICE_REQUEST, USERAUTH_REQUEST = 5, 50
-
-
 NETCAT = """\
 import os, socket, sys, threading
 marker, host, port = sys.argv[1:]

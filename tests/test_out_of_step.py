@@ -13,7 +13,6 @@ from launcher.gang.watch.stacks import find_call, find_outsider, is_out_of_step,
 from launcher.tasks import TaskId
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.judge import exit_status
-from tests.conftest import PROGRAMS, Distlaunch
 from tests.harness.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
 from tests.harness.verdicts import THREE, UNAVAILABLE, ended, failed, judged
 from worker_entry.protocol.values import CrashRecord, Place, TaskExit
@@ -137,37 +136,3 @@ def test_the_places_are_not_shown_twice() -> None:
     policy = make_policy(ONE_NODE)
     state, _ = play(policy, *running(policy), apart(W1, 1050.0), StacksReceived({W0: EVALUATE}))
     assert [line for line in judged(state).evidence if "train.py" in line] == []
-
-
-PROGRAM = PROGRAMS / "out_of_step.py"
-
-
-def line_of(text: str) -> str:
-    """The place of the program's only line that begins with this text."""
-    (number,) = (n for n, line in enumerate(PROGRAM.read_text().splitlines(), 1) if line.strip().startswith(text))
-    return f"{PROGRAM}:{number}"
-
-
-NEXT_FIT = line_of("model.fit(x, y, batch_size=8, verbose=0)")
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(
-    ("how", "places"),
-    [
-        (
-            "evaluate",
-            f"worker:0 is in evaluate at {line_of('model.evaluate')}, worker:1 in fit at {NEXT_FIT}",
-        ),
-        (
-            "evaluate-in-callback",
-            f"worker:0 is in evaluate at {line_of('self.model.evaluate')}, worker:1 in fit at {NEXT_FIT}",
-        ),
-        ("fewer-batches", f"all are in fit at {line_of('model.fit(fewer_batches()')}"),
-    ],
-)
-def test_real_workers_that_are_out_of_step_are_reported(warm: Distlaunch, how: str, places: str) -> None:
-    ran = warm("local", str(PROGRAM), how)
-    assert f"Error: worker:0 and worker:1 are out of step: {places} [out-of-step]\n" in ran.stderr, ran.stderr
-    assert "do not put such a call under an `if` for one worker" in ran.stderr
-    assert (ran.status, ran.report["attempts"][0]["verdict"]["reference"]) == (1, "out-of-step")

@@ -28,16 +28,12 @@ from tests.polling import eventually
 
 COVERS = ("launcher/pages", "launcher/exporters/page_reading.py", "launcher/exporters/page_writing.py")
 
-
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
 ]
 
-
 SIZE_LIMIT = 6_000_000
-
-
 POINTS_LIMIT = 1000
 
 

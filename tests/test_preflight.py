@@ -713,8 +713,6 @@ class TestGangThatOnlyChecks:
 
 
 LAYOUTS: tuple[dict[str, list[TaskId]], ...] = ({"a": [W0]}, ONE_NODE, TWO_NODES)
-
-
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     anything,
     st.sampled_from(["a", "b", "unknown"]).map(NodeInspected),

@@ -105,16 +105,6 @@ def test_a_spec_file_is_run_and_a_script_gets_its_arguments_and_variables() -> N
     assert run("cluster.yaml").outcome == "succeeded"
 
 
-@pytest.mark.tensorflow
-@pytest.mark.smoke
-def test_a_script_trains_on_two_workers() -> None:
-    report = run_local(module="worker_entry.demo.train", workers=2, settings=["program.args=[--epochs, 1]"])
-    assert report.outcome == "succeeded", report.verdict
-    steps = [task.progress.step for task in report.attempts[0].tasks if task.progress is not None]
-    assert len(steps) == 2
-    assert min(steps) > 10
-
-
 def test_nothing_is_printed_and_the_process_stays_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
     handlers, environ = [signal.getsignal(signum) for signum in HANDLED], dict(os.environ)
     with Cluster(local_spec(command=["sh", "-c", "echo out; echo err >&2"])) as cluster:

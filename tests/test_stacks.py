@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from launcher.gang.watch.stacks import StackCollector, parse_stack, render_stacks
 from launcher.tasks import TaskId
-from tests.conftest import PROGRAMS, Command, distlaunch_command
-from tests.warm_python import WarmPython
+from tests.conftest import distlaunch_command
+from tests.harness.stacks import ask, running
 from tests.witness import wait_until
 from worker_entry.protocol.values import Activity
 
@@ -80,29 +78,6 @@ class TestRendering:
         assert collector.texts(110.0) == {W0: TEXT, W1: ""}
         collector.note(W1, TEXT, Activity())
         assert collector.texts(101.0) == {W0: TEXT, W1: TEXT}
-
-
-@contextmanager
-def running(folder: Path, *arguments: str, command: Command = distlaunch_command) -> Iterator[subprocess.Popen[bytes]]:
-    """A run in the background, which is ended by Ctrl-C."""
-    with (folder / "stderr").open("wb") as stderr:
-        words = command("local", "--run-dir", "run", *arguments)
-        process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr)
-    with process:
-        try:
-            yield process
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) == 130
-        finally:
-            process.kill()
-
-
-def ask(folder: Path) -> str:
-    asked = subprocess.run(
-        distlaunch_command("stacks", "./run"), cwd=folder, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert asked.returncode == 0, asked.stderr
-    return asked.stdout
 
 
 def wait_for_logs(folder: Path, text: bytes, count: int) -> None:
@@ -210,18 +185,3 @@ def test_a_run_that_is_over_or_missing_is_reported(tmp_path: Path) -> None:
         )
         assert asked.returncode == 2
         assert why in asked.stderr
-
-
-@pytest.mark.tensorflow
-def test_tasks_that_wait_in_a_collective_are_distinguished_from_the_one_that_blocks_it(
-    warm_python: WarmPython, tmp_path: Path
-) -> None:
-    program = str(PROGRAMS / "fail_in_training.py")
-    with running(tmp_path, "-n", "3", program, "worker:1", "sleep", command=warm_python.command):
-        log = tmp_path / "run/attempt-1/worker-1.log"
-        wait_until(lambda: log.exists() and b"about to fail" in log.read_bytes(), "it sleeps", 90)
-        wait_until(lambda: "worker:0, worker:2 are at" in ask(tmp_path), "the others wait for it", 30)
-        said = ask(tmp_path)
-        assert f"worker:1 is at {program}:" in said
-        assert " fail\n" in said
-        assert "in quick_execute of execute.py" in said

@@ -14,7 +14,7 @@ from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.gang.watch.stalls import render_busy
 from launcher.tasks import TaskId, find_leader
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
-from tests.conftest import PROGRAMS, Distlaunch
+from tests.conftest import Distlaunch
 from tests.harness.gang import (
     FAILURE_STOP,
     START_S,
@@ -30,33 +30,19 @@ from tests.harness.gang import (
     running,
     started,
 )
+from tests.harness.stalls import THREE, stalled, told
 from tests.harness.verdicts import judged
 from worker_entry.protocol.values import Activity, Progress
 
 COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")
 
-THREE = {"a": [W0, W1, W2]}
 STACK = 'Thread 0x01 (most recent call first):\n  File "{file}", line {line} in {function}\n'
 WAITING = STACK.format(file="/venv/lib/python3.11/site-packages/tensorflow/execute.py", line=53, function="execute")
 SLEEPING = STACK.format(file="/home/me/train.py", line=41, function="load_batch")
 
 
-def told(
-    task: TaskId, step: int, *, step_s: float = 0.5, training: bool = True, phase: str = "is training"
-) -> TaskReported:
-    """What a task reports after this step of a training that began at 1000."""
-    time = 1000.0 + (step - 1) * step_s
-    progress = Progress(step, 1 if step else None, step, 1000.0 if step else 0.0, time if step else 0.0, training)
-    return TaskReported(task, phase, 990.0, progress)
-
-
 def all_told(step: int, **how: float) -> list[Event]:
     return [told(task, step, **how) for task in (W0, W1, W2)]  # type: ignore[arg-type]  # floats, all of them
-
-
-def stalled(*events: Event | float, stall_s: float | None = None) -> AttemptState:
-    policy = replace(make_policy(THREE), stall_s=stall_s)
-    return play(policy, *running(policy), *events)[0]
 
 
 class TestWhen:
@@ -305,71 +291,3 @@ def test_a_command_that_goes_silent_has_stalled(distlaunch: Distlaunch) -> None:
     assert ran.status == 3
     assert ran.log() == b"1\n2\n3\n4\n5\n6\n"
     assert re.search(r"Error: no sign of progress for \d+ s \[stalled\]\n", ran.stderr)
-
-
-LOST_LEADER = str(PROGRAMS / "lost_leader.py")
-KERAS = str(PROGRAMS / "train_keras.py")
-PATIENCE_S = "40"
-"""More than the import of TensorFlow takes, also on a busy machine; it makes its two tests long."""
-
-
-@pytest.mark.tensorflow
-class TestRealClusters:
-    def test_one_that_sleeps_in_the_input_pipeline_is_blamed_and_all_start_again(self, warm: Distlaunch) -> None:
-        ran = warm(
-            *(
-                "local",
-                "-n",
-                "3",
-                "--set",
-                "timeouts.stall_s=5",
-                "--max-restarts",
-                "1",
-                KERAS,
-                "worker:1",
-                "sleep-in-input",
-            ),
-            *("8",),
-        )
-        assert ran.status == 0, ran.stderr
-        first, second = ran.report["attempts"]
-        assert (first["verdict"]["reference"], first["verdict"]["task"]) == ("stalled", "worker:1")
-        assert f"another thread at {KERAS}:16 load_batch" in first["verdict"]["message"]
-        assert f"worker:0, worker:2 are at {KERAS}:" in first["verdict"]["evidence"][0]
-        assert [task["progress"]["step"] for task in second["tasks"]] == [160] * 3
-        assert "load_batch" in (ran.directory / "stacks.txt").read_text()
-
-    def test_one_that_a_signal_stopped(self, warm: Distlaunch) -> None:
-        ran = warm("local", "-n", "3", "--set", "timeouts.stall_s=5", KERAS, "worker:2", "stop")
-        verdict = ran.report["attempts"][0]["verdict"]
-        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:2"), ran.stderr
-        assert "worker:2 was stopped by SIGSTOP (signal 19) and did not continue" in verdict["message"]
-
-    def test_one_that_never_joins_keeps_the_cluster_from_forming(self, warm: Distlaunch) -> None:
-        ran = warm("local", "-n", "3", "--set", f"timeouts.start_s={PATIENCE_S}", KERAS, "worker:1", "never-joins")
-        verdict = ran.report["attempts"][0]["verdict"]
-        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
-        assert any(f"worker:1 is at {KERAS}:23 <module>" in line for line in verdict["evidence"])
-        assert any("worker:0, worker:2 are at" in line for line in verdict["evidence"])
-
-    def test_one_that_does_not_find_the_leader_although_its_port_is_open(self, warm: Distlaunch) -> None:
-        options = ["--set", f"timeouts.start_s={PATIENCE_S}", "--set", "keep_own_tf_config=true"]
-        ran = warm("local", "-n", "3", *options, LOST_LEADER, "worker:1")
-        verdict = ran.report["attempts"][0]["verdict"]
-        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
-        waiting = r"waiting for worker:1 on local \(port \d+ open, worker:0 has not heard from it\)"
-        assert re.search(f"{waiting}; worker:0, worker:2 are ready", verdict["message"])
-
-    @pytest.mark.smoke
-    def test_collectives_that_wait_for_each_other(self, warm: Distlaunch) -> None:
-        loop = str(PROGRAMS / "loop.py")
-        ran = warm("local", "-n", "3", "--set", "timeouts.stall_s=5", loop, "worker:1", "skip-a-step")
-        verdict = ran.report["attempts"][0]["verdict"]
-        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:1"), ran.stderr
-        assert "steps done: 200 by worker:1, 199 by the others" in verdict["evidence"]
-        assert f"worker:1 is at {loop}:24 wait_for_all" in verdict["message"]
-        assert any(f"worker:0, worker:2 are at {loop}:30 <module>" in line for line in verdict["evidence"])
-        told = ran.report["attempts"][0]["tasks"][1]["progress"]
-        assert (told["epoch"], told["first_epoch"], told["first_step"]) == (4, 1, 1)
-        assert told["metrics"]["nothing"] is None
-        assert 0 < told["metrics"]["loss"] <= 1

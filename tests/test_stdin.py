@@ -15,8 +15,8 @@ from launcher.controller.task_input import AHEAD_BYTES, PART_BYTES, TaskInput
 from launcher.plan.paths import RunPaths
 from tests.apart import linux
 from tests.conftest import Distlaunch, distlaunch_command
+from tests.harness.stdin import run
 from tests.polling import eventually
-from tests.sshd import running_hosts
 from tests.terminals import terminal
 from tests.warm_python import WarmPython
 from tests.witness import wait_until
@@ -32,15 +32,6 @@ COVERS = (
 )
 
 READ = "import os, sys; print(os.environ['DISTLAUNCH_TASK'], len(sys.stdin.buffer.read()))\n"
-
-
-def run(folder: Path, *arguments: str, stdin: Any = subprocess.DEVNULL, data: bytes | None = None) -> list[str]:
-    """The lines of the tasks of a local run that succeeds."""
-    command = distlaunch_command("local", "--run-dir", str(folder / "run"), *arguments)
-    given: dict[str, Any] = {"stdin": stdin} if data is None else {"input": data}
-    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=60, check=False, **given)
-    assert done.returncode == 0, done.stderr.decode()
-    return sorted(line.partition(" │ ")[2] for line in done.stdout.decode().splitlines())
 
 
 @pytest.mark.parametrize(
@@ -144,22 +135,6 @@ def test_a_program_that_reads_none_is_explained(distlaunch: Distlaunch, tmp_path
     (tmp_path / "program.py").write_text("input()\n")
     ran = distlaunch("local", "-n", "2", "program.py", cwd=tmp_path)
     assert "only the chief reads stdin, from a pipe or a file" in ran.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.ssh
-def test_it_reaches_another_machine(tmp_path: Path) -> None:
-    (tmp_path / "ssh").mkdir()
-    with running_hosts(tmp_path / "ssh") as hosts:
-        hosts.trust()
-        spec = hosts.write_spec("program: {command: [sha256sum]}\nstdin: all\n")
-        data = os.urandom(3_000_000)
-        command = distlaunch_command("up", "--no-check", "--run-dir", str(tmp_path / "run"), spec)
-        env = {**os.environ, **hosts.env}
-        done = subprocess.run(command, env=env, input=data, capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    expected = subprocess.run(["sha256sum"], input=data, capture_output=True, check=True).stdout.decode().strip()
-    assert [line.partition(" │ ")[2] for line in done.stdout.decode().splitlines()] == [expected] * 2
 
 
 # --- the two ends ---

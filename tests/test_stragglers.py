@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,7 +30,6 @@ from launcher.report.run_events import Record, Straggler, parse_record, render_r
 from launcher.report.samples import TaskUse
 from launcher.report.status_report import TaskState, make_task_states
 from launcher.tasks import TaskId
-from tests.conftest import PROGRAMS, Distlaunch
 from tests.fake_nodes import At, Deed, FakeAgent, FakeRun
 from tests.harness.gang import W0, W1, W2
 from worker_entry.protocol.messages import Sampled, Status
@@ -44,7 +42,6 @@ COLLECTIVE_S = 0.02
 """Seconds of a step in which the slowest task waits."""
 ENOUGH_S = round(WINDOW_S * (WINDOWS + 2))
 """Seconds after which a slow task has been named."""
-
 OwnTimes = Mapping[TaskId, Sequence[float]]
 """Each task's own time of a step, second by second."""
 
@@ -193,7 +190,6 @@ class TestNoise:
 
 
 USUAL = Pace(step_s=0.2, own_s=0.05, data_s=0.01, cpu=0.5, starved=0.05, memory=1000.0, swapped=0.0)
-
 MEASURED = st.floats(0, 1e3)
 KNOWN = st.none() | MEASURED
 PACES = st.builds(
@@ -330,31 +326,3 @@ def test_a_run_says_records_and_shows_who_is_slow(tmp_path: Path) -> None:
     [[of_fast, of_slow]] = run.states
     assert (of_fast.score, of_fast.slow, of_fast.data_s) == (5.0, "", 0.01)
     assert (of_slow.score, of_slow.slow, of_slow.data_s) == (0.2, "input pipeline", 0.2)
-
-
-TRAIN = str(PROGRAMS / "train_keras.py")
-
-
-@pytest.mark.tensorflow
-def test_a_worker_whose_input_is_slow_is_named_with_the_reason(warm: Distlaunch) -> None:
-    ran = warm("local", "-n", "3", TRAIN, "worker:1", "slow", "10")
-    assert ran.status == 0, ran.stderr
-    [named] = [line for line in ran.stderr.splitlines() if "× the median step" in line]
-    times = re.match(r"worker:1 takes ([0-9.]+) × the median step: ", named)
-    assert times is not None, named
-    assert float(times[1]) > 1  # of medians, which one busy moment does not change
-    assert "reason: input pipeline (it waits " in named
-    told = {task["task"]: task["progress"] for task in ran.report["attempts"][0]["tasks"]}
-    assert {each["step"] for each in told.values()} == {200}
-    steps = [each["step_s"] for each in told.values()]  # of a second of steps, for each worker at another moment
-    assert max(steps) < 4 * min(steps)
-    # These are values of one moment, in which another test may have used the cores.
-    assert told["worker:1"]["data_s"] > 0.5 * told["worker:1"]["own_s"] > told["worker:0"]["data_s"]
-
-
-@pytest.mark.tensorflow
-def test_equal_workers_are_not_named(warm: Distlaunch) -> None:
-    ran = warm("local", "-n", "2", TRAIN, "nobody", "x", "40")
-    assert ran.status == 0, ran.stderr
-    assert "× the median step" not in ran.stderr
-    assert b'"straggler"' not in (ran.directory / "events.jsonl").read_bytes()

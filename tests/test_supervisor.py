@@ -52,14 +52,8 @@ from worker_entry.protocol.orders import Goodbye, Start, Stop
 from worker_entry.protocol.values import Problem, TaskExit
 
 FOR_EVER = 1e6
-
-
 GPU_C = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}]}
-
-
 SPARE = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c", "spare": True}]}
-
-
 GRACE_S = 1.1
 """How long it takes at most to stop tasks that end when asked to."""
 
@@ -77,11 +71,7 @@ class Failure:
 
 
 CRASHED = TaskExit(1)
-
-
 MET_ANOTHER = "Collective instance 7 expected group size 2, got 1"
-
-
 FAILURES: dict[str, Failure] = {
     "task-failed": Failure([Exit("worker:1", CRASHED, crash="ValueError: no batch")], 1),
     "task-killed": Failure([Exit("worker:1", KILL)], 1),

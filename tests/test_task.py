@@ -30,19 +30,10 @@ from worker_entry.task.crash_record import MESSAGE_LIMIT
 
 COVERS = ("worker_entry/task", "worker_entry/program", "worker_entry/__main__.py")
 
-
 ENTRY = str(Path(worker_entry.__file__).parent)
-
-
 BY_PATH = [ENTRY, "run"]
-
-
 AS_MODULE = ["-m", "worker_entry", "run"]
-
-
 TASK_RAISE = str(PROGRAMS / "task_raise.py")
-
-
 python_311 = pytest.mark.skipif(sys.version_info < (3, 11), reason="since Python 3.11")
 
 

@@ -16,7 +16,6 @@ from tests.witness import assert_none_left, make_mark
 
 COVERS = ("launcher/verdict", "launcher/gang")
 
-
 pytestmark = pytest.mark.tensorflow
 
 

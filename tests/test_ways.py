@@ -32,7 +32,6 @@ from tests.witness import assert_none_left, await_none_left, make_mark, wait_unt
 
 COVERS = ("launcher/transports",)
 
-
 HOSTILE = ["a b", "'", '"', "$HOME `id` \\", "line\nbreak", "ünïcode ⚙", "-x", "*", ";", "&&", "\t", "#", "~", "%h"]
 
 
@@ -55,8 +54,6 @@ class Place:
 
 
 WAY = f"{sys.executable}, {PROGRAMS / 'way.py'}"
-
-
 PROGRAM_WAYS = {
     "a line for a shell": f"{{command: [{WAY}, sh, -c, '{{command}}']}}",
     "words": f"{{command: [{WAY}]}}",

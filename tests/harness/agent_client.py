@@ -31,14 +31,8 @@ from worker_entry.protocol.orders import VERSION, Beat, Hello, Prepare, Start
 from worker_entry.protocol.values import Program, TaskRequest, TaskStart
 
 ENTRY = str(Path(worker_entry.__file__).parent)
-
-
 FAMILY = str(PROGRAMS / "tree_family.py")
-
-
 PORTS = (loopback.ports()[0], loopback.ports()[-1])
-
-
 M = TypeVar("M")
 
 

@@ -13,8 +13,6 @@ PAGES = [
     *(ROOT / folder / "README.md" for folder in (".", "cluster_specs", "launcher", "worker_entry", "docker", "tests")),
 ]
 """The documents to check; the changelog may name options that no longer exist."""
-
-
 README = ROOT / "README.md"
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from tests.conftest import PROGRAMS
 
 FAIL = str(PROGRAMS / "fail_in_training.py")
-
-
 KEY_ERROR = "KeyError: 'bad sample 20'"
-
-
 WAYS = {
     "kill": ("task-killed", "was killed by SIGKILL (signal 9) after"),
     "segfault": ("task-killed", "was killed by SIGSEGV (signal 11"),

@@ -22,8 +22,6 @@ LAUNCHER = [
     "cli",
 ]
 """Folders in the order of a run. Each may import the folders before it, and BASICS."""
-
-
 WORKER_ENTRY: dict[str, set[str]] = {
     "protocol": set(),
     "system": {"protocol"},

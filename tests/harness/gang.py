@@ -35,17 +35,9 @@ from launcher.tasks import TaskId, parse_task_id
 from worker_entry.protocol.values import Problem, Progress, TaskExit
 
 W0, W1, W2, EVALUATOR = (parse_task_id(text) for text in ("worker:0", "worker:1", "worker:2", "evaluator:0"))
-
-
 START_S, DRAIN_S, GRACE_S = 600.0, 300.0, 10.0
-
-
 FAILURE_STOP = StopNodes(FAILURE_GRACE_S)
-
-
 REFUSED = NodeRefused("b", (Problem("no-program", "there is no program /x"),))
-
-
 CTRL_C = Interrupted(signal.SIGINT)
 
 
@@ -63,14 +55,8 @@ def make_policy(
 
 
 ALL_HEARD = LeaderWaits(frozenset())
-
-
 ONE_NODE = {"a": [W0, W1]}
-
-
 TWO_NODES = {"a": [W0], "b": [W1]}
-
-
 WITH_EVALUATOR = {"a": [W0, W1, EVALUATOR]}
 
 
@@ -120,28 +106,14 @@ def play_on(state: AttemptState, *events: Event | float) -> tuple[AttemptState, 
 
 
 NAMES = ("a", "b", "unknown")
-
-
 TASKS = (W0, W1, EVALUATOR, TaskId("worker", 9))
-
-
 LAYOUTS = ({"a": [W0]}, ONE_NODE, TWO_NODES, WITH_EVALUATOR, {"a": [W0, EVALUATOR], "b": [W1]})
-
-
 nodes = st.sampled_from(NAMES)
-
-
 tasks = st.sampled_from(TASKS)
-
-
 exits = st.one_of(
     st.sampled_from([0, 0, 1, 143]).map(TaskExit), st.sampled_from([9, 15]).map(lambda n: TaskExit(None, n))
 )
-
-
 timeouts = st.sampled_from([0.0, 1.0, 600.0])
-
-
 layouts = st.builds(
     lambda layout, start, drain, grace: make_policy(layout, start_s=start, drain_s=drain, stop_grace_s=grace),
     st.sampled_from(LAYOUTS),
@@ -149,14 +121,8 @@ layouts = st.builds(
     timeouts,
     timeouts,
 )
-
-
 times = st.floats(1000, 1100)
-
-
 progresses = st.one_of(st.none(), st.builds(Progress, st.integers(0, 9), st.integers(0, 1), st.just(1), times, times))
-
-
 anything: st.SearchStrategy[Event] = st.one_of(
     nodes.map(NodeReady),
     st.builds(NodePrepared, nodes, st.dictionaries(tasks, st.integers(1, 65535), max_size=3)),

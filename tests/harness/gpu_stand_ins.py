@@ -16,8 +16,6 @@ SMI = """#!/bin/sh
 echo "$@" >> {folder}/calls
 cat {folder}/listing
 """
-
-
 LISTING = """\
 0, GPU-00-uuid, 37, 20480, 81920, 251.50, 64
 1, GPU-01-uuid, [N/A], 20480, 81920, [Not Supported], 64

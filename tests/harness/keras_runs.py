@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 
 OLDER_KERAS = "3.11.3"
-
-
 CLOSE = 1e-5
-
-
 Results = dict[str, Any]
 
 
@@ -56,3 +52,7 @@ def assert_agree(one: Results, other: Results, *, tolerance: float, apart_from: 
 
 def is_below(path: str, parents: set[str]) -> bool:
     return any(f"{path}.".startswith(f"{parent}.") for parent in parents)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

@@ -30,11 +30,7 @@ from worker_entry.protocol.samples import GpuSample, NodeSample, TaskSample
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 
 T0 = 1_795_342_600.0
-
-
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
-
-
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\0\x1b[31m\u202e\u2028&'\""
 
 

@@ -33,17 +33,9 @@ from worker_entry.protocol.orders import VERSION
 from worker_entry.protocol.values import DialResult
 
 NONCE = "5f3a"
-
-
 A = {"host": "gpu-a", "address": "10.0.0.11"}
-
-
 B = {"host": "gpu-b", "address": "10.0.0.12"}
-
-
 TRAIN = {"script": "train.py"}
-
-
 CHECKPOINTS = "/mnt/checkpoints"
 
 

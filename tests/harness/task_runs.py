@@ -98,8 +98,6 @@ IDENTITY = """
     if __name__ == "__main__":
         print("I am the main program")
 """
-
-
 PROGRAMS_TO_COMPARE = {
     "exit None": "import sys; sys.exit(None)",
     "exit without a word": "import sys; sys.exit()",

@@ -26,8 +26,6 @@ from tests.harness.gang import (
 from worker_entry.protocol.values import CrashRecord, Program, TaskExit
 
 THREE = {"a": [W0, W1, W2]}
-
-
 UNAVAILABLE = "failed to connect to all addresses; last error: ipv4:10.0.0.11:20001: Socket closed"
 
 
