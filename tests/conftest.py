@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,88 +11,18 @@ import hypothesis
 import pytest
 
 from launcher.errors import EXIT_BUG
-from tests import second_chance, tiers
-from tests.available import find_python
-from tests.in_process import run_here
-from tests.inherited import read_state, reset_inherited_state
-from tests.scheduling import Longest
-from tests.warm_python import WarmPython
-
-ROOT = Path(__file__).parents[1]
-PROGRAMS = Path(__file__).parent / "programs"
+from tests.harness import second_chance, tiers
+from tests.harness.available import find_python
+from tests.harness.commands import Distlaunch, Ran, make_distlaunch
+from tests.harness.in_process import run_here
+from tests.harness.inherited import read_state, reset_inherited_state
+from tests.harness.places import ROOT
+from tests.harness.scheduling import Longest
+from tests.harness.warm_python import WarmPython
 
 # The duration of a test depends on what else is running, so no test has a deadline.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A finished `distlaunch` command."""
-
-    status: int
-    stdout: str
-    stderr: str
-    directory: Path
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The run's report.json."""
-        loaded: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
-        return loaded
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a kind in events.jsonl."""
-        entries = map(json.loads, (self.directory / "events.jsonl").read_text().splitlines())
-        return [entry for entry in entries if entry["event"] == kind]
-
-    def log(self, task: str = "worker-0") -> bytes:
-        return (self.directory / "attempt-1" / f"{task}.log").read_bytes()
-
-    def line(self, pattern: str, task: str = "worker-0") -> re.Match[str]:
-        """The only line of a task's log that matches; TensorFlow may print more after the program's last line."""
-        log = self.log(task).decode()
-        found = [*re.finditer(f"^{pattern}$", log, re.MULTILINE)]
-        assert len(found) == 1, log
-        return found[0]
-
-
-Distlaunch = Callable[..., Ran]
-Command = Callable[..., list[str]]
-
-
-def distlaunch_command(*arguments: str) -> list[str]:
-    """The command line that runs distlaunch with this interpreter."""
-    return [sys.executable, "-m", "launcher", *arguments]
-
-
-def make_distlaunch(tmp_path: Path, command: Command = distlaunch_command) -> Distlaunch:
-    def run(
-        verb: str,
-        *arguments: str,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        timeout: float = 120.0,
-        run_dir: bool = True,
-    ) -> Ran:
-        directory = tmp_path / "run"
-        place = ["--run-dir", str(directory)] if run_dir else []
-        done = subprocess.run(
-            command(verb, *place, *arguments),
-            cwd=cwd or tmp_path,
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-        )
-        if done.returncode == EXIT_BUG:
-            raise second_chance.NoSecondChanceError(f"exit status {EXIT_BUG}:\n{done.stderr}")
-        return Ran(done.returncode, done.stdout, done.stderr, directory)
-
-    return run
 
 
 @pytest.fixture
@@ -168,16 +93,16 @@ _COUNTED = pytest.StashKey[set[str]]()
 _START = pytest.StashKey[str]()
 """The configuration of coverage for processes that tests start; empty if lines are not counted."""
 UNCOUNTED = {
-    "test_children",
-    "test_console",
-    "test_detached",
-    "test_early_import",
-    "test_failures",
-    "test_plan",
-    "test_processes",
-    "test_restarts",
-    "test_ssh",
-    "test_transports",
+    "cli/test_detach.py",
+    "cli/test_failures.py",
+    "cli/test_plan.py",
+    "cli/test_restarts.py",
+    "hosts/ssh/test_up.py",
+    "node/task/test_children.py",
+    "node/task/test_early_import.py",
+    "node/test_processes.py",
+    "parts/terminal/test_console.py",
+    "parts/transports/test_contract.py",
 }
 """Modules whose processes add hardly a line to the coverage by the other quick tests."""
 COUNTED_TESTS = 12
@@ -224,7 +149,8 @@ def count_processes(keep_state: None, request: pytest.FixtureRequest, monkeypatc
     third of the processes of `pytest`, and misses 1% of the lines that they cover.
     """
     start = request.config.stash[_START]
-    chosen = request.path.stem not in UNCOUNTED and request.node.nodeid in request.config.stash[_COUNTED]
+    module = request.path.relative_to(ROOT / "tests").as_posix()
+    chosen = module not in UNCOUNTED and request.node.nodeid in request.config.stash[_COUNTED]
     marks = tiers.marks_of(request.node)
     if start and chosen and (tiers.SMOKE in marks or marks.isdisjoint(tiers.REQUIREMENTS)):
         monkeypatch.setenv("COVERAGE_PROCESS_START", start)

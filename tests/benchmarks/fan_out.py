@@ -26,8 +26,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.sshd import QUIET, Hosts, make_hosts, running_sshd
-from tests.witness import wait_until
+from tests.harness.hosts.sshd import QUIET, Hosts, make_hosts, running_sshd
+from tests.harness.witness import wait_until
 
 COUNTS = (1, 16, 64, 200)
 PORT = 22122

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.pairs import print_pair
-from tests.namespaces import running_network
+from tests.harness.hosts.namespaces import running_network
 
 PROGRAM = """
 import json, os, sys, time

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import get_args
 
-from tests.hostile_frames import RandomFrames
-from tests.hostile_nodes import Tally, noting_threads, run_once
-from tests.hostile_orders import Abused
+from tests.sim.hostile_frames import RandomFrames
+from tests.sim.hostile_nodes import Tally, noting_threads, run_once
+from tests.sim.hostile_orders import Abused
 from worker_entry.protocol.framing import Decoder, ProtocolError
 from worker_entry.protocol.messages import ToController
 from worker_entry.protocol.orders import ToAgent

@@ -1,4 +1,4 @@
-"""Runs on pods: a restart in place against new pods, and many pods; see `tests/kubernetes.py` for the cluster."""
+"""Runs on pods: a restart in place against new pods, and many pods; see `hosts/kubernetes.py` in harness."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks.pairs import print_pair
-from tests.conftest import PROGRAMS
-from tests.kubernetes import IMAGE, KubernetesCluster, find_cluster
+from tests.harness.hosts.kubernetes import IMAGE, KubernetesCluster, find_cluster
+from tests.harness.places import PROGRAMS
 
 MANY = (10, 50, 100)
 _REQUEST = re.compile(r'(GET|POST|PUT|PATCH|DELETE) https?://\S+ [0-9]{3}|verb="(?:GET|POST|PUT|PATCH|DELETE)" url=')

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks.pairs import print_pair, time_pairs
-from tests.conftest import PROGRAMS, distlaunch_command
-from tests.terminals import Terminal
+from tests.harness.commands import distlaunch_command
+from tests.harness.places import PROGRAMS
+from tests.harness.terminals import Terminal
 
 WATCH_S = 10.0
 STEPS = """

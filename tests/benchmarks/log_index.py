@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.benchmarks.log_throughput import PROGRAM
 from tests.benchmarks.pairs import print_pair, time_pairs
-from tests.conftest import ROOT
+from tests.harness.places import ROOT
 
 MEGABYTES = 1000
 WITHOUT = "\n\nTaskLog.observe = lambda self, *, last=False: None\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import PROGRAMS
+from tests.harness.places import PROGRAMS
 
 WATCH_S = 10.0
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.benchmarks.pairs import print_pair, time_pairs
-from tests.browser import Browser, open_browser
+from tests.harness.browser import Browser, open_browser
 from tests.harness.pages import to_curves, write_page
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.benchmarks.pairs import print_pair
-from tests.conftest import PROGRAMS
+from tests.harness.places import PROGRAMS
 
 
 def measure(runs: int) -> None:

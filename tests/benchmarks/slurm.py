@@ -17,7 +17,7 @@ import psutil
 
 from tests.benchmarks.guards import PROGRAM
 from tests.benchmarks.pairs import print_pair, time_pairs
-from tests.slurm import SlurmCluster, running_slurm
+from tests.harness.hosts.slurm import SlurmCluster, running_slurm
 
 BY_HAND = """
 import json, os, sys

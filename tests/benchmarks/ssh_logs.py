@@ -17,7 +17,7 @@ import psutil
 
 from tests.benchmarks.pairs import print_pair, time_pairs
 from tests.benchmarks.peaks import PAUSE_S, peak_rss
-from tests.sshd import QUIET, Hosts, running_hosts, sessions
+from tests.harness.hosts.sshd import QUIET, Hosts, running_hosts, sessions
 
 MEGABYTES = 150
 """File, log and mirror fit into the memory that a virtual machine has at hand; otherwise its host would be measured."""

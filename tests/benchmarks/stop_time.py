@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.sshd import QUIET, running_hosts
+from tests.harness.hosts.sshd import QUIET, running_hosts
 
 PLAIN = """
 import os, signal, time

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import psutil
 
 import worker_entry
-from tests import loopback
-from tests.conftest import PROGRAMS
-from tests.polling import eventually
-from tests.second_chance import NoSecondChanceError
-from tests.witness import await_none_left, make_mark, marked
+from tests.harness.hosts import loopback
+from tests.harness.places import PROGRAMS
+from tests.harness.polling import eventually
+from tests.harness.second_chance import NoSecondChanceError
+from tests.harness.witness import await_none_left, make_mark, marked
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
     Log,

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.containers import build_image, output_of, skip_without_docker
+from tests.harness.hosts.containers import build_image, output_of, skip_without_docker
 
 
 @contextlib.contextmanager

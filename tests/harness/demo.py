@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.harness.places import ROOT
 
-DEMO = Path(__file__).parents[1] / "worker_entry" / "demo"
+DEMO = ROOT / "worker_entry" / "demo"

@@ -7,7 +7,7 @@ import os
 import subprocess
 from typing import Any
 
-from tests.conftest import distlaunch_command
+from tests.harness.commands import distlaunch_command
 
 
 def run(*words: str, env: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:

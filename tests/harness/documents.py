@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.harness.places import ROOT
 
 PAGES = [
     ROOT / ".github" / "CONTRIBUTING.md",

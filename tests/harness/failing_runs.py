@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conftest import PROGRAMS
+from tests.harness.places import PROGRAMS
 
 FAIL = str(PROGRAMS / "fail_in_training.py")
 KEY_ERROR = "KeyError: 'bad sample 20'"

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.conftest import PROGRAMS
+from tests.harness.places import PROGRAMS
 from tests.harness.task_runs import Ended, readable
 from worker_entry.protocol.values import TaskExit
 

@@ -8,9 +8,10 @@ from launcher.slurm.allocation import Allocation, make_nodes
 from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
+from tests.harness.places import EXAMPLES, ROOT
 
-SPECS = sorted((Path(__file__).parents[1] / "cluster_specs").glob("*.yaml"))
-GOLDEN = Path(__file__).parent / "golden"
+SPECS = EXAMPLES
+GOLDEN = ROOT / "tests" / "golden"
 
 
 def load_example(file: Path) -> ClusterSpec:

@@ -14,7 +14,7 @@ from launcher.report.run_events import (
     RunEvent,
 )
 from launcher.tasks import TaskId
-from tests.conftest import Ran
+from tests.harness.commands import Ran
 from worker_entry.protocol.values import Progress
 from worker_entry.task.meter import REPORT_S
 

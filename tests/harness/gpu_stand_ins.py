@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.available import find_compiler
-from tests.conftest import PROGRAMS
+from tests.harness.available import find_compiler
+from tests.harness.places import PROGRAMS
 from worker_entry.system.nvml import LIBRARY
 
 SMI = """#!/bin/sh

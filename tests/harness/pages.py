@@ -24,8 +24,8 @@ from launcher.report.run_events import (
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
 from launcher.tasks import TaskId
 from launcher.verdict.models import Verdict
-from tests.browser import Browser
-from tests.polling import eventually
+from tests.harness.browser import Browser
+from tests.harness.polling import eventually
 from worker_entry.protocol.samples import GpuSample, NodeSample, TaskSample
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.conftest import Ran, distlaunch_command
-from tests.namespaces import Network
+from tests.harness.commands import Ran, distlaunch_command
+from tests.harness.hosts.namespaces import Network
 
 
 def up(network: Network, spec: str, tmp_path: Path, env: dict[str, str] | None = None, timeout: float = 20.0) -> Ran:

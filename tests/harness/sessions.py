@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.sshd import sessions
+from tests.harness.hosts.sshd import sessions
 
 
 def send_to_sessions(signum: int) -> None:

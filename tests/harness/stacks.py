@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.conftest import Command, distlaunch_command
+from tests.harness.commands import Command, distlaunch_command
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""The installed command, as a user runs it on one machine."""

@@ -1,0 +1,115 @@
+"""PyTorch's DistributedDataParallel under distlaunch: gloo on the CPU, real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.plan.launch_plan import make_plan
+from launcher.plan.resources import NodeFacts
+from launcher.plan.torch_env import make_torch_envs
+from launcher.spec.loading import parse_spec
+from launcher.tasks import TaskId
+from tests.harness.commands import Distlaunch
+from tests.harness.places import PROGRAMS
+
+COVERS = ("launcher/plan", "worker_entry/program", "worker_entry/task")
+
+TORCH_PYTHON = os.environ.get("DISTLAUNCH_TORCH_PYTHON", sys.executable)
+"""A Python that has PyTorch; it need not be the one that has TensorFlow."""
+
+HAS_TORCH = sys.executable != TORCH_PYTHON or importlib.util.find_spec("torch") is not None
+
+
+def needs_torch(test: Callable[..., None]) -> Callable[..., None]:
+    reason = "PyTorch is not installed"
+    marked: Callable[..., None] = pytest.mark.slow(pytest.mark.skipif(not HAS_TORCH, reason=reason)(test))
+    return marked
+
+
+def write_spec(folder: Path, culprit: int, how: str, rest: str = "") -> str:
+    path = folder / "spec.yaml"
+    path.write_text(
+        f"framework: torch\nnodes: [{{host: local, tasks: {{worker: 2}}, python: {TORCH_PYTHON}}}]\n"
+        f"program: {{script: {PROGRAMS / 'ddp.py'}, args: [{culprit}, {how}]}}\n{rest}"
+    )
+    return str(path)
+
+
+@needs_torch
+def test_two_workers_train_alike(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    ran = distlaunch("up", write_spec(tmp_path, -1, "none"))
+    assert ran.status == 0, ran.stderr
+    assert "The cluster is up after " in ran.stderr
+    ends = [ran.log(f"worker-{index}").decode().splitlines()[-1] for index in range(2)]
+    assert ends[0] == ends[1]
+    assert ends[0].startswith("weights [1.0, ")
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("how", "reference"), [("raise", "task-failed"), ("kill", "task-killed"), ("exit", "task-failed")]
+)
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_the_worker_that_failed_is_named_and_all_are_restarted(
+    distlaunch: Distlaunch, tmp_path: Path, culprit: int, how: str, reference: str
+) -> None:
+    ran = distlaunch("up", write_spec(tmp_path, culprit, how, "restart: {max_restarts: 1}\n"))
+    assert ran.status == 0, ran.stderr
+    verdict = ran.report["attempts"][0]["verdict"]
+    assert (verdict["task"], verdict["reference"]) == (f"worker:{culprit}", reference)
+    again = (ran.directory / "attempt-2" / "worker-1.log").read_text().splitlines()
+    assert again[0] == "begins with step 41 as 1 of 2, 1 here"
+    assert again[-1].startswith("weights [1.0, ")
+    assert "0 processes left on this machine" in ran.stderr
+
+
+@needs_torch
+def test_one_command_is_enough(distlaunch: Distlaunch) -> None:
+    program = str(PROGRAMS / "ddp.py")
+    ran = distlaunch("local", "--framework", "torch", "-n", "2", "--python", TORCH_PYTHON, program, "-1", "none")
+    assert ran.status == 0, ran.stderr
+    assert ran.log("worker-1").startswith(b"begins with step 1 as 1 of 2, 1 here\n")
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_port_that_cannot_be_guarded_is_reported_or_stops_the_run(distlaunch: Distlaunch, required: bool) -> None:
+    guard = ["--set", "guard=required"] if required else []
+    ran = distlaunch("local", "--framework", "torch", "-n", "2", *guard, "--", "echo", "begun")
+    assert ran.status == (3 if required else 0), ran.stderr
+    assert ("PyTorch does not share it" in ran.stderr) == required  # no port was opened
+    assert ("[port-unguarded]" in ran.stderr, "begun" in ran.stdout) == (required, not required)
+
+
+def test_pytorch_has_no_strategies_and_no_demo(distlaunch: Distlaunch) -> None:
+    for words in (["--framework", "torch"], ["--framework", "torch", "--strategy", "mirrored", "x.py"]):
+        ran = distlaunch("local", *words)
+        assert ran.status == 2
+        assert "--framework torch has no strategies or demo" in ran.stderr
+
+
+def test_ranks_count_over_all_nodes_and_local_ranks_within_each() -> None:
+    workers = [TaskId("worker", index) for index in range(3)]
+    envs = make_torch_envs([("a", workers[0]), ("b", workers[1]), ("b", workers[2])], ("10.0.0.1", 20000))
+    assert [envs[worker]["RANK"] for worker in workers] == ["0", "1", "2"]
+    assert [envs[worker]["LOCAL_RANK"] for worker in workers] == ["0", "0", "1"]
+    assert [envs[worker]["LOCAL_WORLD_SIZE"] for worker in workers] == ["1", "2", "2"]
+    assert {(env["MASTER_ADDR"], env["MASTER_PORT"], env["WORLD_SIZE"]) for env in envs.values()} == {
+        ("10.0.0.1", "20000", "3")
+    }
+
+
+def test_processes_see_all_gpus_of_their_node_and_no_tf_config() -> None:
+    spec = parse_spec(b"framework: torch\nnodes: [{host: a, tasks: {worker: 2}, gpus: [2, 3]}, {host: b}]\n")
+    facts = {"a": NodeFacts(8, ("0", "1", "2", "3")), "b": NodeFacts(8)}
+    plan = make_plan(spec, directory="/work", environ={}, python="python3", facts=facts)
+    assert [task.env.get("CUDA_VISIBLE_DEVICES") for task in plan.tasks] == ["2,3", "2,3", None]
+    assert [task.opens_port for task in plan.tasks] == [True, False, False]
+    for task in plan.tasks:
+        assert "TF_CONFIG" not in task.env
+        assert (task.env["MASTER_ADDR"], task.patch_keras) == ("a", False)

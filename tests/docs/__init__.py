@@ -1,0 +1,1 @@
+"""Documents, help, schema, and the order of the imports."""

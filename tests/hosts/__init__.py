@@ -1,0 +1,1 @@
+"""Other machines, or programs that other machines run."""

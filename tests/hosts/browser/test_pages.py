@@ -1,0 +1,421 @@
+"""Pages of `distlaunch report` in Chromium: they are drawn, fetch nothing, log no errors, and show what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.commands import page
+from launcher.commands.requests import ask_to_end
+from launcher.pages.html import render_page
+from launcher.rundir.directory import RunDir
+from tests.harness.browser import CHROMIUM, Browser, open_browser
+from tests.harness.commands import distlaunch_command
+from tests.harness.pages import (
+    hostile_material,
+    to_curves,
+    write_page,
+)
+from tests.harness.places import PROGRAMS
+from tests.harness.polling import eventually
+
+COVERS = ("launcher/pages", "launcher/exporters/page_reading.py", "launcher/exporters/page_writing.py")
+
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+
+SIZE_LIMIT = 6_000_000
+POINTS_LIMIT = 1000
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with open_browser(tmp_path_factory.mktemp("browser") / "profile") as opened:
+        yield opened
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and its page."""
+
+    folder: Path
+    page: Path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        return loaded
+
+
+@pytest.fixture(autouse=True)
+def _as_a_user_has_it(browser: Browser) -> None:
+    browser.size(1280, 1000)
+    browser.colours("light")
+    browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]]:
+    """A run that succeeds, one that fails, one that is restarted, and one that is not over: all at once."""
+    folder = tmp_path_factory.mktemp("runs")
+    wanted = {  # each attempt takes long enough for some samples of the node
+        "succeeded": (0, ["100", "0.03"], []),
+        "failed": (1, ["100", "0.03", "fail"], []),
+        "restarted": (0, ["100", "0.1", "fail"], ["--max-restarts", "1"]),
+    }
+    started = {name: _start(folder / name, program, options) for name, (_, program, options) in wanted.items()}
+    running = _start(folder / "running", ["100000", "0.02"], [])
+    for name, process in started.items():
+        assert process.wait(90) == wanted[name][0], (folder / f"{name}.stderr").read_text()
+    goes_on = RunDir(folder / "running")
+    eventually(lambda: _has_stepped(goes_on), 60)
+    made = {name: Run(folder / name, folder / f"{name}.html") for name in (*wanted, "running")}
+    for each in made.values():
+        page.write(RunDir(each.folder), each.page)
+    yield made
+    ask_to_end(goes_on, now=True)
+    running.wait(30)
+
+
+def _start(folder: Path, program: list[str], options: list[str]) -> subprocess.Popen[bytes]:
+    run = ["local", "-n", "2", "--oversubscribe", "--set", "sample_every_s=0.2", "--run-dir", str(folder), *options]
+    with folder.with_suffix(".stderr").open("wb") as stderr:
+        return subprocess.Popen(
+            distlaunch_command(*run, str(PROGRAMS / "loss.py"), *program),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+
+
+def _has_stepped(files: RunDir) -> None:
+    found = [*files.root.glob("attempt-1/worker-*.samples.jsonl")]
+    assert len(found) == 2
+    assert all(path.read_text().count('"progress"') >= 2 for path in found)
+
+
+def open_all(browser: Browser, path: Path) -> None:
+    """Opens a page, and lets it draw all of its curves."""
+    browser.open(path)
+    height = browser.run("document.documentElement.scrollHeight")
+    browser.size(1280, min(height, 16_000))
+    eventually(lambda: _check_drawn(browser), 20)
+
+
+def _check_drawn(browser: Browser) -> None:
+    assert count_undrawn(browser) == 0
+
+
+def count_undrawn(browser: Browser) -> int:
+    return int(browser.run("document.querySelectorAll('.curves:not([data-drawn])').length"))
+
+
+def check_clean(browser: Browser, path: Path) -> None:
+    assert browser.complaints() == []
+    assert [address for address in browser.requests() if not address.startswith("data:")] == [path.as_uri()]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["succeeded", pytest.param("failed", marks=pytest.mark.smoke), "restarted", "running"])
+def test_a_page_is_drawn_without_a_complaint_or_a_request(
+    browser: Browser, runs: Mapping[str, Run], name: str, scheme: str
+) -> None:
+    browser.colours(scheme)
+    open_all(browser, runs[name].page)
+    check_clean(browser, runs[name].page)
+    curves, charts = browser.run(
+        "['.main-svg .scatterlayer', '.curves'].map((each) => document.querySelectorAll(each).length)"
+    )
+    assert curves == charts >= 4
+    back = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 23, 27)")
+
+
+@pytest.mark.parametrize("name", ["succeeded", "failed", "restarted"])
+def test_the_numbers_are_those_of_the_report(browser: Browser, runs: Mapping[str, Run], name: str) -> None:
+    report = runs[name].report
+    browser.open(runs[name].page)
+    facts = {
+        "#outcome": report["outcome"].capitalize(),
+        "#message": report["verdict"]["message"],
+        "#reference": report["verdict"]["reference"],
+        "#fact-elapsed": f"{report['ended'] - report['started']:.1f} s",
+        "#fact-restarts": str(report["attempts"][-1]["attempt"] - 1),
+        "#fact-exit-status": str(report["exit_status"]),
+        "#fact-step": str(max(t["progress"]["step"] for a in report["attempts"] for t in a["tasks"])),
+        "#versions": " · ".join(f"{name} {version}" for name, version in report["versions"].items()),
+    }
+    if report["goodput"] is not None:
+        facts["#fact-goodput"] = f"{100 * report['goodput']['share']:.1f} %"
+    shown = {selector: (browser.text(selector) or "").lstrip("✓✕▶■ ") for selector in facts}
+    assert shown == facts
+    evidence = browser.run("[...document.querySelectorAll('.verdict .evidence li')].map((each) => each.textContent)")
+    assert evidence == report["verdict"]["evidence"]
+
+
+@pytest.mark.smoke
+def test_a_failure_shows_its_task_and_its_line(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["failed"].page)
+    [task] = [task for task in runs["failed"].report["attempts"][0]["tasks"] if task["task"] == "worker:1"]
+    assert browser.text("#cause-task") == "worker:1 on local"
+    assert browser.text("#cause-place") == f"{task['crash']['file']}:{task['crash']['line']}"
+    assert browser.run("document.querySelectorAll('.timeline .st-failed').length") == 1
+
+
+def test_a_restart_is_on_the_timeline_and_in_the_table(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["restarted"].page)
+    titles = browser.run("[...document.querySelectorAll('.mark title')].map((each) => each.textContent)")
+    assert [title for title in titles if "attempt 2 began" in title]
+    assert [title for title in titles if "ValueError: batch <b>20</b> has no label" in title]
+    assert browser.run("document.querySelectorAll('#attempts + details tbody tr').length") == 2
+
+
+def test_a_run_that_is_not_over_says_so(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["running"].page)
+    assert "Still running" in (browser.text("#outcome") or "")
+    assert "This run is not over" in (browser.text(".live-note") or "")
+    assert browser.run("document.querySelectorAll('.timeline .st-training').length") == 2
+
+
+def test_zooming_the_timeline_zooms_all_curves_and_a_double_click_shows_all(
+    browser: Browser, runs: Mapping[str, Run]
+) -> None:
+    browser.open(runs["restarted"].page)
+    browser.run("document.getElementById('lanes').scrollIntoView({behavior: 'instant', block: 'start'})")
+    box = browser.run("(({x, y, width}) => [x, y, width])(document.getElementById('lanes').getBoundingClientRect())")
+
+    def mouse(kind: str, share: float, **more: Any) -> None:
+        place = {"x": box[0] + share * box[2], "y": box[1] + 36}
+        browser.call("Input.dispatchMouseEvent", type=kind, button="left", **place, **more)
+
+    mouse("mouseMoved", 0.5)
+    assert "worker:0, attempt" in (browser.text("#tip") or "")
+    mouse("mousePressed", 0.25, clickCount=1)
+    mouse("mouseMoved", 0.5)
+    mouse("mouseReleased", 0.75, clickCount=1)
+    eventually(lambda: _check_width(browser, "200%"))
+    assert browser.run("document.getElementById('reset').hidden") is False
+    for count in (1, 2):
+        mouse("mousePressed", 0.5, clickCount=count)
+        mouse("mouseReleased", 0.5, clickCount=count)
+    eventually(lambda: _check_width(browser, "100%"))
+    check_clean(browser, runs["restarted"].page)
+
+
+def test_zooming_a_curve_zooms_the_timeline_and_all_other_curves(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["restarted"].page)
+    to_curves(browser, "#metric-0")
+    mouse(browser, "#metric-0", "mousePressed", 0.25, clickCount=1)
+    mouse(browser, "#metric-0", "mouseMoved", 0.5)
+    mouse(browser, "#metric-0", "mouseMoved", 0.75)
+    mouse(browser, "#metric-0", "mouseReleased", 0.75, clickCount=1)
+    eventually(lambda: _check_width(browser, "200%"))
+    labels = "(id) => [...document.querySelectorAll(`#${id} .xtick`)].map((each) => each.textContent)"
+    zoomed = browser.run(f"['metric-0', 'metric-1'].map({labels})")
+    assert zoomed[0] == zoomed[1]
+    to_curves(browser, "#machines")  # its curves are drawn only now, a frame after they come into view
+
+    def drawn() -> None:
+        assert browser.run(f"({labels})('node-cpu')") == zoomed[0]
+
+    eventually(drawn)
+    to_curves(browser, "#metric-0")
+
+    def double_click() -> None:
+        for count in (1, 2):
+            mouse(browser, "#metric-0", "mousePressed", 0.5, clickCount=count)
+            mouse(browser, "#metric-0", "mouseReleased", 0.5, clickCount=count)
+        eventually(lambda: _check_width(browser, "100%"), 2)
+
+    # Plotly expects both clicks within half a second, which may be too short for four messages on a busy machine.
+    eventually(double_click)
+    assert browser.run(f"({labels})('metric-1')") != zoomed[0]
+    check_clean(browser, runs["restarted"].page)
+
+
+def test_values_under_the_pointer_are_shown_as_numbers(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["succeeded"].page)
+    to_curves(browser, "#steps")
+    mouse(browser, "#steps", "mouseMoved", 0.6)
+    eventually(lambda: _check_told(browser, "worker:0", "worker:1"))
+    assert float((browser.text("#tip .near") or "").split()[0]) > 1
+    mouse(browser, "#steps", "mouseMoved", 0.6, up=60)
+    eventually(lambda: _check_told(browser))
+
+
+def _check_told(browser: Browser, *labels: str) -> None:
+    assert browser.run("document.getElementById('tip').hidden") is not bool(labels)
+    rows = browser.run("[...document.querySelectorAll('#tip div')].map((each) => each.textContent)")
+    assert [row for row in rows if not row.endswith(labels or row)] == []
+    assert not labels or len(rows) == len(labels)
+
+
+def test_colours_follow_the_system(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["succeeded"].page)
+    to_curves(browser, "#metric-0")
+    _check_stroke(browser, "rgb(0, 114, 178)")
+    browser.colours("dark")
+    eventually(lambda: _check_stroke(browser, "rgb(74, 168, 224)"))
+
+
+def _check_stroke(browser: Browser, colour: str) -> None:
+    assert browser.run("getComputedStyle(document.querySelector('#metric-0 .js-line')).stroke") == colour
+
+
+def test_a_curve_is_hidden_by_its_label(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["succeeded"].page)
+    to_curves(browser, "#metric-0")
+    count = "document.querySelectorAll('#metric-0 .js-line').length"
+    assert browser.run(count) == 2
+    label = "document.querySelector('#metric-0 .legend button')"
+    assert browser.run(f"{label}.click(), {count}") == 1
+    assert browser.run(f"{label}.click(), {count}") == 2
+
+
+def mouse(browser: Browser, chart: str, kind: str, share: float, *, up: float = -60, **more: Any) -> None:
+    """Sends a mouse event at this share of a chart's width, below its upper edge."""
+    found = browser.run(
+        f"(({{x, y, width}}) => [x, y, width])(document.querySelector('{chart} .nsewdrag').getBoundingClientRect())"
+    )
+    place = {"x": found[0] + share * found[2], "y": found[1] - up}
+    browser.call("Input.dispatchMouseEvent", type=kind, button="left", **place, **more)
+
+
+def _check_width(browser: Browser, width: str) -> None:
+    found = str(browser.run("document.getElementById('zoom').getAttribute('width')"))
+    assert round(float(found.rstrip("%"))) == float(width.rstrip("%"))
+
+
+def test_verdict_and_what_was_said_can_be_read_without_scripts(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    browser.open(runs["failed"].page)
+    report = runs["failed"].report
+    # Chromium still answers over its protocol.
+    document = browser.call("DOM.getDocument", depth=0)["root"]["nodeId"]
+    shown = {}
+    for selector in ("#message", "#command-line", "#said ~ details .log", "table.events", "#spec", "#metric-0 details"):
+        node = browser.call("DOM.querySelector", nodeId=document, selector=selector)["nodeId"]
+        shown[selector] = browser.call("DOM.getOuterHTML", nodeId=node)["outerHTML"] if node else ""
+    assert report["verdict"]["message"] in shown["#message"]
+    assert "loss.py" in shown["#command-line"]
+    assert "step 20" in shown["#said ~ details .log"]
+    assert "task-exited" in shown["table.events"]
+    assert "max_restarts" in shown["#spec"] or "loss.py" in shown["#spec"]
+    assert "median" in shown["#metric-0 details"]
+    check_clean(browser, runs["failed"].page)
+
+
+def test_it_is_printed_with_all_curves_in_light_colours(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.colours("dark")
+    browser.open(runs["restarted"].page)
+    browser.run(
+        "addEventListener('afterprint', () => {"
+        "  window.drawn = document.querySelectorAll('.curves[data-drawn]').length;"
+        "  window.all = document.querySelectorAll('.curves').length;"
+        "})"
+    )
+    printed = browser.pdf()
+    assert printed.startswith(b"%PDF")
+    assert len(printed) > 50_000
+    assert browser.run("[window.drawn === window.all, window.all > 4]") == [True, True]
+    check_clean(browser, runs["restarted"].page)
+
+
+def test_a_link_into_a_closed_part_opens_it(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["failed"].page)
+    assert browser.run("document.getElementById('spec').open") is False
+    browser.run("location.hash = '#spec'")
+    eventually(lambda: _check_open(browser))
+
+
+def _check_open(browser: Browser) -> None:
+    assert browser.run("document.getElementById('spec').open") is True
+
+
+def test_a_narrow_screen_does_not_scroll_sideways(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.size(360, 800)
+    browser.open(runs["restarted"].page)
+    assert browser.run("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.smoke
+def test_hostile_text_neither_runs_nor_breaks_the_page(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.html"
+    path.write_text(render_page(hostile_material()), encoding="utf-8")
+    open_all(browser, path)
+    to_curves(browser, "#gpu-use")
+    mouse(browser, "#gpu-use", "mouseMoved", 0.2)
+    eventually(lambda: _check_hostile_tip(browser))
+    check_clean(browser, path)
+    assert browser.told("Page.javascriptDialogOpening") == []
+    assert browser.run("document.images.length") == 0
+    assert browser.run("document.querySelectorAll('body script:not([type])').length") == 1
+    assert "</script><script>alert(1)</script>" in (browser.text("#message") or "")
+    assert browser.run(
+        "[...document.querySelectorAll('.legend button')].some((each) => each.textContent.includes('<img'))"
+    )
+    assert browser.text("footer") is not None
+
+
+def _check_hostile_tip(browser: Browser) -> None:
+    assert "<img" in (browser.text("#tip") or "")
+
+
+def test_content_that_the_policy_does_not_admit_is_neither_run_nor_fetched(
+    browser: Browser, runs: Mapping[str, Run], tmp_path: Path
+) -> None:
+    """Even if a mistake lets markup through."""
+    path = tmp_path / "page.html"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        mistake = (
+            f'<script>window.ran = 1</script><img src="{address}" onerror="window.ran = 2"><b id="after">x</b>'
+            f'<link rel="stylesheet" href="{address}"><script src="{address}"></script><b onclick="ran = 3">y</b>'
+        )
+        path.write_text(runs["failed"].page.read_text().replace("<footer>", f"{mistake}<footer>"))
+        browser.open(path)
+        browser.run("document.querySelector('b[onclick]').click()")
+        assert browser.text("#after") == "x"
+        assert browser.run("window.ran ?? null") is None
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(tmp_path_factory.mktemp("large") / "large.html", points=10_000)
+
+
+def test_the_page_is_there_before_plotly_runs(browser: Browser, large: Path) -> None:
+    browser.size(1280, 600)
+    browser.open(large)
+    assert browser.run("[typeof Plotly, document.querySelectorAll('#axis text').length > 2]") == ["undefined", True]
+    to_curves(browser, "#training")
+    assert browser.run("typeof Plotly") == "object"
+
+
+def test_eight_workers_with_ten_thousand_points_stay_small_and_draw_only_what_is_seen(
+    browser: Browser, large: Path
+) -> None:
+    """This is why the page appears at once; the benchmark `page` measures how long that takes."""
+    assert large.stat().st_size < SIZE_LIMIT
+    browser.size(1280, 600)
+    browser.open(large)
+    to_curves(browser, "#training")
+    drawn = browser.run(
+        "[...document.querySelectorAll('.js-plotly-plot')].flatMap(({ data }) => data.map(({ x }) => x.length))"
+    )
+    assert len(drawn) >= 8
+    assert max(drawn) <= POINTS_LIMIT
+    assert count_undrawn(browser) > 0
+    open_all(browser, large)
+    check_clean(browser, large)

@@ -1,0 +1,1 @@
+COVERS = ("launcher/kubernetes", "worker_entry/pod")

@@ -1,0 +1,1 @@
+"""The node: agents, tasks, and calls of the operating system, with real processes of this machine."""

@@ -1,0 +1,373 @@
+"""A task in a pod without an agent: how its end reaches Kubernetes, by real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.cases import first_quick
+from tests.harness.hosts import loopback
+from tests.harness.hosts.exported import PODS, Exported, env_of, expand, export, pods_of, read_file
+from tests.harness.places import PROGRAMS
+from tests.harness.polling import eventually
+from worker_entry.pod.outcome import MESSAGE_LIMIT, End, find_status, render_message
+from worker_entry.protocol.values import CrashRecord, TaskExit
+
+COVERS = ("worker_entry/pod",)
+
+PEER_GONE = "Collective ops is aborted by: Connection reset by peer\nThe error could be from a previous operation."
+CLEARED = ("TF_CONFIG", "PYTHONPATH", "DISTLAUNCH_CHILDREN", "DISTLAUNCH_RESTARTS")
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    message: str
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def entry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of a ConfigMap."""
+    path = tmp_path_factory.mktemp("entry") / "entry.pyz"
+    path.write_bytes(read_file(export(PODS), "entry.pyz"))
+    return path
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container simulated by a folder of its own, without isolation by the kernel."""
+
+    entry: Path
+    folder: Path
+    name: str = "a"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"termination-log-{self.name}"
+
+    def start(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        temporary = self.folder / f"tmp-{self.name}"
+        temporary.mkdir(exist_ok=True)
+        clean = {name: value for name, value in os.environ.items() if name not in CLEARED}
+        return subprocess.Popen(
+            [sys.executable, str(self.entry), "pod", "--termination-log", str(self.log), *words],
+            env={**clean, "TMPDIR": str(temporary), **(env or {})},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait(self, process: subprocess.Popen[str], timeout_s: float = 60.0) -> Ended:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+        return Ended(process.returncode, self.log.read_text() if self.log.exists() else "", stdout, stderr)
+
+    def run(self, *words: str, env: Mapping[str, str] | None = None) -> Ended:
+        return self.wait(self.start(*words, env=env))
+
+    def run_source(self, source: str, *words: str, env: Mapping[str, str] | None = None) -> Ended:
+        (self.folder / "train.py").write_text(source)
+        return self.run(*words, "train.py", env=env)
+
+
+@pytest.fixture
+def container(entry: Path, tmp_path: Path) -> Container:
+    return Container(entry, tmp_path)
+
+
+# --- statuses and messages ---
+
+UNAVAILABLE = f"class UnavailableError(Exception): pass\nraise UnavailableError({PEER_GONE!r})"
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    first_quick(
+        [
+            ("pass", 0),
+            ("raise ValueError('no label')", 1),
+            ("raise SystemExit(7)", 1),
+            ("raise SystemExit('no data')", 1),
+            ("raise SystemExit(76)", 1),  # a program's own 76, passed on, would be ignored for ever
+            ("raise SystemExit(3)", 1),
+            ("import argparse; argparse.ArgumentParser().parse_args(['--x'])", 2),
+            ("import a_module_that_is_not_there", 2),
+            ("x = (", 2),
+            ("raise SystemExit(42)", 1),  # without a handler that saves, the same would happen for ever
+            ("raise SystemExit(143)", 1),
+            ("raise SystemExit(93)", 93),
+            (UNAVAILABLE, 76),
+            ("import os; os.kill(os.getpid(), 9)", 137),
+            ("import os; os.abort()", 134),
+            ("import os, sys; sys.stderr.write('UNAVAILABLE: Socket closed\\n'); sys.stderr.flush(); os.abort()", 76),
+        ],
+        5,
+    ),
+)
+def test_each_end_has_a_status_that_says_what_to_do(container: Container, source: str, status: int) -> None:
+    ended = container.run_source(source)
+    assert ended.status == status, ended
+
+
+def test_a_program_that_is_not_there_is_not_started_again(container: Container) -> None:
+    assert container.run("none.py").status == 2
+    missing = container.run("--", "none-of-these-commands")
+    assert missing.status == 2
+    assert "none-of-these-commands: No such file or directory" in missing.message
+
+
+def test_the_last_message_names_the_cause_and_its_line(container: Container) -> None:
+    source = "def load():\n    raise ValueError('batch 20 has no label')\n\nload()\n"
+    ended = container.run_source(source, env={"DISTLAUNCH_TASK": "worker:3"})
+    assert ended.message.splitlines() == [
+        "worker:3: the task failed (exit status 1)",
+        f"{container.folder / 'train.py'}:2",
+        "ValueError: batch 20 has no label",
+    ]
+    assert "batch 20 has no label" in ended.stderr.partition("distlaunch:")[0]  # Python's own traceback
+    assert container.log.read_text() in ended.stderr
+
+
+def test_a_message_has_room_for_the_end_of_a_long_exception() -> None:
+    crash = CrashRecord(1.0, "InternalError", f"first{'x' * 10_000}the cause", "train.py", 3)
+    message = render_message("worker:0", End(TaskExit(code=1), crash), 1)
+    assert len(message) <= MESSAGE_LIMIT
+    assert b"train.py:3" in message
+    assert message.endswith(b"the cause\n")
+
+
+def test_a_command_has_its_status_and_the_end_of_its_log(container: Container) -> None:
+    ended = container.run("--", "sh", "-c", "echo out; echo lost >&2; exit 5")
+    assert (ended.status, ended.stdout) == (1, "out\n")
+    assert ended.message.splitlines() == ["worker:0: the task failed (exit status 5)", "lost"]
+
+
+def test_for_tfjob_statuses_are_those_that_it_repeats(container: Container) -> None:
+    for source, status in (
+        (UNAVAILABLE, 138),
+        ("raise SystemExit(42)", 1),
+        ("import os; os.kill(os.getpid(), 9)", 1),
+    ):
+        assert container.run_source(source, "--tfjob").status == status
+        assert "worker:0: " in container.log.read_text()
+
+
+@pytest.mark.parametrize("code", [42, 143])
+def test_a_program_that_has_saved_because_of_a_preemption_was_preempted(code: int) -> None:
+    exits = CrashRecord(1.0, "SystemExit", f"sys.exit({code})", exit_status=code)
+    assert find_status(End(TaskExit(code), exits, saves=True)) == code
+    assert find_status(End(TaskExit(code), exits)) == 1
+    assert find_status(End(TaskExit(code), CrashRecord(1.0, "ValueError", "no"), saves=True)) == 1
+
+
+def test_a_pod_that_is_asked_to_stop_was_preempted_however_it_ends(container: Container) -> None:
+    (container.folder / "train.py").write_text(
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\nprint('up', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = container.start("train.py")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    ended = container.wait(process)
+    assert ended.status == 143
+    assert ended.message.startswith("worker:0: preempted: asked to stop")
+
+
+def test_a_program_that_ignores_the_request_is_killed_in_time_to_say_why(container: Container) -> None:
+    """TensorFlow ignores SIGTERM; Kubernetes would kill the first process as well, with status 137."""
+    process = container.start("--stop-grace", "0.2", "--", "sh", "-c", "trap '' TERM; echo up; sleep 63 & wait; wait")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    ended = container.wait(process, 20.0)
+    assert ended.status == 143
+    assert "SIGKILL" in ended.message
+
+
+def test_a_signal_reaches_what_the_program_has_started(container: Container) -> None:
+    process = container.start("--", "sh", "-c", "sleep 61 & echo $!; wait; sleep 62")
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    assert container.wait(process).status == 143
+    eventually(lambda: _assert_gone(child))
+
+
+def _assert_gone(pid: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        assert state == "Z"  # this machine's init has not reaped it yet
+
+
+def test_a_cluster_that_does_not_form_is_given_up(container: Container) -> None:
+    config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+    (container.folder / "train.py").write_text("import time\ntime.sleep(60)\n")
+    ended = container.run("--start-timeout", "0.5", "train.py", env={"TF_CONFIG": config})
+    assert ended.status == 3
+    assert "no cluster within 0.5 s (timeouts.start_s)" in ended.message
+
+
+def test_each_restart_is_an_attempt(container: Container) -> None:
+    source = "import os; print(os.environ['DISTLAUNCH_ATTEMPT'], 'DISTLAUNCH_RESTARTS' in os.environ)"
+    assert container.run_source(source, env={"DISTLAUNCH_RESTARTS": "2"}).stdout == "3 False\n"
+    assert container.run_source(source, env={"DISTLAUNCH_RESTARTS": ""}).stdout == "1 False\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--unknown", "a.py"), ("-m",), ("--sync", "a.py")])
+def test_a_command_line_that_makes_no_sense_is_a_usage_error(container: Container, words: Sequence[str]) -> None:
+    ended = container.run(*words)
+    assert ended.status == 2
+    assert "usage: " in ended.stderr
+
+
+def test_processes_that_a_program_leaves_behind_end_with_it(container: Container) -> None:
+    """Such a process may hold the log's pipe, and with it the pod."""
+    ended = container.run("--", "sh", "-c", "sleep 64 & echo $!")
+    assert ended.status == 0
+    eventually(lambda: _assert_gone(int(ended.stdout)))
+
+
+def test_the_program_s_folder_is_unpacked_where_the_spec_says(container: Container, tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "train.py").write_text("import inner.name, os, sys; print(inner.name.NAME, os.getcwd(), *sys.argv[1:])\n")
+    (folder / "inner" / "name.py").write_text("NAME = 'mine'\n")
+    (folder / "run.sh").write_text("#!/bin/sh\necho script\n")
+    (folder / "run.sh").chmod(0o755)
+    target = tmp_path / "srv" / "job"
+    spec = f"{PODS}sync: {{path: {folder}, to: {target}}}\nprogram: {{script: train.py, args: [--epochs, '3']}}\n"
+    exported = export(spec)
+    archive = tmp_path / "folder.zip"
+    archive.write_bytes(read_file(exported, "folder.zip"))
+    [template] = pods_of(exported.objects)
+    words = [
+        str(archive) if word.endswith("folder.zip") else word for word in template["spec"]["containers"][0]["args"]
+    ]
+    assert container.run(*words).stdout == f"mine {target} --epochs 3\n"
+    assert container.run("--sync", str(archive), str(target), "--", "./run.sh").stdout == "script\n"
+
+
+def test_the_archive_refuses_an_older_python(entry: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(entry) as bundle:
+        source = bundle.read("__main__.py").decode()
+    old = "import sys; sys.version_info = (3, 8, 10)\n"
+    done = subprocess.run([sys.executable, "-c", old + source], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "is Python 3.8; it needs 3.9 or newer" in done.stderr
+
+
+def test_a_task_that_finished_before_its_interpreter_failed_has_succeeded() -> None:
+    assert find_status(End(TaskExit(signal=6), finished=True)) == 0
+
+
+# --- with TensorFlow ---
+
+
+def start_all(
+    entry: Path, folder: Path, exported: Exported, ports: Sequence[int]
+) -> dict[str, tuple[Container, subprocess.Popen[str]]]:
+    """All containers of a JobSet, with addresses of this machine in place of the pods' names."""
+    jobs = exported.objects["JobSet"]["spec"]["replicatedJobs"]
+    pods = [(job["name"], place, index) for place, job in enumerate(jobs) for index in range(count_of(job))]
+    free = iter(ports)
+    addresses = {f"cluster-{role}-0-{index}.cluster:2222": f"127.0.0.1:{next(free)}" for role, _, index in pods}
+    started = {}
+    for role, place, index in pods:
+        env = env_of(exported, index, place)
+        for name, address in addresses.items():
+            env["TF_CONFIG"] = env["TF_CONFIG"].replace(name, address)
+        spec = [*pods_of(exported.objects)][place]["spec"]["containers"][0]
+        container = Container(entry, folder, f"{role}-{index}")
+        more = {"CUDA_VISIBLE_DEVICES": "-1", "HOME": str(folder)}
+        words = [expand(word, env) for word in spec["args"]]
+        started[f"{role}:{index}"] = container, container.start(*words, env={**env, **more})
+    return started
+
+
+def count_of(job: Mapping[str, Any]) -> int:
+    count: int = job["template"]["spec"]["completions"]
+    return count
+
+
+@pytest.fixture
+def ports() -> Sequence[int]:
+    return loopback.ports()[-4:]
+
+
+def run_workers(entry: Path, folder: Path, ports: Sequence[int], program: str, *words: str) -> list[Ended]:
+    """Runs a program of the tests on two workers, as an export would."""
+    spec = f"nodes: {{from: kubernetes, image: a, count: 2}}\nprogram: {{script: {PROGRAMS / program}}}\n"
+    if words:
+        spec = spec.replace(".py}", f".py, args: [{', '.join(map(json.dumps, words))}]}}")
+    started = start_all(entry, folder, export(spec), ports).values()
+    return [container.wait(process, 120.0) for container, process in started]
+
+
+@pytest.mark.tensorflow
+def test_an_unmodified_fit_trains_on_two_pods(entry: Path, tmp_path: Path, ports: Sequence[int]) -> None:
+    ended = run_workers(entry, tmp_path, ports, "plain_fit.py")
+    assert [each.status for each in ended] == [0, 0], ended
+    [one, other] = [each.stdout.splitlines()[-1] for each in ended]
+    assert one == other
+    assert one.startswith("2 replicas, loss ")
+    assert "last step: 16" in ended[0].message
+
+
+@pytest.mark.tensorflow
+def test_a_fit_in_one_pod_is_a_cluster_of_one(entry: Path, tmp_path: Path) -> None:
+    spec = f"nodes: {{from: kubernetes, image: a}}\nprogram: {{script: {PROGRAMS / 'plain_fit.py'}}}\n"
+    exported = export(spec)
+    words = next(pods_of(exported.objects))["spec"]["containers"][0]["args"]
+    ended = Container(entry, tmp_path).run(*words, env={**env_of(exported, 0), "HOME": str(tmp_path)})
+    assert ended.status == 0, ended
+    assert ended.stdout.splitlines()[-1].startswith("1 replicas, loss ")
+
+
+@pytest.mark.tensorflow
+def test_parameter_servers_serve_until_the_chief_has_succeeded(tmp_path: Path, ports: Sequence[int]) -> None:
+    exported = export("nodes: {from: kubernetes, image: a, count: 2}\nstrategy: parameter_server\n")
+    entry = tmp_path / "entry.pyz"
+    entry.write_bytes(read_file(exported, "entry.pyz"))  # with the demo
+    started = start_all(entry, tmp_path, exported, ports)
+    assert started.keys() == {"chief:0", "worker:0", "worker:1", "ps:0"}
+    container, process = started.pop("chief:0")
+    chief = container.wait(process, 120.0)
+    for _, other in started.values():
+        other.terminate()
+    others = {task: container.wait(process) for task, (container, process) in started.items()}
+    assert chief.status == 0, chief
+    assert {each.status for each in others.values()} == {143}
+    assert re.search(r"chief:0: validation accuracy 0\.9", chief.stdout)
+
+
+@pytest.mark.tensorflow
+def test_a_task_whose_peer_was_killed_decides_nothing(entry: Path, tmp_path: Path, ports: Sequence[int]) -> None:
+    killed, survivor = run_workers(entry, tmp_path, ports, "fail_in_training.py", "worker:0", "kill")
+    assert (survivor.status, killed.status) == (76, 137)
+    assert survivor.message.startswith("worker:1: failed only because another task was gone")
+    assert "fail_in_training.py:" in survivor.message
+    assert "worker:0: ended by a signal (SIGKILL (signal 9))" in killed.message
+
+
+@pytest.mark.tensorflow
+def test_the_task_that_raised_counts_and_its_peer_does_not(entry: Path, tmp_path: Path, ports: Sequence[int]) -> None:
+    survivor, failed = run_workers(entry, tmp_path, ports, "fail_in_training.py", "worker:1", "raise")
+    assert (survivor.status, failed.status) == (76, 1)
+    assert "KeyError: 'bad sample 20'" in failed.message
+    assert "fail_in_training.py:" in failed.message

@@ -1,0 +1,793 @@
+"""`--wait-gpus`: a run gets all GPUs that it needs, or none; NVML is a stand-in here."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from launcher.cli.changes import read_changes
+from launcher.cli.main import cli
+from launcher.controller.attempt import CLAIM_PAUSE_S
+from launcher.controller.detach import find_departure
+from launcher.controller.inbox import from_message
+from launcher.gang.claims import SHOWN, render_busy_gpus
+from launcher.gang.decide import decide, new_attempt
+from launcher.gang.events import (
+    ClaimNodes,
+    Event,
+    Interrupted,
+    NodeBusy,
+    NodeClaimed,
+    NodeLost,
+    NodeReady,
+    NodeRefused,
+    PrepareNodes,
+    ReleaseNodes,
+    Tick,
+)
+from launcher.gang.policy import AttemptPolicy
+from launcher.gang.state import Phase, Reason
+from launcher.plan.resources import NodeFacts, find_needed_gpus, share_resources
+from launcher.rundir.history import read_history, replay
+from launcher.spec.loading import load_spec
+from launcher.spec.nodes import NodeSpec
+from launcher.spec.strategies import RULES, TORCH
+from launcher.tasks import parse_task_id
+from tests.harness.background import running
+from tests.harness.commands import Distlaunch, distlaunch_command
+from tests.harness.gang import play
+from tests.harness.gpu_stand_ins import compile_library, install_smi
+from tests.harness.hosts.sshd import make_hosts, running_sshd, skip_without_openssh
+from tests.harness.in_process import run_here
+from tests.harness.polling import eventually
+from tests.harness.witness import wait_until
+from tests.sim.nodes import At, Exit, FakeRun, lose
+from worker_entry.agent.gpus.claims import GpuClaims
+from worker_entry.agent.helpers.child_work import fork_work
+from worker_entry.protocol.framing import Decoder, ProtocolError, encode
+from worker_entry.protocol.gpus import UNKNOWN_RUN, BusyGpu, ClaimGpus, GpuHolder, GpusClaimed
+from worker_entry.protocol.messages import Message
+from worker_entry.protocol.orders import Preload, Stop
+from worker_entry.system import gpu_holders, nvidia_smi
+from worker_entry.system.gpu_holders import find_gpus, find_keepers, keep
+from worker_entry.system.nvml import Nvml
+
+COVERS = (
+    "launcher/gang/claims.py",
+    "worker_entry/agent/gpus/claims.py",
+    "worker_entry/system/gpu_holders.py",
+    "worker_entry/system/nvml.py",
+)
+
+W0, W1 = parse_task_id("worker:0"), parse_task_id("worker:1")
+POLICY = AttemptPolicy(
+    {"a": frozenset([W0]), "b": frozenset([W1])},
+    frozenset([W0, W1]),
+    start_s=30.0,
+    drain_s=0.0,
+    stop_grace_s=1.0,
+    wait_gpus_s=0.0,
+    claim_pause_s=5.0,
+)
+ALICE = BusyGpu("0", [GpuHolder(4242, "alice", "python")])
+BOB = [GpuHolder(7, "bob", run="digits-7")]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_library(tmp_path_factory.mktemp("nvml"))
+
+
+class Machine:
+    """A machine with GPUs that only this test has. `env`: the variables with which processes see them."""
+
+    def __init__(self, folder: Path, library: Path, gpus: str) -> None:
+        self._users = folder / "users"
+        self._library = library
+        self.suffix = f"{os.getpid()}-{folder.name}"
+        self.env = {
+            "LD_LIBRARY_PATH": str(library.parent),
+            "NVML_GPUS": gpus,
+            "NVML_USERS": str(self._users),
+            "NVML_SUFFIX": self.suffix,
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
+        }
+        self.use()
+
+    def use(self, *pids: Sequence[int]) -> None:
+        """From now on, these processes compute on the first GPU, on the second, …"""
+        new = self._users.with_suffix(".new")
+        new.write_text("".join(f"{' '.join(map(str, of_gpu))}\n" for of_gpu in pids))
+        new.replace(self._users)
+
+    @property
+    def nvml(self) -> Nvml:
+        return Nvml(str(self._library))
+
+    def key(self, gpu: int) -> str:
+        return f"GPU-{gpu:02d}-{self.suffix}"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine with two GPUs, which this process sees, and its children."""
+    made = Machine(tmp_path, library, "aa")
+    monkeypatch.setattr(gpu_holders, "Nvml", lambda: made.nvml)
+    for name, value in made.env.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+# --- who uses a GPU ---
+
+
+class TestProcesses:
+    def test_the_processes_of_each_gpu_are_listed_however_many(self, machine: Machine) -> None:
+        many = [*range(1000, 1200)]
+        machine.use([5], many)
+        assert [machine.nvml.read_processes(index) for index in range(3)] == [[5], many, None]
+
+    def test_an_old_driver_lists_them_too(
+        self, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old = compile_library(tmp_path, "-DOLD")
+        machine.use([5], [6, 7])
+        assert [Nvml(str(old)).read_processes(index) for index in (0, 1)] == [[5], [6, 7]]
+
+    def test_a_driver_that_does_not_tell_is_not_taken_for_a_free_gpu(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("NVML_GPUS", "ap")
+        assert machine.nvml.read_processes(1) is None
+        found = find_gpus(["0", "1"])
+        assert (found.gpus, found.problem) == ([], "the driver does not tell who uses GPU 1")
+
+    @pytest.mark.parametrize("name", ["7", "GPU-99", "MIG-0-uuid", ""])
+    def test_neither_is_a_gpu_that_is_not_known(self, machine: Machine, name: str) -> None:
+        assert find_gpus([name]).problem == f"the driver does not tell who uses GPU {name}"
+
+    def test_a_gpu_has_the_same_key_under_every_name(self, machine: Machine) -> None:
+        names = ["1", machine.key(1), machine.key(1)[:-2]]
+        assert [gpu.key for gpu in find_gpus(names).gpus] == [machine.key(1)] * 3
+
+    def test_a_process_is_described_as_far_as_it_is_known(self, machine: Machine) -> None:
+        child = subprocess.Popen(["sleep", "60"])
+        try:
+            wait_until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", "it runs")
+            machine.use([child.pid, 1 << 22])
+            [gpu] = find_gpus(["0"]).gpus
+            user = gpu_holders.name_user(os.getuid())
+            assert gpu.holders == [GpuHolder(child.pid, user, "sleep"), GpuHolder(1 << 22)]
+        finally:
+            child.kill()
+            child.wait()
+
+    def test_without_nvml_nvidia_smi_tells(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        script = '#!/bin/sh\ncase "$1" in *compute-apps*) cat {folder}/apps;; *) cat {folder}/listing;; esac\n'
+        install_smi(tmp_path, script)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+        uuids = [f"GPU-{number}-{os.getpid()}" for number in (0, 1)]
+        (tmp_path / "listing").write_text("".join(f"{n}, {uuid}, 37, 1, 2, 3, 4\n" for n, uuid in enumerate(uuids)))
+        (tmp_path / "apps").write_text(f"{uuids[1]}, 4194304\n{uuids[1]}, [N/A]\n")
+        assert nvidia_smi.find_processes() == {uuids[1]: [1 << 22]}
+        assert [gpu.holders for gpu in find_gpus(["0", "1"]).gpus] == [[], [GpuHolder(1 << 22)]]
+        (tmp_path / "apps").unlink()
+        assert find_gpus(["0"]).problem == "the driver does not tell who uses GPU 0"
+
+    def test_without_both_nothing_is_known(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+        assert find_gpus(["0"]).problem == "neither NVML nor nvidia-smi answers"
+
+
+# --- a node keeps GPUs ---
+
+
+class Agent:
+    """What an agent has for its GPUs, with its loop."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self._selector = selectors.DefaultSelector()
+        self.said: list[Message] = []
+        self.claims = GpuClaims(self._selector, self.said.append)
+
+    def turn(self) -> None:
+        for key, _ in self._selector.select(0.01):
+            key.data()
+
+    def claim(self, count: int, *gpus: str, others: Sequence[Agent] = ()) -> GpusClaimed:
+        """The answer to an order; others go on meanwhile."""
+        self.claims.claim(ClaimGpus(1, [*gpus], count), self.run)
+
+        def answered() -> Message:
+            for agent in (self, *others):
+                agent.turn()
+            assert self.said
+            return self.said.pop()
+
+        answer = eventually(answered, 30)
+        assert isinstance(answer, GpusClaimed)
+        return answer
+
+    def end(self) -> None:
+        self.claims.release()
+        self._selector.close()
+        for pid in self.claims.pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def agents() -> Iterator[tuple[Agent, Agent]]:
+    pair = Agent("digits-7"), Agent("mnist-8")
+    yield pair
+    for agent in pair:
+        agent.end()
+
+
+class TestClaims:
+    def test_a_run_keeps_the_first_gpus_that_are_free(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
+        machine.use([5], [])
+        assert agents[0].claim(1, "0", "1") == GpusClaimed(1, ["1"])
+
+    def test_a_run_that_lacks_one_keeps_none_and_says_who_has_it(
+        self, machine: Machine, agents: tuple[Agent, Agent]
+    ) -> None:
+        machine.use([], [1 << 22])
+        assert agents[0].claim(2, "0", "1") == GpusClaimed(1, [], [BusyGpu("1", [GpuHolder(1 << 22)])])
+        assert find_keepers(machine.key(0)) == []
+
+    def test_what_a_run_keeps_no_other_gets_until_it_is_released(
+        self, machine: Machine, agents: tuple[Agent, Agent]
+    ) -> None:
+        first, second = agents
+        assert first.claim(1, "0").gpus == ["0"]
+        keeper = GpuHolder(os.getpid(), gpu_holders.name_user(os.getuid()), run="digits-7")
+        assert second.claim(2, "0", "1", others=[first]) == GpusClaimed(1, [], [BusyGpu("0", [keeper])])
+        assert second.claim(1, "0", "1", others=[first]).gpus == ["1"]
+        first.claims.release()
+        assert second.claim(2, "0", "1").gpus == ["0", "1"]
+
+    def test_a_child_of_a_run_does_not_keep_what_the_run_releases(
+        self, machine: Machine, agents: tuple[Agent, Agent]
+    ) -> None:
+        """For example one that hangs with the driver, or lists the files of a slow disk."""
+        first, second = agents
+        assert first.claim(1, "0").gpus == ["0"]
+        reading, writing = os.pipe()
+        pid = fork_work(lambda: os.read(reading, 1), os.dup(1), reading)
+        try:
+            first.claims.release()
+            assert second.claim(1, "0").gpus == ["0"]
+        finally:
+            os.close(writing)
+            os.waitpid(pid, 0)
+            os.close(reading)
+
+    def test_a_run_that_asks_again_keeps_what_it_has(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
+        first, second = agents
+        assert first.claim(2, "0", "1").gpus == ["0", "1"]
+        assert first.claim(2, "0", "1").gpus == ["0", "1"]
+        assert first.claim(1, "0", "1").gpus == ["0"]
+        assert second.claim(1, "0", "1", others=[first]).gpus == ["1"]
+
+    def test_a_run_that_asks_again_in_vain_keeps_nothing(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
+        first, second = agents
+        assert first.claim(2, "0", "1").gpus == ["0", "1"]
+        machine.use([], [1 << 22])
+        assert first.claim(2, "0", "1").gpus == []
+        assert second.claim(1, "0").gpus == ["0"]
+
+    def test_one_gpu_under_two_names_is_one(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
+        answer = agents[0].claim(2, "0", machine.key(0))
+        assert (answer.gpus, answer.problem) == ([], f"0, {machine.key(0)} are only 1 GPUs")
+
+    def test_a_run_that_was_faster_is_seen_when_it_keeps_the_gpu(
+        self, machine: Machine, agents: tuple[Agent, Agent], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between the look at the GPU and the claim."""
+        monkeypatch.setattr(gpu_holders, "find_keepers", lambda _key: [])  # the children are forks
+        first, second = agents
+        assert first.claim(1, "0").gpus == ["0"]
+        assert second.claim(1, "0").busy == [BusyGpu("0", [GpuHolder(run=UNKNOWN_RUN)])]
+
+    def test_a_driver_that_crashes_does_not_take_the_agent_with_it(
+        self, machine: Machine, agents: tuple[Agent, Agent], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(gpu_holders, "Nvml", lambda: os._exit(139))
+        assert agents[0].claim(1, "0").problem == "the driver does not answer"
+
+    def test_a_driver_that_hangs_does_not_block_the_agent(
+        self, machine: Machine, agents: tuple[Agent, Agent], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("NVML_GPUS", "h")
+        agents[0].claims.claim(ClaimGpus(1, ["0"], 1), "digits-7")
+        agents[0].turn()
+        assert agents[0].said == []
+        for pid in agents[0].claims.pids:  # as the agent does at its end
+            os.kill(pid, signal.SIGKILL)
+
+    def test_a_keeper_that_is_stopped_is_not_waited_for(self, machine: Machine) -> None:
+        with socket.socket(socket.AF_UNIX) as place:
+            keep(place, machine.key(0))
+            [holder] = find_keepers(machine.key(0))
+            assert (holder.pid, holder.run) == (os.getpid(), UNKNOWN_RUN)
+
+    def test_the_claims_of_a_process_end_with_it(self, machine: Machine) -> None:
+        code = (
+            "import socket, sys\nfrom worker_entry.system.gpu_holders import keep\n"
+            f"place = socket.socket(socket.AF_UNIX)\nkeep(place, {machine.key(0)!r})\n"
+            "print(flush=True)\nsys.stdin.read()"
+        )
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
+            assert keeper.stdout is not None
+            keeper.stdout.readline()
+            assert len(find_keepers(machine.key(0))) == 1
+            keeper.kill()
+        assert find_keepers(machine.key(0)) == []
+
+
+# --- the rules ---
+
+
+READY = (NodeReady("a"), NodeReady("b"))
+A_HAS, B_HAS, B_LACKS = NodeClaimed("a", ("0",)), NodeClaimed("b", ("1",)), NodeBusy("b", (ALICE,))
+
+
+class TestRules:
+    def test_the_attempt_goes_on_once_all_nodes_keep_their_gpus(self) -> None:
+        state, actions = play(POLICY, *READY, A_HAS, B_HAS)
+        assert actions == [ClaimNodes(), PrepareNodes()]
+        assert state.claimed == {"a": ("0",), "b": ("1",)}
+
+    def test_if_one_lacks_gpus_all_release_theirs_and_are_asked_again(self) -> None:
+        state, actions = play(POLICY, *READY, A_HAS, B_LACKS, 4.9, Tick())
+        assert actions == [ClaimNodes(), ReleaseNodes()]
+        assert (state.claimed, state.phase) == ({}, Phase.CLAIMING)
+        state, actions = play(POLICY, *READY, A_HAS, B_LACKS, 5.0, Tick(), A_HAS, B_HAS)
+        assert actions == [ClaimNodes(), ReleaseNodes(), ClaimNodes(), PrepareNodes()]
+        assert state.claimed == {"a": ("0",), "b": ("1",)}
+
+    def test_the_wait_has_no_limit_and_does_not_count_as_the_start(self) -> None:
+        week = 7 * 86_400.0
+        state, actions = play(POLICY, *READY, A_HAS, B_LACKS, week, Tick(), A_HAS, B_HAS, week + 29.0, Tick())
+        assert (state.reason, actions[-1]) == (None, PrepareNodes())
+        state, _ = play(POLICY, *READY, A_HAS, B_LACKS, week, Tick(), A_HAS, B_HAS, week + 30.0, Tick())
+        assert state.reason is Reason.START_TIMEOUT
+
+    def test_a_node_that_does_not_answer_is_not_waited_for_longer_than_usual(self) -> None:
+        state, _ = play(POLICY, *READY, A_HAS, 30.0, Tick())
+        assert state.reason is Reason.START_TIMEOUT
+
+    @pytest.mark.parametrize("limit_s", [3.0, 5.0, 7.0, 12.0])
+    def test_at_its_limit_the_run_looks_once_more_and_ends(self, limit_s: float) -> None:
+        policy = AttemptPolicy(
+            POLICY.nodes, POLICY.forming, 30.0, 0.0, 1.0, wait_gpus_s=limit_s, claim_pause_s=POLICY.claim_pause_s
+        )
+        state, now, asked = new_attempt(policy, 0.0), 0.0, list[float]()
+        events: list[Event] = [*READY]
+        while state.reason is None:
+            event = events.pop(0) if events else Tick()
+            if isinstance(event, Tick):
+                assert state.deadline is not None
+                now = state.deadline
+            state, actions = decide(state, event, now)
+            if ClaimNodes() in actions:
+                asked.append(now)
+                events = [A_HAS, B_LACKS]
+        assert state.reason is Reason.GPUS_BUSY
+        assert asked == [*(time for time in (0.0, 5.0, 10.0) if time < limit_s), limit_s]
+        assert now == limit_s
+
+    def test_a_node_that_is_lost_ends_the_wait(self) -> None:
+        state, _ = play(POLICY, *READY, A_HAS, B_LACKS, NodeLost("a", "cable pulled"))
+        assert state.reason is Reason.NODE_LOST
+
+    def test_the_user_ends_the_wait(self) -> None:
+        state, _ = play(POLICY, *READY, A_HAS, B_LACKS, Interrupted(signal.SIGINT))
+        assert state.reason is Reason.INTERRUPTED
+
+    def test_a_run_in_the_background_leaves_the_terminal_while_it_waits(self) -> None:
+        said = "The run waits in the background, and starts once the GPUs are free"
+        for events, why in (([A_HAS], None), ([A_HAS, B_LACKS], said), ([A_HAS, B_HAS], None)):
+            assert find_departure(play(POLICY, *READY, *events)[0], 0.0) == why
+
+    def test_late_and_repeated_answers_are_no_news(self) -> None:
+        state, _ = play(POLICY, *READY, A_HAS, NodeClaimed("a", ("7",)), NodeBusy("a", ()), B_HAS, NodeBusy("b", ()))
+        assert (state.claimed, state.lacking, state.lacked) == ({"a": ("0",), "b": ("1",)}, {}, {})
+
+    def test_no_gpu_is_asked_for_without_the_option_and_in_a_check(self) -> None:
+        for policy in (
+            AttemptPolicy(POLICY.nodes, POLICY.forming, 30.0, 0.0, 1.0),
+            AttemptPolicy(POLICY.nodes, POLICY.forming, 30.0, 0.0, 1.0, wait_gpus_s=9.0, checks=True, only_checks=True),
+        ):
+            assert play(policy, *READY)[1] == [PrepareNodes()]
+
+    @pytest.mark.parametrize("seed", range(100))
+    def test_runs_that_want_the_same_gpus_never_wait_for_each_other(self, seed: int) -> None:
+        """Three runs on two nodes, each answered by the nodes in any order; a run that has its GPUs ends after 20 s."""
+        chance = random.Random(seed)
+        kept: dict[str, int] = {}
+        runs = [
+            new_attempt(
+                AttemptPolicy(
+                    POLICY.nodes, POLICY.forming, 0.0, 0.0, 1.0, wait_gpus_s=0.0, claim_pause_s=chance.uniform(4, 8)
+                ),
+                0.0,
+            )
+            for _ in range(3)
+        ]
+        orders: list[tuple[float, int, str]] = []
+        """When a node gets an order of a run, and which."""
+        ends: dict[int, float] = {}
+        began: dict[int, float] = {}
+
+        def tell(number: int, event: Event, now: float) -> None:
+            runs[number], actions = decide(runs[number], event, now)
+            for action in actions:
+                for node in POLICY.nodes:
+                    at = now + chance.uniform(0.001, 1.5)
+                    if isinstance(action, ClaimNodes):
+                        orders.append((at, number, node))
+                    elif isinstance(action, ReleaseNodes) and kept.get(node) == number:
+                        del kept[node]
+                if isinstance(action, PrepareNodes):
+                    assert set(kept.values()) == {number}
+                    began[number], ends[number] = now, now + 20.0
+
+        for number in range(3):
+            for event in READY:
+                tell(number, event, 0.0)
+        now = 0.0
+        while len(began) < 3:
+            now += 0.05
+            assert now < 300, "they wait for ever"
+            for order in sorted(order for order in orders if order[0] <= now):
+                orders.remove(order)
+                _, number, node = order
+                if kept.setdefault(node, number) == number:
+                    tell(number, NodeClaimed(node, ("0",)), now)
+                else:
+                    tell(number, NodeBusy(node, (ALICE,)), now)
+            for number, end in [*ends.items()]:
+                if end <= now:
+                    del ends[number]
+                    for node in [node for node, holder in kept.items() if holder == number]:
+                        del kept[node]
+            for number, state in enumerate(runs):
+                if number not in began:
+                    tell(number, Tick(), now)
+                    if state.claims_again is not None:
+                        assert number not in kept.values(), "it waits, and keeps a part"
+        times = sorted(began.values())
+        assert all(later - earlier >= 20.0 for earlier, later in itertools.pairwise(times))
+
+
+def test_what_nodes_answer_becomes_an_event() -> None:
+    assert from_message("b", GpusClaimed(1, ["1"])) == B_HAS
+    assert from_message("b", GpusClaimed(1, [], [ALICE])) == B_LACKS
+    event = from_message("b", GpusClaimed(1, [], problem="neither NVML nor nvidia-smi answers"))
+    assert isinstance(event, NodeRefused)
+    assert event.problems[0].reference == "gpus-unknown"
+    assert event.problems[0].message == "cannot tell which GPUs are free: neither NVML nor nvidia-smi answers"
+
+
+@pytest.mark.parametrize(
+    ("lacking", "text"),
+    [
+        ({"a": (ALICE,)}, "GPU 0 of a is used by pid 4242 (python) of alice"),
+        ({"local": (ALICE,)}, "GPU 0 is used by pid 4242 (python) of alice"),
+        (
+            {"b": (BusyGpu("0", BOB), BusyGpu("1", BOB)), "a": (ALICE,)},
+            "GPU 0 of a is used by pid 4242 (python) of alice; GPUs 0, 1 of b are kept for run digits-7 of bob",
+        ),
+        ({"a": (BusyGpu("0", [GpuHolder(9), *BOB]),)}, "GPU 0 of a is used by pid 9"),
+        ({"a": (BusyGpu("0", [GpuHolder(run=UNKNOWN_RUN)]),)}, "GPU 0 of a is kept for another run"),
+        (
+            {f"n{number}": (ALICE,) for number in range(10)},
+            "; ".join(f"GPU 0 of n{number} is used by pid 4242 (python) of alice" for number in range(SHOWN))
+            + "; and 2 more",
+        ),
+    ],
+)
+def test_the_user_reads_who_has_the_gpus(lacking: Mapping[str, tuple[BusyGpu, ...]], text: str) -> None:
+    assert render_busy_gpus({node: NodeBusy(node, gpus) for node, gpus in lacking.items()}) == text
+
+
+# --- how many GPUs a node needs, and which its tasks get ---
+
+
+@pytest.mark.parametrize(
+    ("node", "tasks", "rules", "needed"),
+    [
+        ({}, "worker:0", "multi_worker_mirrored", 4),
+        ({}, "worker:0 worker:1", "multi_worker_mirrored", 4),
+        ({"gpus_per_worker": 1}, "worker:0 worker:1", "multi_worker_mirrored", 2),
+        ({"gpus_per_worker": 1}, "worker:0 evaluator:0", "multi_worker_mirrored", 4),  # it gets the rest
+        ({"gpus": ["1", "2"]}, "worker:0", "multi_worker_mirrored", 2),
+        ({"gpus": []}, "worker:0", "multi_worker_mirrored", 0),
+        ({}, "ps:0", "parameter_server", 0),
+        ({"gpus_per_worker": 1}, "chief:0 ps:0 worker:0", "parameter_server", 1),
+        ({"gpus_per_worker": 1}, "worker:0", "torch", 4),  # it chooses by LOCAL_RANK
+    ],
+)
+def test_a_node_needs_what_its_tasks_get(node: dict[str, Any], tasks: str, rules: str, needed: int) -> None:
+    facts = NodeFacts(8, ("0", "1", "2", "3"))
+    names = [parse_task_id(task) for task in tasks.split()]
+    chosen = TORCH if rules == "torch" else RULES[rules]  # type: ignore[index]  # a literal of the parameters above
+    spec = NodeSpec.model_validate({"host": "gpu-a", **node})
+    gpus, count = find_needed_gpus(spec, names, chosen, facts)
+    assert (gpus, count) == (node.get("gpus", ["0", "1", "2", "3"]), needed)
+    claimed = tuple(gpus[len(gpus) - count :])
+    shares = share_resources(spec, names, chosen, NodeFacts(8, facts.gpus, claimed=claimed), [])
+    seen = [gpu for share in shares.values() for gpu in share["CUDA_VISIBLE_DEVICES"].split(",") if gpu != "-1"]
+    assert sorted(set(seen)) == [*claimed]
+    orders = {share.get("CUDA_DEVICE_ORDER") for share in shares.values()}
+    assert orders == ({"PCI_BUS_ID"} if claimed else {None})
+
+
+# --- runs in fake time ---
+
+GPUS = {"gpu-a": {"0": ""}, "gpu-b": {"0": "", "1": ""}}
+
+
+def fake(folder: Path, script: Sequence[At | Exit] = (), gpus: Any = None, **spec: Any) -> FakeRun:
+    made = {node: dict(of_node) for node, of_node in (gpus or GPUS).items()}
+    return FakeRun(folder, script, {"wait_gpus_s": 0, **spec}, gpus=made)
+
+
+def test_the_tasks_get_the_gpus_that_the_node_keeps(tmp_path: Path) -> None:
+    nodes = [{"host": "gpu-a"}, {"host": "gpu-b", "gpus_per_worker": 1}]
+    run = fake(tmp_path / "run", gpus={"gpu-a": {"0": ""}, "gpu-b": {"0": "alice", "1": ""}}, nodes=nodes, preload=True)
+    assert run.run().outcome == "succeeded"
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert [task["env"]["CUDA_VISIBLE_DEVICES"] for task in plan["tasks"]] == ["0", "1"]
+    for node, gpu in (("gpu-a", "0"), ("gpu-b", "1")):
+        kinds = run.nodes.kinds_of(node)
+        assert kinds.index("ClaimGpus") < kinds.index("Preload") < kinds.index("Prepare")
+        [preload] = [order for order in run.nodes.orders_of(node) if isinstance(order, Preload)]
+        assert preload.env["CUDA_VISIBLE_DEVICES"] == gpu
+    # A controller that takes the run over makes the same plan.
+    assert replay(read_history(run.files.events), POLICY).claimed == {"gpu-a": ("0",), "gpu-b": ("1",)}
+
+
+def test_the_run_waits_says_for_whom_and_starts_when_the_gpus_are_free(tmp_path: Path) -> None:
+    run = fake(tmp_path / "run", gpus={"gpu-a": {"0": ""}, "gpu-b": {"0": "alice"}})
+    run.timing.after(3600.0, lambda: run.nodes.gpus["gpu-b"].update({"0": ""}))
+    states = _watch_kept(run)
+    report = run.run()
+    assert report.outcome == "succeeded"
+    assert report.goodput is not None
+    assert report.goodput.waiting_s == pytest.approx(3600, abs=2 * CLAIM_PAUSE_S)
+    lines = [line for line in run.said.splitlines() if "GPU" in line]
+    waiting = "Waiting for GPUs: GPU 0 of gpu-b is used by pid 77 (python) of alice"
+    assert lines == [waiting, waiting, waiting, "The GPUs are free"]  # now and then
+    assert not any(states)
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    named = [(event["state"], event["reference"]) for event in events if event["event"] == "state"]
+    assert [event["node"] for event in events if event["event"] == "node-claimed"] == ["gpu-a", "gpu-b"]  # once each
+    assert named[:4] == [("connecting", ""), ("waiting", "gpus-busy"), ("connecting", ""), ("forming", "")]
+
+
+def _watch_kept(run: FakeRun) -> list[bool]:
+    """Whether a node keeps GPUs while the run waits, looked at in every second of its first half an hour."""
+    seen: list[bool] = []
+
+    def look() -> None:
+        seen.append(bool(run.nodes.kept))
+
+    for second in range(2, 1800):
+        run.timing.after(second + 0.5, look)
+    return seen
+
+
+def test_after_the_limit_the_run_ends(tmp_path: Path) -> None:
+    run = fake(tmp_path / "run", gpus={"gpu-a": {"0": ""}, "gpu-b": {"0": "alice"}}, wait_gpus_s=60)
+    report = run.run()
+    assert (report.outcome, report.exit_status, report.verdict.reference) == ("failed", 3, "gpus-busy")
+    assert report.verdict.message == (
+        "too few free GPUs within 60.0 s: GPU 0 of gpu-b is used by pid 77 (python) of alice"
+    )
+    assert 60 <= run.timing.monotonic() - 1000 < 62
+    assert "Start" not in run.nodes.kinds_of("gpu-a")
+
+
+def test_a_restart_looks_again_and_a_spare_waits_for_its_gpus(tmp_path: Path) -> None:
+    nodes = [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c", "spare": True}]
+    gpus = {"gpu-a": {"0": ""}, "gpu-b": {"0": ""}, "gpu-c": {"0": "alice"}}
+    script = [At(Phase.RUNNING, lose("cable pulled", left=0))]
+    run = fake(tmp_path / "run", script, gpus, nodes=nodes, restart={"max_restarts": 1})
+    run.timing.after(200.0, lambda: run.nodes.gpus["gpu-c"].update({"0": ""}))
+    report = run.run()
+    assert (report.outcome, len(report.attempts)) == ("succeeded", 2)
+    assert run.nodes.kinds_of("gpu-a").count("ReleaseGpus") > 5
+    assert [order.gpus for order in run.nodes.orders_of("gpu-c") if isinstance(order, ClaimGpus)][-1] == ["0"]
+    assert "Waiting for GPUs: GPU 0 of gpu-c is used by pid 77 (python) of alice" in run.said
+
+
+def test_without_a_gpu_nothing_is_asked_and_the_user_is_told(tmp_path: Path) -> None:
+    run = fake(tmp_path / "run", gpus={"gpu-a": {}, "gpu-b": {}})
+    assert run.run().outcome == "succeeded"
+    assert "ClaimGpus" not in run.nodes.kinds_of("gpu-a")
+    assert "no node has a GPU that the run needs: there is nothing to wait for" in run.said
+
+
+def test_ctrl_c_ends_the_wait(tmp_path: Path) -> None:
+    run = fake(tmp_path / "run", gpus={"gpu-a": {"0": ""}, "gpu-b": {"0": "alice"}})
+    run.timing.after(100.0, lambda: signal.raise_signal(signal.SIGINT))
+    report = run.run()
+    assert (report.outcome, report.exit_status) == ("interrupted", 130)
+    assert [type(order) for order in run.nodes.orders_of("gpu-b")].count(Stop) == 1
+
+
+# --- the option ---
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (("local", "--wait-gpus", "train.py"), ["train.py"]),
+        (("local", "--wait-gpus", "-n", "1", "train.py", "--wait-gpus"), ["train.py", "--wait-gpus"]),
+        (("local", "--wait-gpus", "30m", "train.py", "30m"), ["train.py", "30m"]),
+        (("local", "--wait-gpus=30m", "-n1", "train.py"), ["train.py"]),
+        (("local", "-n", "1", "--wait-gpus", "--", "sh", "--wait-gpus"), ["sh", "--wait-gpus"]),
+    ],
+)
+def test_the_option_needs_no_value_and_takes_no_other_word(
+    tmp_path: Path, words: Sequence[str], program: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    ran = run_here(*words[:1], "--dry-run", *words[1:], cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    command = " ".join(program)
+    assert command in ran.stdout
+
+
+SPEC = "nodes: [{host: local, tasks: {worker: 2}}]\nprogram: {script: train.py}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "expected"),
+    [
+        (["--wait-gpus"], {}, 0.0),
+        (["--wait-gpus", "30m"], {}, 1800.0),
+        (["--wait-gpus=1h30m"], {}, 5400.0),
+        ([], {"DISTLAUNCH_UP_WAIT_GPUS": "90s"}, 90.0),
+        ([], {"DISTLAUNCH_UP_WAIT_GPUS": "0s"}, 0.0),
+        ([], {"DISTLAUNCH_UP_WAIT_GPUS": "true"}, 0.0),
+        (["--set", "wait_gpus_s=5"], {}, 5.0),
+        ([], {}, None),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_option_sets_the_field(
+    tmp_path: Path, words: list[str], env: Mapping[str, str], expected: float | None, is_first: bool
+) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    command = next(each for name, each in cli.commands.items() if name == "up")
+    arguments = [*words, "spec.yaml"] if is_first else ["spec.yaml", *words]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        # Without the settings of its group, the command would have no -h, and keep that.
+        parent = click.Context(cli, info_name="distlaunch", **cli.context_settings)
+        context = command.make_context("up", arguments, parent=parent)
+    changes = read_changes(context)
+    assert changes.apply(load_spec(tmp_path / "spec.yaml"), {}).wait_gpus_s == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--wait-gpus=soon"], "expected a duration such as 30d, 12h, 1h30m or 90s, not soon"),
+        (["--wait-gpus", "30"], "expected a duration such as 30d, 12h, 1h30m or 90s, not 30"),
+        (["--wait-gpus=400d"], "it is a year"),
+    ],
+)
+def test_a_wrong_time_is_an_error(tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    ran = run_here("up", *words, "spec.yaml", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert message in ran.stderr
+
+
+def test_the_field_of_a_spec(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(f"{SPEC}wait_gpus_s: 600\n")
+    assert load_spec(tmp_path / "spec.yaml").wait_gpus_s == 600
+
+
+# --- real runs ---
+
+
+@pytest.mark.slow
+def test_a_run_starts_when_the_process_on_its_gpu_ends(tmp_path: Path, machine: Machine) -> None:
+    program = tmp_path / "show.sh"
+    program.write_text("echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER\n")
+    user = subprocess.Popen(["sleep", "600"])
+    machine.use([user.pid])
+    with running(tmp_path, "--wait-gpus", "-n", "1", "--", "sh", str(program)) as run:
+        run.wait_until_said(f"Waiting for GPUs: GPU 0 is used by pid {user.pid} (sleep) of ")
+        user.kill()
+        user.wait()
+        machine.use([])
+        assert run.end() == 0
+        assert run.log(0) == b"0,1 PCI_BUS_ID\n"
+        assert "The GPUs are free" in run.said
+
+
+@pytest.mark.slow
+def test_one_run_waits_for_another_and_gets_its_gpus(tmp_path: Path, machine: Machine, distlaunch: Distlaunch) -> None:
+    (tmp_path / "first").mkdir()
+    with running(tmp_path / "first", "--wait-gpus", "-n", "1", "--", "sh", "-c", "echo up; sleep 600") as first:
+        first.wait_for(b"up", 0)
+        name = json.loads((first.directory / "run.json").read_text())["run_id"]
+        late = distlaunch("local", "--wait-gpus", "6s", "-n", "1", "--", "true")
+        assert late.status == 3
+        assert f"GPUs 0, 1 are kept for run {name} of " in late.stderr
+    ran = subprocess.run(
+        distlaunch_command("local", "--wait-gpus", "6s", "-n", "1", "--run-dir", str(tmp_path / "last"), "--", "true"),
+        check=False,
+        capture_output=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.slow
+def test_a_run_in_its_own_network_keeps_gpus_in_that_of_the_machine(tmp_path: Path, machine: Machine) -> None:
+    isolated = ("--set", "isolation=namespace", "--wait-gpus", "-n", "1", "--", "sh", "-c", "echo up; sleep 600")
+    with running(tmp_path, *isolated) as run:
+        run.wait_for(b"up", 0)
+        assert [len(find_keepers(machine.key(gpu))) for gpu in (0, 1)] == [1, 1]
+    assert [find_keepers(machine.key(gpu)) for gpu in (0, 1)] == [[], []]
+
+
+@pytest.mark.ssh
+def test_two_hosts_are_free_together_or_not_at_all(tmp_path: Path, library: Path) -> None:
+    skip_without_openssh()
+    hosts = make_hosts(tmp_path)
+    hosts.trust()
+    with contextlib.ExitStack() as stack:
+        machines = {}
+        for host, address in hosts.addresses.items():
+            (tmp_path / host).mkdir()
+            machines[host] = Machine(tmp_path / host, library, "aa")
+            stack.enter_context(running_sshd(hosts, address, env=machines[host].env))
+        machines["gpu-b"].use([], [1])
+        spec = hosts.write_spec(f"working_directory: {tmp_path}\nprogram: {{command: ['true']}}\n")
+        with (tmp_path / "stderr").open("wb") as stderr:
+            run = subprocess.Popen(
+                distlaunch_command("up", "--wait-gpus", "--run-dir", str(tmp_path / "run"), spec),
+                env={**os.environ, **hosts.env},
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+        with run:
+            said = tmp_path / "stderr"
+            wait_until(lambda: "Waiting for GPUs: GPU 1 of gpu-b is used by pid 1 (" in said.read_text(), "it waits")
+            wait_until(lambda: not find_keepers(machines["gpu-a"].key(0)), "gpu-a keeps nothing")
+            machines["gpu-b"].use()
+            assert run.wait(60) == 0, said.read_text()
+    for machine in machines.values():
+        assert find_keepers(machine.key(0)) == []
+
+
+def test_a_list_of_gpus_has_a_limit() -> None:
+    with pytest.raises(ProtocolError, match="at most 1024 are allowed"):
+        list(Decoder().feed(encode(GpusClaimed(1, ["0"] * 2000))))

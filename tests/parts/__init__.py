@@ -1,0 +1,1 @@
+"""One part of the product with real files, sockets, threads or a terminal."""

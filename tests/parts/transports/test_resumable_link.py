@@ -1,0 +1,500 @@
+"""What both sides do so that nothing is lost or doubled when the connection between them breaks."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.transports import streams
+from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
+from launcher.transports.outgoing import PASSING_LIMIT
+from launcher.transports.resumable_link import ResumableLink
+from tests.harness.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
+from tests.harness.cases import first_quick
+from tests.harness.second_chance import assert_same_bytes
+from tests.harness.witness import await_none_left, make_mark, wait_until
+from worker_entry.agent.connection import handover as reattachments
+from worker_entry.agent.connection import reattach_calls, reattach_folder
+from worker_entry.agent.connection.reattach_calls import receive_call
+from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol.messages import (
+    Attached,
+    Broken,
+    Empty,
+    Exited,
+    Listening,
+    Log,
+    Message,
+    Prepared,
+    Ready,
+    Sampled,
+    Started,
+)
+from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Beat, Goodbye, Hello, Piece, Prepare, Start, Stop
+from worker_entry.protocol.resend_buffer import Outbox
+from worker_entry.protocol.values import Problem, Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.system import kernel
+
+COVERS = (
+    "launcher/transports",
+    "worker_entry/agent/connection/connection.py",
+    "worker_entry/agent/connection/lease.py",
+    "worker_entry/agent/tasks/attempt.py",
+    "worker_entry/protocol",
+)
+
+
+class TestOutbox:
+    @given(st.lists(st.sampled_from(["send", "deliver", "confirm", "drop"]), max_size=60))
+    def test_every_frame_arrives_once_and_in_order_whatever_gets_lost(self, course: list[str]) -> None:
+        """`way` is what was written and has not arrived; a drop loses it."""
+        outbox, arrived, way, sent = Outbox(), list[bytes](), list[bytes](), 0
+        for step in [*course, "drop", "deliver"]:
+            if step == "send":
+                sent += 1
+                outbox.add(b"%d" % sent)
+                way.append(b"%d" % sent)
+            elif step == "deliver":
+                arrived += way
+                way.clear()
+            elif step == "confirm":
+                outbox.confirm(len(arrived))
+            else:
+                way[:] = outbox.after(len(arrived))
+        assert arrived == [b"%d" % number for number in range(1, sent + 1)]
+
+    def test_impossible_counts_are_refused(self) -> None:
+        outbox = Outbox()
+        outbox.add(b"1")
+        outbox.confirm(1)
+        with pytest.raises(ProtocolError):
+            outbox.confirm(2)
+        for count in (0, 2):  # 0 is confirmed, and so forgotten; 2 was never sent
+            with pytest.raises(ProtocolError):
+                outbox.after(count)
+
+
+# --- the controller's side, against a far end that is scripted ---
+
+
+class Controller:
+    def __init__(self, targets: list[FarEnd], root: Path, lease_s: float = 20.0) -> None:
+        self.delivered: list[Message | LinkNews] = []
+        self._targets = iter(targets)
+        self.mirror = LogMirror(lambda attempt, task: root / f"{attempt}-{task.replace(':', '-')}")
+        self.frames = ResumableLink(
+            "gpu-a",
+            lambda: next(self._targets),
+            lambda _, message, frame=0: self.delivered.append(message),
+            self.mirror,
+            lease_s=lease_s,
+            reopen=lambda _: next(self._targets),
+        )
+
+    def wait_for(self, kind: type) -> None:
+        wait_until(
+            lambda: any(isinstance(message, kind) for message in self.delivered), f"{kind.__name__} is delivered"
+        )
+
+
+def test_messages_of_the_agent_are_delivered_once_wherever_the_stream_is_cut(tmp_path: Path) -> None:
+    log = encode(Log(1, "worker:0", 0, 5), b"hello")
+    told: list[Message] = [Listening("worker:0", 1.0), Exited("worker:0", TaskExit(code=0), 2.0), Empty(1, 0, 0)]
+    whole = encode(told[0]) + log + encode(told[1]) + encode(told[2])
+    for cut in range(0, len(whole) + 1, 7):
+        first, second = FarEnd(), FarEnd()
+        controller = Controller([first, second], tmp_path)
+        first.from_agent.put(MARKER + encode(READY) + whole[:cut])
+        first.from_agent.put(None)
+        second.from_agent.put(MARKER)
+        attach = second.attach()
+        done = attach.offsets.get("worker:0", 0)
+        second.from_agent.put(
+            encode(Attached(0, attach.received + 1)) + encode(Log(1, "worker:0", done, 5 - done), b"hello"[done:])
+        )
+        second.say(*told[attach.received - 1 :])
+        second.from_agent.put(b"")
+        controller.wait_for(LinkClosed)
+        assert [m for m in controller.delivered if not isinstance(m, (Ready, LinkNews))] == told, cut
+        controller.mirror.close()
+        assert (tmp_path / "1-worker-0").read_bytes() == b"hello"
+        (tmp_path / "1-worker-0").unlink()
+
+
+def test_only_orders_that_the_agent_has_not_received_are_sent_again(tmp_path: Path) -> None:
+    first, second = FarEnd(), FarEnd()
+    controller = Controller([first, second], tmp_path)
+    first.from_agent.put(MARKER + encode(READY))
+    orders: list[Message] = [Prepare(1, [], number, number) for number in range(1, 5)]
+    for order in orders:
+        controller.frames.send(order)
+    wait_until(lambda: first.heard() == orders, "all is sent")
+    first.from_agent.put(None)
+    second.from_agent.put(MARKER)
+    second.attach()
+    second.say(Attached(2, 2))
+    controller.wait_for(LinkResumed)
+    wait_until(lambda: second.heard()[1:] == orders[2:], "the rest is sent again")
+    assert [type(m) for m in controller.delivered] == [Ready, LinkDropped, LinkResumed]
+    controller.frames.give_up()
+
+
+def test_a_node_that_stays_away_is_given_up_when_its_lease_is_over(tmp_path: Path) -> None:
+    first = FarEnd()
+    controller = Controller([first, *(FarEnd() for _ in range(50))], tmp_path, lease_s=1.0)
+    first.from_agent.put(MARKER + encode(READY))
+    first.from_agent.put(None)
+    controller.wait_for(LinkClosed)
+    assert "the connection broke, and not reconnected within 1 s" in str(controller.delivered[-1])
+
+
+def test_frames_that_have_arrived_are_not_kept_however_busy_the_link_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats confirm received frames; they come at fixed times, even while other messages are sent."""
+    beat_often(monkeypatch)
+    first = FarEnd()
+    controller = Controller([first], tmp_path)
+    first.from_agent.put(MARKER + encode(READY))
+    controller.wait_for(Ready)
+    sent = 0
+
+    def beats() -> int:
+        return sum(isinstance(message, Beat) for message, _ in Decoder().feed(bytes(first.to_agent)))
+
+    deadline = time.monotonic() + 20
+    while beats() < 5 and time.monotonic() < deadline:
+        controller.frames.send(Stop(1.0))
+        sent += 1
+        first.say(Beat(1.0, 0))  # it is alive
+        wait_until(lambda count=sent: first.heard().count(Stop(1.0)) == count, "it is written")  # type: ignore[misc]
+    assert beats() >= 5
+    controller.frames.give_up()
+
+
+def test_of_logs_that_are_dropped_nothing_is_remembered(tmp_path: Path) -> None:
+    first, second = FarEnd(), FarEnd()
+    controller = Controller([first, second], tmp_path)
+    controller.mirror.begin(2)
+    first.from_agent.put(MARKER + encode(READY) + encode(Log(2, "worker:0", 0, 2), b"ok"))
+    for number in range(100):
+        first.from_agent.put(encode(Log(1, f"worker:{number}", 0, 1), b"x"))
+    first.from_agent.put(None)
+    second.from_agent.put(MARKER)
+    attach = second.attach()
+    assert (attach.attempt, attach.offsets) == (2, {"worker:0": 2})
+    controller.frames.give_up()
+
+
+def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
+    """Each such answer would start another thread that writes."""
+    first = FarEnd()
+    controller = Controller([first], tmp_path)
+    first.from_agent.put(MARKER + encode(READY) + 1000 * encode(Attached(0, 2)))
+    controller.wait_for(LinkClosed)
+    assert "Attached without a reattachment [protocol-error]" in str(controller.delivered[-1])
+    assert first.is_cut
+    assert sum(thread.name == "write-gpu-a" for thread in threading.enumerate()) <= 1
+
+
+def test_a_node_that_asks_for_files_and_reads_nothing_makes_no_heap_of_them(tmp_path: Path) -> None:
+    first, is_stuck, reads = FarEnd(), threading.Event(), threading.Event()
+    controller = Controller([first], tmp_path)
+    write, pieces = first.write, [Piece(index, 0, 1) for index in range(10 * PASSING_LIMIT)]
+
+    def stuck(data: bytes) -> None:
+        if data == encode(pieces[0], b"x"):
+            is_stuck.set()
+            assert reads.wait(30)
+        write(data)
+
+    first.write = stuck  # type: ignore[method-assign]
+    first.from_agent.put(MARKER + encode(READY))
+    controller.wait_for(Ready)
+    controller.frames.send(pieces[0], b"x")
+    assert is_stuck.wait(30)  # from now on, nothing leaves the queue
+    for piece in pieces[1:]:
+        controller.frames.send(piece, b"x")
+    controller.frames.send(Stop(1.0))
+    reads.set()
+    kept = pieces[: 1 + PASSING_LIMIT]
+    wait_until(lambda: Stop(1.0) in first.heard(), "what was kept and what follows is written")
+    assert [message for message in first.heard() if isinstance(message, Piece)] == kept
+    controller.frames.give_up()
+
+
+def test_an_agent_that_is_silent_can_be_given_up_before_its_lease_is_over(tmp_path: Path) -> None:
+    first = FarEnd()
+    controller = Controller([first], tmp_path, lease_s=600.0)
+    first.from_agent.put(MARKER + encode(READY))
+    controller.wait_for(Ready)
+    controller.frames.drop_if_silent(30.0)
+    assert controller.delivered == [READY]
+
+    def is_given_up() -> bool:
+        controller.frames.drop_if_silent(0.6)
+        return controller.frames.join(0.0)
+
+    wait_until(is_given_up, "it is given up")
+    assert controller.delivered[1:] == [LinkClosed("its agent did not answer for 1 s")]
+    first.say(Listening("worker:0", 1.0))
+    wait_until(lambda: first.is_cut, "the stream is cut")
+    assert len(controller.delivered) == 2
+
+
+def test_an_agent_that_has_ended_is_reported_as_ended(tmp_path: Path) -> None:
+    first, second = FarEnd(), FarEnd()
+    controller = Controller([first, second], tmp_path)
+    first.from_agent.put(MARKER + encode(READY))
+    first.from_agent.put(None)
+    second.from_agent.put(MARKER + encode(Broken(Problem(AGENT_GONE, "its agent has ended"))))
+    controller.wait_for(LinkClosed)
+    assert controller.delivered[-1] == LinkClosed("its agent has ended (the connection broke)")
+    assert controller.frames.ended
+
+
+def test_an_agent_that_never_says_a_word_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "FIRST_WORD_S", 0.3)
+    controller = Controller([FarEnd()], tmp_path)
+    controller.wait_for(LinkClosed)
+    assert controller.delivered == [LinkClosed("the agent does not start: nothing came")]
+
+
+def test_an_agent_of_another_version_is_refused(tmp_path: Path) -> None:
+    end = FarEnd()
+    controller = Controller([end], tmp_path)
+    end.from_agent.put(MARKER + encode(replace(READY, version=VERSION + 1)))
+    controller.wait_for(LinkClosed)
+    assert f"version {VERSION + 1} of the protocol" in str(controller.delivered[-1])
+
+
+def test_the_fastest_answer_tells_how_far_the_clocks_are_apart(tmp_path: Path) -> None:
+    end = FarEnd()
+    controller = Controller([end], tmp_path)
+    end.from_agent.put(MARKER + encode(READY))
+    controller.wait_for(Ready)
+    now = time.time()
+    end.say(Beat(now + 100.0, 0, echo=now - 8.0))  # it took 8 s
+    end.say(Beat(time.time() + 50.0, 0, echo=time.time()))
+    wait_until(lambda: abs(controller.frames.clock_offset_s - 50.0) < 0.5, "the faster answer counts")
+    controller.frames.give_up()
+
+
+# --- a real agent, whose way is a pair of pipes that can be cut ---
+
+
+@pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
+@pytest.mark.parametrize("seed", first_quick(range(6)))
+def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    mark = make_mark()
+    used: list[Pipes] = []
+    delivered: list[Message | LinkNews] = []
+
+    def open_pipes(verb: str) -> Pipes:
+        used.append(Pipes(verb, mark))
+        return used[-1]
+
+    mirror = LogMirror(lambda attempt, task: tmp_path / "mirror")
+    link = ResumableLink(
+        "gpu-a",
+        lambda: open_pipes("node"),
+        lambda _, message, frame=0: delivered.append(message),
+        mirror,
+        lease_s=30.0,
+        reopen=lambda _: open_pipes("attach"),
+    )
+    code = "for i in $(seq 400); do echo line $i; sleep 0.004; done; head -c 3000000 /dev/zero; exit 7"
+    program = Program("command", "sh", ["-c", code])
+    link.send(Hello(VERSION, "test", str(tmp_path / "node"), str(tmp_path), 30.0, True))
+    link.send(Prepare(1, [TaskRequest("worker:0", program)], 21000, 21999))
+    link.send(Start(1, [TaskStart("worker:0", program)]))
+    wait_until(lambda: any(isinstance(m, Started) for m in delivered), "the task has started")
+
+    def is_over() -> bool:
+        return any(isinstance(m, (Empty, LinkClosed)) for m in delivered)
+
+    ended = False
+    while not ended:
+        known = len(used)
+        time.sleep(chance.uniform(0.05, 0.5))  # at any moment of the run, on purpose
+        used[-1].cut()
+        wait_until(lambda n=known: len(used) > n or is_over(), "it comes back")  # type: ignore[misc]
+        assert not any(isinstance(m, LinkClosed) for m in delivered), delivered[-5:]
+        ended = any(isinstance(m, Exited) for m in delivered)
+    link.send(Stop(0.0))
+    wait_until(lambda: any(isinstance(m, Empty) for m in delivered), "the end is reported")
+    link.send(Goodbye())
+    link.finish()
+    assert link.join(20)
+    mirror.close()
+    kinds = [type(m) for m in delivered if not isinstance(m, (LinkNews, Sampled))]
+    assert kinds == [Ready, Prepared, Started, Exited, Empty]
+    assert next(m for m in delivered if isinstance(m, Exited)).exit == TaskExit(code=7)
+    written = tmp_path / "node" / "attempt-1" / "worker-0.log"
+    assert_same_bytes((tmp_path / "mirror").read_bytes(), written.read_bytes())
+    assert (tmp_path / "mirror").read_bytes().endswith(bytes(3_000_000))
+    await_none_left(mark)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
+def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_reattachments_start(tmp_path: Path) -> None:
+    mark, lease_s = make_mark(), 5.0
+    used: list[Pipes] = []
+    delivered: list[Message | LinkNews] = []
+
+    def open_pipes(verb: str) -> Pipes:
+        used.append(Pipes(verb, mark))
+        return used[-1]
+
+    link = ResumableLink(
+        "gpu-a",
+        lambda: open_pipes("node"),
+        lambda _, message, frame=0: delivered.append(message),
+        LogMirror(lambda attempt, task: tmp_path / "mirror"),
+        lease_s=lease_s,
+        reopen=lambda _: open_pipes("attach"),
+    )
+    link.send(Hello(VERSION, "test", str(tmp_path / "node"), str(tmp_path), lease_s, True))
+    wait_until(lambda: any(isinstance(m, Ready) for m in delivered), "it is there")
+    [agent] = [m.pid for m in delivered if isinstance(m, Ready)]
+    os.kill(agent, signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert link.join(60)
+    assert time.monotonic() - stopped >= lease_s - 2
+    assert [type(m) for m in delivered] == [Ready, LinkDropped, LinkClosed]
+    assert "not reconnected within 5 s: the agent does not answer" in str(delivered[-1])
+    assert len(used) <= 4
+    await_none_left(mark)
+
+
+# --- a reattachment, to which the test speaks as the agent ---
+
+
+@dataclass
+class Visit:
+    """A reattachment at a folder where the test is the agent."""
+
+    place: reattach_folder.ReattachFolder
+    way: Pipes
+
+    def accept(self) -> reattach_calls.Reattachment:
+        reattachment = receive_call(self.place.accept())
+        assert isinstance(reattachment, reattach_calls.Reattachment)
+        return reattachment
+
+    @property
+    def has_said(self) -> bytes:
+        """What the process has written since the last look."""
+        try:
+            return self.way.read(1 << 16, 0.05)
+        except LinkBroken:
+            return b""
+
+    def has_ended(self) -> bool:
+        return self.way.process.poll() is not None
+
+
+@pytest.fixture
+def visit() -> Iterator[Visit]:
+    place = reattach_folder.ReattachFolder.make()
+    assert place is not None
+    place.listen()
+    way = Pipes("attach", {})
+    way.write(encode(Attach(VERSION, place.path, 0, 0, {})))
+    yield Visit(place, way)
+    way.process.kill()
+    way.process.wait()
+    way.abandon()
+    place.close(0)
+
+
+def test_a_reattachment_says_nothing_before_the_agent_does(visit: Visit) -> None:
+    reattachment = visit.accept()
+    assert visit.has_said == b""
+    assert reattachment.take()
+    assert visit.has_said == b""
+    os.write(reattachment.stdout, MARKER)
+    wait_until(lambda: visit.has_said == MARKER, "the agent's word arrives")
+    reattachment.leave()
+
+
+def test_a_reattachment_that_is_not_taken_ends_with_its_connection(visit: Visit) -> None:
+    reattachment = visit.accept()
+    visit.way.cut()
+    wait_until(visit.has_ended, "it ends")
+    assert not reattachment.take()
+    reattachment.leave()
+
+
+def test_a_reattachment_whose_connection_ended_before_it_called_takes_no_place_of_another(visit: Visit) -> None:
+    visit.accept().leave()
+    reading, writing = os.pipe()
+    os.write(writing, encode(Attach(VERSION, visit.place.path, 0, 0, {})))
+    os.close(writing)
+    late = subprocess.run(
+        [sys.executable, ENTRY, "attach"], stdin=reading, capture_output=True, timeout=30, check=False
+    )
+    os.close(reading)
+    assert (late.returncode, late.stdout) == (1, b"")
+    assert select.select([visit.place], [], [], 0.0)[0] == []
+
+
+def test_a_reattachment_that_was_replaced_ends_like_a_broken_connection_and_not_like_the_agent(visit: Visit) -> None:
+    reattachment = visit.accept()
+    assert reattachment.take()
+    reattach_calls.release(reattachment.call, reattach_calls.NOT_NEEDED)
+    assert visit.way.process.wait(30) == -signal.SIGKILL
+
+
+def test_a_reattachment_that_is_not_taken_ends_by_itself() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert reattachments._await_word(theirs, time.monotonic() + 0.1) is None
+
+
+@pytest.mark.skipif(not kernel.LINUX, reason="a reattachment's pid is not known")
+def test_a_reattachment_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: Visit) -> None:
+    reattachment = visit.accept()
+    assert reattachment.take()
+    visit.way.process.send_signal(signal.SIGSTOP)
+    reattachment.refuse(Problem("protocol-error", "nothing"))
+    wait_until(visit.has_ended, "it ends")
+
+
+def test_places_of_agents_that_were_killed_are_removed_and_others_are_not(tmp_path: Path) -> None:
+    first = reattach_folder.ReattachFolder.make()
+    assert first is not None
+    base = os.path.dirname(first.path)
+    dead = os.path.join(base, "agent-dead")
+    os.mkdir(dead, 0o700)
+    Path(dead, "lock").touch()
+    second = reattach_folder.ReattachFolder.make()
+    assert second is not None
+    try:
+        assert not os.path.exists(dead)
+        assert reattach_folder.is_locked(first.path)
+        assert stat.S_IMODE(os.stat(first.path).st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(base).st_mode) & 0o077 == 0
+    finally:
+        first.close(0)
+        second.close(0)
+    assert not os.path.exists(first.path)

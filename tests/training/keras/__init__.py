@@ -1,0 +1,1 @@
+COVERS = ("worker_entry/keras_patches", "worker_entry/hooks")

@@ -1,0 +1,78 @@
+"""A cluster that makes no progress: when it counts as stalled, which task is to blame, and what is done about it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.harness.commands import Distlaunch
+from tests.harness.places import PROGRAMS
+
+COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")
+
+LOST_LEADER = str(PROGRAMS / "lost_leader.py")
+KERAS = str(PROGRAMS / "train_keras.py")
+PATIENCE_S = "40"
+"""More than the import of TensorFlow takes, also on a busy machine; it makes its two tests long."""
+
+
+class TestRealClusters:
+    def test_one_that_sleeps_in_the_input_pipeline_is_blamed_and_all_start_again(self, warm: Distlaunch) -> None:
+        ran = warm(
+            *(
+                "local",
+                "-n",
+                "3",
+                "--set",
+                "timeouts.stall_s=5",
+                "--max-restarts",
+                "1",
+                KERAS,
+                "worker:1",
+                "sleep-in-input",
+            ),
+            *("8",),
+        )
+        assert ran.status == 0, ran.stderr
+        first, second = ran.report["attempts"]
+        assert (first["verdict"]["reference"], first["verdict"]["task"]) == ("stalled", "worker:1")
+        assert f"another thread at {KERAS}:16 load_batch" in first["verdict"]["message"]
+        assert f"worker:0, worker:2 are at {KERAS}:" in first["verdict"]["evidence"][0]
+        assert [task["progress"]["step"] for task in second["tasks"]] == [160] * 3
+        assert "load_batch" in (ran.directory / "stacks.txt").read_text()
+
+    def test_one_that_a_signal_stopped(self, warm: Distlaunch) -> None:
+        ran = warm("local", "-n", "3", "--set", "timeouts.stall_s=5", KERAS, "worker:2", "stop")
+        verdict = ran.report["attempts"][0]["verdict"]
+        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:2"), ran.stderr
+        assert "worker:2 was stopped by SIGSTOP (signal 19) and did not continue" in verdict["message"]
+
+    def test_one_that_never_joins_keeps_the_cluster_from_forming(self, warm: Distlaunch) -> None:
+        ran = warm("local", "-n", "3", "--set", f"timeouts.start_s={PATIENCE_S}", KERAS, "worker:1", "never-joins")
+        verdict = ran.report["attempts"][0]["verdict"]
+        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
+        assert any(f"worker:1 is at {KERAS}:23 <module>" in line for line in verdict["evidence"])
+        assert any("worker:0, worker:2 are at" in line for line in verdict["evidence"])
+
+    def test_one_that_does_not_find_the_leader_although_its_port_is_open(self, warm: Distlaunch) -> None:
+        options = ["--set", f"timeouts.start_s={PATIENCE_S}", "--set", "keep_own_tf_config=true"]
+        ran = warm("local", "-n", "3", *options, LOST_LEADER, "worker:1")
+        verdict = ran.report["attempts"][0]["verdict"]
+        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
+        waiting = r"waiting for worker:1 on local \(port \d+ open, worker:0 has not heard from it\)"
+        assert re.search(f"{waiting}; worker:0, worker:2 are ready", verdict["message"])
+
+    @pytest.mark.smoke
+    def test_collectives_that_wait_for_each_other(self, warm: Distlaunch) -> None:
+        loop = str(PROGRAMS / "loop.py")
+        ran = warm("local", "-n", "3", "--set", "timeouts.stall_s=5", loop, "worker:1", "skip-a-step")
+        verdict = ran.report["attempts"][0]["verdict"]
+        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:1"), ran.stderr
+        assert "steps done: 200 by worker:1, 199 by the others" in verdict["evidence"]
+        assert f"worker:1 is at {loop}:24 wait_for_all" in verdict["message"]
+        assert any(f"worker:0, worker:2 are at {loop}:30 <module>" in line for line in verdict["evidence"])
+        told = ran.report["attempts"][0]["tasks"][1]["progress"]
+        assert (told["epoch"], told["first_epoch"], told["first_step"]) == (4, 1, 1)
+        assert told["metrics"]["nothing"] is None
+        assert 0 < told["metrics"]["loss"] <= 1

@@ -1,0 +1,258 @@
+"""Defaults of options: variables, the file, their order, and the command that shows them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+import pytest
+
+from launcher.cli.defaults import find_variable, options_of, walk
+from launcher.cli.main import cli
+from tests.harness.in_process import run_here
+from worker_entry.protocol import environment
+
+SPEC = """\
+nodes: [{host: gpu-d, tasks: {worker: 2}}]
+program: {script: x.py}
+restart: {max_restarts: 1}
+env: {A: spec}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("DISTLAUNCH_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "config" / "distlaunch").mkdir(parents=True)
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    return tmp_path
+
+
+def write(folder: Path, text: str) -> str:
+    """Writes the file of defaults; returns its path."""
+    path = folder / "config" / "distlaunch" / "config.yaml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+def written(folder: Path, *words: str, **env: str) -> str:
+    """The spec that `init` writes, which is the one that `up` runs with the same options."""
+    ran = run_here("init", "-o", "-", *words, cwd=folder, env=env)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def planned(folder: Path, *words: str, **env: str) -> str:
+    ran = run_here("up", "--dry-run", *words, cwd=folder, env=env)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def refused(folder: Path, *words: str, **env: str) -> str:
+    ran = run_here(*words, cwd=folder, env=env)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    return ran.stderr
+
+
+class TestOrder:
+    """The command line, a variable, the spec, the file."""
+
+    @pytest.mark.parametrize(
+        ("words", "variable", "file", "used"),
+        [
+            (["--python", "/line"], "/variable", "/file", "/line"),
+            ([], "/variable", "/file", "/variable"),
+            ([], "", "/file", "/file"),
+        ],
+    )
+    def test_of_an_option_of_a_field(self, folder: Path, words: list[str], variable: str, file: str, used: str) -> None:
+        write(folder, f"python: {file}\n")
+        env = {"DISTLAUNCH_INIT_PYTHON": variable}
+        assert f"\npython: {used}\n" in written(folder, "-H", "a", *words, **env)
+
+    def test_the_spec_comes_before_the_file_and_after_a_variable(self, folder: Path) -> None:
+        write(folder, "up: {set: [python=/file, working_directory=/work], env: [A=file, B=file]}\n")
+        (folder / "spec.yaml").write_text(f"{SPEC}python: /spec\n")
+        plan = planned(folder, "spec.yaml")
+        assert "cd /work && " in plan
+        assert " /spec " in plan
+        assert (" A=spec " in plan, " B=file " in plan) == (True, True)
+        plan = planned(folder, "spec.yaml", DISTLAUNCH_UP_PYTHON="/variable", DISTLAUNCH_UP_ENV="A=variable 'B=b c'")
+        assert " /variable " in plan
+        assert (" A=variable " in plan, " B='b c' " in plan) == (True, True)
+
+    def test_the_command_line_comes_before_a_variable_of_another_option(self, folder: Path) -> None:
+        plan = planned(folder, "spec.yaml", "--set", "python=/line", DISTLAUNCH_UP_PYTHON="/variable")
+        assert " /line " in plan
+
+    def test_of_an_option_that_is_no_field(self, folder: Path) -> None:
+        write(folder, "local: {workers: 4}\n")
+        for words, env, count in ((["-n", "1"], "2", 1), ([], "2", 2), ([], "", 4)):
+            ran = run_here("local", "--dry-run", *words, "x.py", cwd=folder, env={"DISTLAUNCH_LOCAL_WORKERS": env})
+            assert ran.stdout.count("\n  by hand ") == count
+
+    def test_a_command_comes_before_all_commands(self, folder: Path) -> None:
+        write(folder, "init: {python: /mine}\npython: /all\n")
+        assert "\npython: /mine\n" in written(folder, "-H", "a")
+
+    @pytest.mark.parametrize("value", ["0", "false", "no"])
+    def test_a_variable_can_turn_a_flag_of_the_file_off(self, folder: Path, value: str) -> None:
+        write(folder, "local: {dry-run: true, tensorboard: true}\n")
+        env = {"DISTLAUNCH_CONFIG_JSON": value}
+        assert run_here("config", cwd=folder, env=env).stdout.startswith("File: ")
+
+    def test_a_spec_on_the_command_line_comes_before_hosts_of_a_variable(self, folder: Path) -> None:
+        env = {"DISTLAUNCH_UP_HOSTS": "gpu-a,gpu-b"}
+        assert "worker:1 on gpu-b\n" in planned(folder, "train.py", **env)
+        assert "worker:1 on gpu-d\n" in planned(folder, "spec.yaml", "--set", "name=x", **env)
+        write(folder, "up: {hosts: [gpu-c]}\n")
+        assert "worker:0 on gpu-c\n" in planned(folder, "-v", "train.py")
+        assert "worker:0 on gpu-d\n" in planned(folder, "-v", "spec.yaml")
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("env", "words", "message"),
+        [
+            ({"LOCAL_WORKERS": "x"}, "local", "LOCAL_WORKERS: expected a whole number of at least 1, not x"),
+            ({"LOCAL_MAX_RESTARTS": "x"}, "local", "LOCAL_MAX_RESTARTS: expected a whole number, got 'x'"),
+            ({"LOCAL_FRAMEWORK": "x"}, "local", "LOCAL_FRAMEWORK: expected tensorflow or torch, not x"),
+            ({"LOCAL_REPORT": "x"}, "local", "LOCAL_REPORT: expected true or false"),
+            ({"UP_SET": "'a=b"}, "up spec.yaml", "UP_SET: expected words as in a shell, but a quote is not closed"),
+            ({"UP_SET": "a=b"}, "up spec.yaml", "UP_SET a: unknown field"),
+        ],
+    )
+    def test_of_a_variable_name_it(self, folder: Path, env: dict[str, str], words: str, message: str) -> None:
+        given = {f"DISTLAUNCH_{name}": value for name, value in env.items()}
+        assert refused(folder, *words.split(), **given).startswith(f"Error: DISTLAUNCH_{message}")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("local: {workers: x}", "1 workers: expected a whole number of at least 1, not x"),
+            ("local:\n  max-restarts: x", "2 max-restarts: expected a whole number, got 'x'"),
+            ("local: {set: [a=b]}", "1 set a: unknown field"),
+        ],
+    )
+    def test_of_a_value_in_the_file_name_its_line(self, folder: Path, text: str, message: str) -> None:
+        path = write(folder, text)
+        assert refused(folder, "local").startswith(f"Error: {path}:{message}")
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("pyton: x", "1:1 pyton: no command has an option pyton; did you mean python?"),
+            ("up: {max_restarts: 3}", "1:6 up.max_restarts: `distlaunch up` has no option max_restarts; did you mean "),
+            ("uq: {no-live: true}", "1:1 uq: distlaunch has no such command"),
+            (
+                "export: {kubernetes: {x: y}}",
+                "1:23 export.kubernetes.x: `distlaunch export kubernetes` has no option x",
+            ),
+            ("no-live: maybe", "1:10 no-live: expected true or false"),
+            ("python: [a]", "1:9 python: expected a single value"),
+            ("up: {set: [[a]]}", "1:11 up.set: expected a text or a list of texts"),
+            ("- a", "1:1: expected options and commands, like `up: {no-live: true}`"),
+            ("a: [", "2:1"),
+            ("version: true", "1:1 version: no command has an option version"),
+        ],
+    )
+    def test_of_the_file_are_all_named(self, folder: Path, text: str, message: str) -> None:
+        path = write(folder, f"{text}\n")
+        error = refused(folder, "ls")
+        assert error.startswith("Error: the file of defaults has a mistake; nothing was started [usage]\n")
+        assert f"  {path}:{message}" in error
+
+    def test_a_file_that_others_can_write_is_not_used(self, folder: Path) -> None:
+        path = Path(write(folder, "python: /other\n"))
+        path.chmod(0o666)
+        assert f"other users can write the file of defaults {path}" in refused(folder, "ls")
+
+    def test_a_variable_names_another_file(self, folder: Path) -> None:
+        write(folder, "python: /file\n")
+        (folder / "other.yaml").write_text("python: /other\n")
+        (folder / "other.yaml").chmod(0o600)
+        for file, used in (("other.yaml", "/other"), ("/dev/null", "")):
+            spec = written(folder, "-H", "a", DISTLAUNCH_CONFIG=file)
+            assert ("\npython: " in spec, f"\npython: {used}\n" in spec) == (bool(used), bool(used))
+        assert "cannot read the file of defaults none.yaml: No such" in refused(
+            folder, "ls", DISTLAUNCH_CONFIG="none.yaml"
+        )
+
+    def test_an_empty_file_sets_nothing(self, folder: Path) -> None:
+        for text in ("", "# nothing\n"):
+            write(folder, text)
+            assert run_here("ls", cwd=folder).returncode == 0
+
+    def test_completion_ignores_the_file(self, folder: Path) -> None:
+        write(folder, "pyton: x\n")
+        env = {"_DISTLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "distlaunch sta", "COMP_CWORD": "1"}
+        with pytest.raises(SystemExit):
+            run_here(cwd=folder, env=env)
+
+
+class TestConfig:
+    def test_shows_what_comes_from_where_without_secrets(self, folder: Path) -> None:
+        path = write(folder, "python: /opt/python\nup:\n  env: [API=hidden]\n")
+        ran = run_here("config", "--json", cwd=folder, env={"DISTLAUNCH_UP_MAX_RESTARTS": "3"})
+        found = json.loads(ran.stdout)
+        assert (ran.returncode, found["file"], found["unknown"]) == (0, path, [])
+        values = {(each["command"], each["option"]): (each["value"], each["origin"]) for each in found["values"]}
+        assert values.pop(("up", "max-restarts")) == ("3", "DISTLAUNCH_UP_MAX_RESTARTS")
+        assert values.pop(("up", "env")) == ("'API=(redacted)'", f"{path}:3")
+        assert set(values.values()) == {("/opt/python", f"{path}:1")}
+        assert {command for command, _ in values} == {"local", "up", "check", "doctor", "init"}
+
+    def test_of_a_command_shows_all_options_with_their_variables(self, folder: Path) -> None:
+        lines = run_here("config", "up", cwd=folder).stdout.splitlines()
+        assert lines[0].endswith("config.yaml (missing)")
+        assert [line.split()[0] for line in lines[2:]] == [f"--{name}" for name in options_of(cli.commands["up"])]
+        assert any(line.endswith("DISTLAUNCH_UP_RUN_DIR") for line in lines)
+
+    def test_names_variables_of_no_option(self, folder: Path) -> None:
+        ran = run_here("config", cwd=folder, env={"DISTLAUNCH_UP_MAX_RESTART": "3"})
+        assert ran.returncode == 2
+        assert ran.stderr == (
+            "DISTLAUNCH_UP_MAX_RESTART is the variable of no option; did you mean DISTLAUNCH_UP_MAX_RESTARTS?\n"
+        )
+
+    def test_refuses_a_command_that_does_not_exist(self, folder: Path) -> None:
+        assert refused(folder, "config", "upp") == (
+            "Error: `distlaunch` has no command upp [usage]\n  did you mean up? `distlaunch -h` lists its commands\n"
+        )
+
+
+def test_no_variable_of_a_task_is_that_of_an_option() -> None:
+    """A run within a task behaves as outside, whatever its options will be."""
+    ours = {value for value in vars(environment).values() if isinstance(value, str) and value.startswith("DISTLAUNCH_")}
+    assert len(ours) > 20
+    variables = {find_variable(f"distlaunch {path}", name) for path, each in walk(cli) for name in options_of(each)}
+    assert "DISTLAUNCH_EXPORT_KUBERNETES_IMAGE" in variables
+    assert not variables & ours
+    starts = tuple(f"DISTLAUNCH_{path.upper().replace(' ', '_')}_" for path, _ in walk(cli) if path)
+    assert not [name for name in ours if name.startswith(starts)]
+
+
+def test_every_option_of_a_command_has_a_variable_of_its_name() -> None:
+    for path, command in walk(cli):
+        for option in command.params:
+            if isinstance(option, click.Option) and option.opts != ["-C"]:
+                names = {name.removeprefix("--") for name in option.opts}
+                assert names & options_of(command).keys() or names & {"help", "version"}, (path, option.opts)
+
+
+class TestFolder:
+    def test_is_that_of_relative_paths(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PWD", str(folder))
+        (folder / "inner").mkdir()
+        (folder / "spec.yaml").rename(folder / "inner" / "spec.yaml")
+        ran = run_here("-C", "inner", "up", "--dry-run", "spec.yaml", cwd=folder)
+        assert f"cd {folder}/inner && " in ran.stdout
+        assert os.environ["PWD"] == f"{folder}/inner"
+
+    def test_that_is_missing_is_an_error(self, folder: Path) -> None:
+        assert refused(folder, "-C", "none", "ls").startswith("Error: -C: cannot change to none: No such file or ")

@@ -1,0 +1,136 @@
+"""Errors of the command line have the style of all errors: what is wrong, and what to type instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from launcher.cli.main import cli
+from launcher.cli.sections import Group, SectionedCommand
+from launcher.cli.usage_errors import MEANT
+from tests.harness.commands import Distlaunch
+from tests.harness.in_process import run_here
+
+
+def refused(*words: str) -> tuple[str, str]:
+    """The message and the hint of a command line that is refused."""
+    done = run_here(*words)
+    found = re.fullmatch(r"Error: (.*) \[usage\]\n  (.*)\n", done.stderr)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert found is not None, done.stderr
+    return found[1], found[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("nothing", "`distlaunch` has no command nothing", "`distlaunch -h` lists its commands"),
+        ("statsu", "`distlaunch` has no command statsu", "did you mean status? `distlaunch -h` lists its commands"),
+        (
+            "versoin",
+            "`distlaunch` has no command versoin",
+            "did you mean --version? `distlaunch -h` lists its commands",
+        ),
+        ("export k8s", "`distlaunch export` has no command k8s", "`distlaunch export -h` lists its commands"),
+        ("--foo", "`distlaunch` has no option --foo", "`distlaunch -h` shows its options"),
+        ("ls --al", "`distlaunch ls` has no option --al", "did you mean --all? `distlaunch ls -h` shows its options"),
+        ("ls --all=3", "--all takes no value", "`distlaunch ls -h` shows its options"),
+        ("ls x", "`distlaunch ls` does not take the argument x", "usage: distlaunch ls [OPTIONS]"),
+        ("ls x y", "`distlaunch ls` does not take the arguments x y", "usage: distlaunch ls [OPTIONS]"),
+        ("plan", "`distlaunch plan` needs SPEC", "usage: distlaunch plan [OPTIONS] SPEC"),
+        ("local -n", "-n needs a value, N", "`distlaunch local -h` shows its options"),
+        (
+            "local --workers 0",
+            "--workers: expected a whole number of at least 1, not 0",
+            "`distlaunch local -h` shows its options",
+        ),
+        (
+            "local -n many",
+            "--workers: expected a whole number of at least 1, not many",
+            "`distlaunch local -h` shows its options",
+        ),
+        (
+            "compose s.yaml --nodes 65",
+            "--nodes: expected a whole number from 1 to 64, not 65",
+            "`distlaunch compose -h` shows its options",
+        ),
+        (
+            "local --lease=9",
+            "`distlaunch local` has no option --lease",
+            "write --set timeouts.lease_s=S",
+        ),
+        ("local --framework horovod", "--framework: expected tensorflow or torch, not horovod", ""),
+        ("completion zhs", "SHELL: expected bash, zsh or fish, not zhs", "did you mean zsh?"),
+        (
+            "prune --older-than 30",
+            "--older-than: expected a duration such as 30d, 12h, 1h30m or 90s, not 30",
+            "`distlaunch prune -h` shows its options",
+        ),
+    ],
+)
+def test_an_error_of_click_is_one_of_ours(words: str, message: str, hint: str) -> None:
+    if hint:
+        assert refused(*words.split()) == (message, hint)
+    else:
+        assert run_here(*words.split()).stderr == f"Error: {message} [usage]\n"
+
+
+@pytest.mark.parametrize("name", sorted(MEANT))
+def test_commands_of_other_programs_are_known(name: str) -> None:
+    for meant in MEANT[name]:
+        assert meant in cli.commands or meant in ("--help", "--version")
+    assert refused(name)[1] == f"did you mean {' or '.join(MEANT[name])}? `distlaunch -h` lists its commands"
+
+
+@pytest.mark.parametrize("name", ["pruen", "prun", "r", "rmm", "rn", "prune-all"])
+def test_no_hint_suggests_to_remove_runs(name: str) -> None:
+    assert not re.search(r"\b(prune|rm)\b\?", refused(name)[1])
+
+
+def test_no_command_is_without_these_errors() -> None:
+    commands = [*cli.commands.values()]
+    for command in commands:
+        if isinstance(command, click.Group):
+            assert isinstance(command, Group)
+            commands += command.commands.values()
+        else:
+            assert isinstance(command, SectionedCommand)
+    assert len(commands) > 20
+
+
+def test_distlaunch_alone_shows_its_help() -> None:
+    done = run_here()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: distlaunch [OPTIONS] COMMAND")
+
+
+class TestOptionsAfterAScript:
+    """They are the script's. If it fails at once, they may have been meant for distlaunch."""
+
+    NOTE = (
+        "--workers, -v stand after the program, so they are the program's; put them before the program for distlaunch\n"
+    )
+
+    def test_are_named_if_the_script_fails_before_its_first_step(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+        ran = distlaunch("local", "-n", "1", "train.py", "--workers=4", "--epochs", "3", "-v")
+        assert ran.status == 1
+        assert ran.stderr.endswith(self.NOTE)
+
+    @pytest.mark.parametrize(
+        ("script", "words"),
+        [
+            ("raise SystemExit(0)", ["train.py", "--workers", "4"]),
+            ("raise SystemExit(2)", ["train.py", "--epochs", "4", "--", "--workers"]),
+            ("raise SystemExit(2)", ["--", "python3", "train.py", "--workers", "4"]),
+        ],
+        ids=["success", "none-of-ours", "command"],
+    )
+    def test_are_not_named_otherwise(
+        self, distlaunch: Distlaunch, tmp_path: Path, script: str, words: list[str]
+    ) -> None:
+        (tmp_path / "train.py").write_text(script)
+        assert "after the program" not in distlaunch("local", "-n", "1", *words).stderr

@@ -1,0 +1,144 @@
+"""A program has ended when it has ended, whatever its process still does: it waits for peers, children or a handler."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from launcher.gang.decide import FAILURE_GRACE_S, RAISED_S, SAVING_S, decide
+from launcher.gang.events import (
+    Action,
+    Event,
+    Interrupted,
+    NodeEmpty,
+    NodeLost,
+    ProgramEnded,
+    StacksReceived,
+    StopNodes,
+    TaskExited,
+    TaskReported,
+    Tick,
+)
+from launcher.gang.state import AttemptState, Phase, Reason
+from launcher.verdict.causes import find_cause
+from tests.harness.commands import Distlaunch
+from tests.harness.gang import DRAIN_S, GRACE_S, TWO_NODES, W0, W1, exited, make_policy, play, play_on, running
+from tests.harness.places import PROGRAMS
+from tests.harness.verdicts import judged
+from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.values import Activity, CrashRecord, TaskExit
+
+COVERS = ("launcher/gang", "worker_entry/task/runner.py", "worker_entry/agent/tasks/watches.py")
+
+STAYS = str(PROGRAMS / "ends_but_stays.py")
+CRASH = CrashRecord(1000.0, "ValueError", "no batch", "train.py", 9)
+RAISED = ProgramEnded(W1, 1000.0, CRASH)
+SAVED = replace(RAISED, crash=CrashRecord(1000.0, "SystemExit", "sys.exit(42)", exit_status=42))
+KILLED = TaskExited(W1, TaskExit(None, signal.SIGKILL), 1005.0, CRASH)
+
+
+def of(*events: Event | float, drain_s: float = DRAIN_S) -> tuple[AttemptState, list[Action]]:
+    policy = make_policy(TWO_NODES, drain_s=drain_s)
+    return play(policy, *running(policy), *events)
+
+
+class TestThatRaised:
+    def test_fails_the_attempt_although_its_process_stays(self) -> None:
+        state, actions = of(RAISED, RAISED_S - 0.1, Tick())
+        assert (state.phase, state.reason) == (Phase.RUNNING, None)
+        state, actions = of(RAISED, RAISED_S, Tick())
+        assert actions[-1] == StopNodes(FAILURE_GRACE_S, longer={W1: GRACE_S})
+        state, _ = play_on(state, KILLED, exited(W0, signal=15), NodeEmpty("a"), NodeEmpty("b"))
+        verdict = judged(state)
+        assert (verdict.reference, verdict.task) == ("task-failed", "worker:1")
+        assert verdict.evidence[0] == "ValueError: no batch   train.py:9"
+
+    def test_whose_process_ends_is_an_ordinary_failure(self) -> None:
+        _, actions = of(RAISED, 1.0, replace(KILLED, exit=TaskExit(1)))
+        assert actions[-1] == StopNodes(FAILURE_GRACE_S)
+
+    def test_is_the_cause_even_if_its_end_is_never_seen(self) -> None:
+        state, _ = of(RAISED, RAISED_S, Tick(), exited(W0, signal=15), NodeEmpty("a"), NodeLost("b", "gone"))
+        cause = find_cause(state, {})
+        assert cause is not None
+        assert (cause.exited.task, cause.reference) == (W1, "task-failed")
+
+    @pytest.mark.parametrize("stall_s", [None, 1.0])
+    def test_is_not_a_stall(self, stall_s: float | None) -> None:
+        policy = replace(make_policy(TWO_NODES), stall_s=stall_s)
+        state, _ = play(policy, *running(policy), RAISED, 3.0, Tick(), RAISED_S, Tick())
+        assert state.reason is Reason.TASK_FAILED
+
+    def test_after_it_has_saved_lets_the_others_save(self) -> None:
+        handler = TaskReported(W1, "trains", 1000.0, saves_when_preempted=True)
+        state, _ = of(handler, SAVED, SAVING_S - 1, Tick(), drain_s=0.0)
+        assert state.reason is None
+        state, _ = of(handler, SAVED, SAVING_S, Tick(), drain_s=0.0)
+        assert state.reason is Reason.TASK_FAILED
+        state, _ = of(SAVED, RAISED_S, Tick())
+        assert state.reason is Reason.TASK_FAILED
+
+
+class TestThatEndedWell:
+    def test_begins_the_drain(self) -> None:
+        waits = StacksReceived({W0: "", W1: ""}, {W0: Activity(), W1: Activity()})
+        state, _ = of(ProgramEnded(W1, 1000.0), DRAIN_S, Tick(), waits)
+        assert state.reason is Reason.DRAIN_TIMEOUT
+        verdict = judged(play_on(state, exited(W0, signal=9), exited(W1, signal=9), NodeEmpty("a"), NodeEmpty("b"))[0])
+        assert verdict.message.startswith("worker:0 did not end within 300 s")
+
+    def test_counts_as_ended_once_all_have_although_its_process_never_ends(self) -> None:
+        ends = (exited(W0), 10.0, ProgramEnded(W1, 1000.0))
+        state, _ = of(*ends, 10.0 + DRAIN_S - 1.0, Tick())
+        assert (state.reason, state.suspicion) == (None, None)
+        state, _ = of(*ends, 10.0 + DRAIN_S, Tick(), StacksReceived({}, {}))
+        assert state.reason is Reason.SUCCEEDED
+        late = TaskExited(W1, TaskExit(None, signal.SIGKILL), 1400.0, finished=1000.0)
+        verdict = judged(play_on(state, late, NodeEmpty("a"), NodeEmpty("b"))[0])
+        assert verdict.reference == "succeeded"
+        [sentence] = verdict.evidence
+        assert sentence.startswith("worker:1 finished its program before its interpreter ended with SIGKILL")
+
+    def test_gets_longer_while_its_process_is_at_work(self) -> None:
+        active = StacksReceived({}, {W1: Activity(idle_s=0.0)})
+        state, _ = of(exited(W0), ProgramEnded(W1, 1000.0), DRAIN_S, Tick(), active)
+        assert (state.reason, state.busy) == (None, {W1: "at work"})
+        state, _ = play_on(state, 2 * DRAIN_S, Tick(), StacksReceived({}, {}))
+        assert state.reason is Reason.SUCCEEDED
+
+    def test_makes_an_interruption_a_success_and_gives_its_process_the_users_grace(self) -> None:
+        state, actions = of(exited(W0), ProgramEnded(W1, 1000.0), Interrupted(signal.SIGINT))
+        assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, StopNodes(GRACE_S, interrupts=True))
+
+    def test_is_not_needed_any_more(self) -> None:
+        state, _ = of(ProgramEnded(W1, 1000.0), NodeLost("b", "gone"))
+        assert state.reason is None
+        state, _ = decide(state, exited(W0), 1.0)
+        assert state.reason is Reason.SUCCEEDED
+        assert judged(state).reference == "succeeded"
+
+
+@pytest.mark.parametrize(("way", "sentence"), [("raises", "ValueError: row 3 has 7"), ("exits", "no such file: data")])
+def test_a_program_that_fails_ends_the_run_soon_although_its_process_stays(
+    distlaunch: Distlaunch, way: str, sentence: str
+) -> None:
+    ran = distlaunch("local", "-n", "2", "--set", "timeouts.stop_grace_s=2", "--no-live", STAYS, way, "worker:1")
+    assert (ran.status, ran.report["verdict"]["reference"], ran.report["verdict"]["task"]) == (
+        1,
+        "task-failed",
+        "worker:1",
+    )
+    assert sentence in ran.report["verdict"]["evidence"][0]
+    assert "worker:1 has failed with" in ran.stderr
+    assert "0 processes left" in ran.stderr
+
+
+def test_a_program_that_returns_ends_the_run_with_success_although_its_process_stays(distlaunch: Distlaunch) -> None:
+    began = time.monotonic()
+    ran = distlaunch("local", "-n", "2", "--set", "timeouts.drain_s=3", "--no-live", STAYS, "returns", "worker:1")
+    assert ran.status == 0, ran.stderr
+    assert ran.report["verdict"]["reference"] == "succeeded"
+    assert "worker:1 finished its program before its interpreter ended with" in ran.report["verdict"]["evidence"][0]
+    assert time.monotonic() - began < 300

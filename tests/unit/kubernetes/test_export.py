@@ -1,0 +1,693 @@
+"""`distlaunch export kubernetes` writes objects that the API accepts, with rules that do what the spec says."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from launcher.cli import specs
+from launcher.cli.main import cli
+from launcher.errors import UsageError
+from launcher.kubernetes.exported import KINDS, Kind
+from tests.harness.hosts.exported import (
+    CASES,
+    EVERYTHING,
+    PODS,
+    SERVERS,
+    SPECS,
+    TWO_MACHINES,
+    WITH_CHIEF,
+    Exported,
+    core_manifests,
+    env_of,
+    expand,
+    export,
+    export_case,
+    jobs_of,
+    make,
+    pods_of,
+    read_file,
+)
+from worker_entry.protocol import pod_statuses
+
+MODELS = {
+    "JobSet": "JobsetV1alpha2JobSet",
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+}
+"""The trainer's classes. The definitions take a second to import, so only the checks import them."""
+NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+"""Valid names of a Service."""
+
+
+# --- what the API accepts ---
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_the_api_knows_every_field(name: str, kind: Kind) -> None:
+    objects = export_case(name, kind).objects
+    assert objects.keys() >= {"ConfigMap"}
+    for manifest in objects.values():
+        check(manifest)
+
+
+def test_a_plain_api_server_knows_every_field_it_gets() -> None:
+    kinds = set()
+    for manifest in core_manifests():
+        check(manifest)
+        kinds.add(manifest["kind"])
+    assert kinds == {"ConfigMap", "Job", "NetworkPolicy", "Pod", "Service"}
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_nested_jobs_and_pods_are_valid(name: str, kind: Kind) -> None:
+    objects = export_case(name, kind).objects
+    for spec in jobs_of(objects):
+        check({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": spec})
+    pods = [*pods_of(objects)]
+    assert pods
+    for template in pods:
+        check({"apiVersion": "v1", "kind": "Pod", **template, "metadata": {**template["metadata"], "name": "a"}})
+
+
+@pytest.mark.parametrize("wrong", ["replicatedJob", "maxRestart", "backoff"])
+def test_the_check_finds_a_field_that_does_not_exist(wrong: str) -> None:
+    manifest = json.loads(json.dumps(export_case("restarted", "jobset").objects["JobSet"]))
+    spec = manifest["spec"]
+    {"replicatedJob": spec, "maxRestart": spec["failurePolicy"], "backoff": spec["replicatedJobs"][0]}[wrong][wrong] = 1
+    with pytest.raises(AssertionError):
+        check(manifest)
+
+
+def test_the_check_finds_a_wrong_type_in_a_tf_job() -> None:
+    manifest = json.loads(json.dumps(export_case("pods", "tfjob").objects["TFJob"]))
+    manifest["spec"]["tfReplicaSpecs"]["Worker"]["replicas"] = "3"
+    with pytest.raises(AssertionError):
+        check(manifest)
+
+
+def check(manifest: dict[str, Any]) -> None:
+    """Checks an object against its definition."""
+    kind = manifest["kind"]
+    if kind in MODELS:
+        from kubeflow_trainer_api import models
+
+        model = getattr(models, MODELS[kind])
+        assert model.from_dict(manifest).to_dict() == manifest  # the model drops unknown fields
+    elif kind == "TFJob":
+        check_swagger(manifest, "KubeflowOrgV1TFJob")
+    else:
+        import kubernetes_validate
+
+        kubernetes_validate.validate(manifest, newest_version(), strict=True)
+
+
+@functools.cache
+def newest_version() -> str:
+    """The newest Kubernetes version with a schema; cached, since the lookup scans a folder."""
+    import kubernetes_validate
+
+    newest: str = kubernetes_validate.latest_version()
+    return newest
+
+
+def check_swagger(value: Any, kind: str) -> None:
+    """Checks a value against the models of the training operator."""
+    from kubeflow.training import models
+
+    if inner := re.fullmatch(r"list\[(\w+)\]", kind):
+        for each in value:
+            check_swagger(each, inner[1])
+    elif inner := re.fullmatch(r"dict\(str, (\w+)\)", kind):
+        for each in value.values():
+            check_swagger(each, inner[1])
+    elif model := getattr(models, kind, None):
+        types = {model.attribute_map[name]: named for name, named in model.openapi_types.items()}
+        assert value.keys() <= types.keys(), kind
+        for name, each in value.items():
+            check_swagger(each, types[name])
+    else:
+        assert type(value).__name__ == kind, (kind, value)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_names_of_objects_and_volumes_are_valid(name: str, kind: Kind) -> None:
+    objects = export_case(name, kind).objects
+    for manifest in objects.values():
+        assert NAME.fullmatch(manifest["metadata"]["name"])
+    for template in pods_of(objects):
+        for volume in template["spec"]["volumes"]:
+            assert NAME.fullmatch(volume["name"])
+            assert len(volume["name"]) <= 63
+
+
+def test_names_that_kubernetes_does_not_accept_are_changed() -> None:
+    long = export(f"name: {'n' * 63}\n{PODS}").objects["JobSet"]["metadata"]["name"]
+    assert len(f"{long}-evaluator-0-9999-abcde") <= 63
+    assert export(f"name: 2nd_Run.\n{PODS}").objects["JobSet"]["metadata"]["name"] == "run-2nd-run"
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_pods_have_minimal_rights(name: str, kind: Kind) -> None:
+    for template in pods_of(export_case(name, kind).objects):
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        [container] = spec["containers"]
+        context = container.get("securityContext")
+        assert context == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+        writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+        assert writable >= {"/tmp", "/dev/shm"}
+
+
+# --- names, roles, environment ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "hosts"),
+    [
+        ("jobset", [f"cluster-worker-0-{index}.cluster:2222" for index in range(3)]),
+        ("job", [f"cluster-{index}.cluster:2222" for index in range(3)]),
+        ("trainjob", [f"cluster-node-0-{index}.cluster:2222" for index in range(3)]),
+    ],
+)
+def test_tf_config_has_the_names_that_the_pods_will_have(kind: Kind, hosts: list[str]) -> None:
+    exported = export_case("pods", kind)
+    for index in range(3):
+        env = env_of(exported, index)
+        assert json.loads(env["TF_CONFIG"]) == {
+            "cluster": {"worker": hosts},
+            "task": {"type": "worker", "index": index},
+        }
+        assert env["DISTLAUNCH_TASK"] == f"worker:{index}"
+
+
+def test_pods_get_the_subdomain_of_the_service_that_names_them() -> None:
+    objects = export_case("pods", "job").objects
+    service, spec = objects["Service"], objects["Job"]["spec"]["template"]
+    assert spec["spec"]["subdomain"] == service["metadata"]["name"] == "cluster"
+    assert service["spec"]["selector"].items() <= spec["metadata"]["labels"].items()
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+
+
+def test_each_task_type_is_a_job_and_only_the_evaluator_sees_itself() -> None:
+    exported = export_case("chief", "jobset")
+    jobs = exported.objects["JobSet"]["spec"]["replicatedJobs"]
+    assert [(job["name"], job["template"]["spec"]["completions"]) for job in jobs] == [
+        ("chief", 1),
+        ("worker", 2),
+        ("evaluator", 1),
+    ]
+    assert json.loads(env_of(exported, 1, 1)["TF_CONFIG"]) == {
+        "cluster": {
+            "chief": ["cluster-chief-0-0.cluster:2222"],
+            "worker": ["cluster-worker-0-0.cluster:2222", "cluster-worker-0-1.cluster:2222"],
+        },
+        "task": {"type": "worker", "index": 1},
+    }
+    assert "evaluator" in json.loads(env_of(exported, 0, 2)["TF_CONFIG"])["cluster"]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("pods", "tfjob"), ("one pod", "jobset"), ("mirrored", "job")])
+def test_tf_config_is_left_to_tfjob_and_to_processes_without_peers(name: str, kind: Kind) -> None:
+    assert "TF_CONFIG" not in env_of(export_case(name, kind), 0)
+
+
+def test_a_tf_job_has_the_names_that_its_controller_expects() -> None:
+    spec = export_case("servers", "tfjob").objects["TFJob"]["spec"]
+    assert {role: each["replicas"] for role, each in spec["tfReplicaSpecs"].items()} == {
+        "Chief": 1,
+        "Worker": 3,
+        "PS": 2,
+        "Evaluator": 1,
+    }
+    for each in spec["tfReplicaSpecs"].values():
+        [container] = each["template"]["spec"]["containers"]
+        assert container["name"] == "tensorflow"
+        assert container["ports"] == [{"name": "tfjob-port", "containerPort": 2222, "protocol": "TCP"}]
+        assert each["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+
+
+def test_a_train_job_has_its_variables_in_order_and_refers_to_its_runtime() -> None:
+    objects = export_case("everything", "trainjob").objects
+    job, runtime = objects["TrainJob"]["spec"], objects["TrainingRuntime"]
+    assert job["runtimeRef"] == {"name": runtime["metadata"]["name"], "kind": "TrainingRuntime"}
+    [node] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert node["name"] == node["template"]["spec"]["template"]["spec"]["containers"][0]["name"] == "node"
+    assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    assert job["trainer"]["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"] == 4
+    names = [each["name"] for each in job["trainer"]["env"]]
+    assert names.index("TASK_INDEX") < names.index("TF_CONFIG")
+    assert "env" not in node["template"]["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_only_tasks_that_compute_ask_for_gpus() -> None:
+    exported = export("nodes: {from: kubernetes, image: a, count: 2, gpus: 4}\nstrategy: parameter_server\n")
+    jobs = exported.objects["JobSet"]["spec"]["replicatedJobs"]
+    specs = {job["name"]: job["template"]["spec"] for job in jobs}
+    assert {name: spec["completions"] for name, spec in specs.items()} == {"chief": 1, "worker": 2, "ps": 1}
+    asking = [name for name, spec in specs.items() if "gpu" in str(spec["template"]["spec"]["containers"][0])]
+    assert asking == ["worker"]
+
+
+def test_text_of_the_user_is_not_expanded() -> None:
+    exported = export_case("everything", "jobset")
+    assert env_of(exported, 0)["MODE"] == "a $(HOME) $$"
+    [template] = pods_of(exported.objects)
+    words = [expand(word, {"HOME": "/tmp"}) for word in template["spec"]["containers"][0]["args"]]
+    assert words[-4:] == ["--epochs", "3", "--note", "$(HOME) costs $5"]
+    assert words[:-5] == ["--stop-grace", "90", "--no-keras-patch", "--no-progress", "--keep-own-tf-config"]
+
+
+def test_torch_gets_its_own_variables() -> None:
+    env = env_of(export_case("torch", "jobset"), 2)
+    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == ("2", "3", "0")
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("cluster-worker-0-0.cluster", "2222")
+    assert "TF_CONFIG" not in env
+
+
+def test_each_worker_of_a_machine_gets_a_pod_with_its_gpus() -> None:
+    [template] = pods_of(export_case("machines", "jobset").objects)
+    [job] = jobs_of(export_case("machines", "jobset").objects)
+    assert job["completions"] == job["parallelism"] == 3
+    [container] = template["spec"]["containers"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
+    assert container["image"] == "registry/other:2"
+
+
+def test_the_fields_of_the_spec_reach_the_pods() -> None:
+    objects = export_case("everything", "jobset").objects
+    job_set = objects["JobSet"]
+    assert {manifest["metadata"]["namespace"] for manifest in objects.values()} == {"team"}
+    assert job_set["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    [template] = pods_of(objects)
+    spec = template["spec"]
+    assert (spec["priorityClassName"], spec["terminationGracePeriodSeconds"]) == ("high", 95)
+    [container] = spec["containers"]
+    assert container["resources"] == {
+        "requests": {"cpu": "500m", "memory": "16Gi"},
+        "limits": {"memory": "16Gi", "amd.com/gpu": "8"},
+    }
+    claims = {
+        each["name"]: each["persistentVolumeClaim"]["claimName"] for each in spec["volumes"] if "Claim" in str(each)
+    }
+    mounts = {claims[each["name"]]: each["mountPath"] for each in container["volumeMounts"] if each["name"] in claims}
+    assert mounts == {"checkpoints": "/checkpoints", "data.v2": "/data"}
+
+
+def test_the_users_template_comes_first(tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text(
+        "metadata: {labels: {team: a}}\nspec:\n  nodeSelector: {pool: gpu}\n  securityContext: {runAsUser: 7}\n"
+        "  containers: [{name: mine, env: [{name: A, value: b}, {name: TF_CONFIG, value: x}],\n"
+        "    imagePullPolicy: Always}]\n"
+    )
+    pods = f"nodes: {{from: kubernetes, image: registry/train:1, count: 2, template: {file}}}\n"
+    [template] = pods_of(export(pods).objects)
+    spec = template["spec"]
+    assert template["metadata"]["labels"]["team"] == "a"
+    assert (spec["nodeSelector"], spec["securityContext"]) == ({"pool": "gpu"}, {"runAsUser": 7})
+    [container] = spec["containers"]
+    assert (container["name"], container["imagePullPolicy"]) == ("task", "Always")
+    assert container["env"][0] == {"name": "A", "value": "b"}
+    names = [each["name"] for each in container["env"]]
+    assert names.count("TF_CONFIG") == 1
+    assert json.loads(env_of(export(pods), 1)["TF_CONFIG"])["task"]["index"] == 1
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_no_variable_is_set_twice(name: str, kind: Kind) -> None:
+    """Server-side apply would refuse it."""
+    for template in pods_of(export_case(name, kind).objects):
+        names = [each["name"] for each in template["spec"]["containers"][0].get("env", ())]
+        assert len(names) == len(set(names))
+
+
+# --- who may reach the tasks ---
+
+
+@pytest.mark.parametrize("kind", ["jobset", "job", "tfjob", "trainjob"])
+def test_only_pods_of_the_same_run_reach_its_port(kind: Kind) -> None:
+    objects = export_case("pods", kind).objects
+    policy = objects["NetworkPolicy"]["spec"]
+    selector = policy["podSelector"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [
+        {"from": [{"podSelector": selector}], "ports": [{"port": 2222, "protocol": "TCP"}]},
+    ]
+    for template in pods_of(objects):
+        assert selector["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+def test_allowed_networks_reach_the_port_and_nccl_opens_all_ports_between_the_pods() -> None:
+    blocks = [{"ipBlock": {"cidr": "10.0.0.0/24"}}, {"ipBlock": {"cidr": "fd00::/8"}}]
+    rules = export_case("everything", "jobset").objects["NetworkPolicy"]["spec"]["ingress"]
+    assert rules[1] == {"from": blocks, "ports": [{"port": 2222, "protocol": "TCP"}]}
+    assert "ports" in rules[0]  # communication: ring
+    nccl = export(EVERYTHING.replace("communication: ring", "communication: nccl")).objects["NetworkPolicy"]["spec"]
+    assert ["ports" in rule for rule in nccl["ingress"]] == [False, True]
+
+
+def test_guard_off_leaves_the_policy_out() -> None:
+    assert "NetworkPolicy" not in export_case("unguarded", "jobset").objects
+
+
+# --- the consequences of an exit status ---
+
+FREE = "RestartJobSetAndIgnoreMaxRestarts"
+STATUSES = range(256)
+ENDS = {0: "succeeded", 2: "FailJobSet", 42: FREE, 76: "replaced", 93: "FailJobSet", 143: FREE}
+"""The consequence of each exit status that does not lead to a counted restart."""
+
+
+def follow_pod(job: Mapping[str, Any], status: int, *, disrupted: bool = False) -> tuple[str, str]:
+    """What a Job does after a pod's end, as documented: `succeeded`, `replaced`, or fails with a reason and message."""
+    if status == 0:
+        return "succeeded", ""
+    container = job["template"]["spec"]["containers"][0]["name"]
+    for index, rule in enumerate(job["podFailurePolicy"]["rules"]):
+        codes = rule.get("onExitCodes")
+        if codes is not None:
+            matches = codes["operator"] == "In" and codes["containerName"] == container and status in codes["values"]
+            why = f"Container {container} for pod default/a-0-x failed with exit code {status} matching"
+        else:
+            matches = disrupted and any(each["type"] == "DisruptionTarget" for each in rule["onPodConditions"])
+            why = "Pod default/a-0-x has condition DisruptionTarget matching"
+        if matches and rule["action"] == "Ignore":
+            return "replaced", ""
+        if matches and rule["action"] == "FailJob":
+            return "PodFailurePolicy", f"{why} FailJob rule at index {index}"
+    if job.get("backoffLimit", job.get("backoffLimitPerIndex")) > 0:
+        return "replaced, counted", ""
+    return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+
+
+def follow(job_set: Mapping[str, Any], job: Mapping[str, Any], status: int, *, disrupted: bool = False) -> str:
+    """What a JobSet does after the first failure of a pod."""
+    reason, message = follow_pod(job, status, disrupted=disrupted)
+    if not message:
+        return reason
+    policy = job_set["failurePolicy"]
+    actions = [
+        rule["action"]
+        for rule in policy.get("rules", ())
+        if reason in rule["onJobFailureReasons"]
+        and any(re.search(pattern, message) for pattern in rule["onJobFailureMessagePatterns"])
+    ]
+    action = next(iter(actions), "RestartJobSet")
+    return "FailJobSet" if action == "RestartJobSet" and policy["maxRestarts"] == 0 else str(action)
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_every_exit_status_has_its_consequence(kind: Kind) -> None:
+    objects = export_case("restarted", kind).objects
+    spec = objects["JobSet"]["spec"] if kind == "jobset" else objects["TrainingRuntime"]["spec"]["template"]["spec"]
+    [job] = jobs_of(objects)
+    followed = {status: follow(spec, job, status) for status in STATUSES}
+    assert followed == {**dict.fromkeys(STATUSES, "RestartJobSet"), **ENDS}
+    disrupted = {status: follow(spec, job, status, disrupted=True) for status in STATUSES}
+    assert disrupted == {**dict.fromkeys(STATUSES, FREE), 0: "succeeded"}
+
+
+def test_nothing_restarts_where_the_spec_allows_none() -> None:
+    objects = export_case("pods", "jobset").objects
+    [job] = jobs_of(objects)
+    followed = {status: follow(objects["JobSet"]["spec"], job, status) for status in STATUSES}
+    assert followed == {**dict.fromkeys(STATUSES, "FailJobSet"), 0: "succeeded", 76: "replaced"}
+    assert follow_pod(export_case("pods", "job").objects["Job"]["spec"], 143)[0] == "PodFailurePolicy"
+
+
+def test_a_job_replaces_preempted_pods_and_fails_with_the_first_failure() -> None:
+    [job] = jobs_of(export_case("restarted", "job").objects)
+    ends = {0: "succeeded", **dict.fromkeys((2, 93), "PodFailurePolicy"), **dict.fromkeys((42, 76, 143), "replaced")}
+    followed = {status: follow_pod(job, status)[0] for status in STATUSES}
+    assert followed == {**dict.fromkeys(STATUSES, "BackoffLimitExceeded"), **ends}
+    disrupted = {follow_pod(job, status, disrupted=True)[0] for status in STATUSES if status}
+    assert disrupted == {"replaced"}
+
+
+def test_a_failed_server_restarts_the_cluster_and_a_failed_worker_or_evaluator_does_not() -> None:
+    job_set = export_case("servers", "jobset").objects["JobSet"]["spec"]
+    jobs = {job["name"]: job["template"]["spec"] for job in job_set["replicatedJobs"]}
+    assert job_set["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
+    assert {name: follow(job_set, job, 1) for name, job in jobs.items()} == {
+        "chief": "RestartJobSet",
+        "worker": "replaced, counted",
+        "ps": "RestartJobSet",
+        "evaluator": "replaced, counted",
+    }
+    assert {name: follow(job_set, job, 143) for name, job in jobs.items()} == {
+        "chief": FREE,
+        "worker": "replaced",
+        "ps": FREE,
+        "evaluator": "replaced",
+    }
+    assert (jobs["worker"]["backoffLimitPerIndex"], jobs["worker"]["maxFailedIndexes"]) == (3, 0)
+
+
+def test_an_evaluator_does_not_decide_whether_training_has_succeeded() -> None:
+    assert export_case("chief", "jobset").objects["JobSet"]["spec"]["successPolicy"] == {
+        "operator": "All",
+        "targetReplicatedJobs": ["chief", "worker"],
+    }
+    assert "successPolicy" not in export_case("pods", "jobset").objects["JobSet"]["spec"]
+
+
+def test_tfjob_restarts_preempted_pods_and_no_others() -> None:
+    """TFJob restarts only pods with an exit status of 128 or more."""
+    told = {status: pod_statuses.for_tfjob(status) for status in STATUSES}
+    assert {status for status in STATUSES if told[status] >= 128} == {42, 76, 143}
+    assert {status for status in STATUSES if told[status] == 0} == {0}
+
+
+def test_tfjob_restarts_nothing_where_the_spec_allows_none() -> None:
+    policies = [
+        {
+            role["restartPolicy"]
+            for role in export_case(name, "tfjob").objects["TFJob"]["spec"]["tfReplicaSpecs"].values()
+        }
+        for name in ("pods", "restarted")
+    ]
+    assert policies == [{"Never"}, {"ExitCode"}]
+
+
+# --- secrets, comments, files ---
+
+
+@pytest.mark.parametrize("kind", ["jobset", "job", "tfjob", "trainjob"])
+def test_secrets_come_from_a_secret_and_the_file_says_how_to_create_it(kind: Kind) -> None:
+    exported = export_case("everything", kind)
+    assert "hunter2" not in exported.text
+    assert "Secret" not in exported.objects
+    for name in ("WANDB_API_KEY", "MY_TOKEN"):
+        assert f'--from-literal={name}="${name}"' in exported.text
+        reference = f"secretKeyRef:\n\\s+name: mnist-large-run-env\n\\s+key: {name}\n"
+        assert re.search(reference, exported.text)
+    assert "kubectl -n team create secret generic mnist-large-run-env" in exported.text
+    assert "kubectl create secret" not in export_case("pods", kind).text
+
+
+def test_the_commands_of_the_file_name_the_context() -> None:
+    text = export(f"{PODS.replace('count: 3', 'context: lab a')}env_from: [A]\n").text
+    assert "kubectl --context 'lab a' apply --server-side -f THIS_FILE" in text
+    assert "kubectl --context 'lab a' create secret generic" in text
+
+
+def test_comments_name_the_fields_of_the_spec() -> None:
+    text = export_case("everything", "jobset").text
+    for field, key in (
+        ("nodes.queue", "kueue.x-k8s.io/queue-name: team-a"),
+        ("restart.max_restarts", "maxRestarts: 5"),
+        ("nodes.priority_class", "priorityClassName: high"),
+        ("allow", "from:"),
+        ("nodes.volumes, or --volume", "name: claim-checkpoints"),
+        ("timeouts.start_s, timeouts.stop_grace_s, keras.patch, progress, keep_own_tf_config, program", "args:"),
+        ("guard", "spec:"),
+        ("env.MODE", "name: MODE"),
+        ("env_from", "name: WANDB_API_KEY"),
+        ("devices", "name: DISTLAUNCH_DEVICES"),
+    ):
+        assert re.search(rf"# {re.escape(field)}\n\s*{re.escape(key)}", text), field
+
+
+def test_the_same_spec_gives_the_same_bytes() -> None:
+    assert export(EVERYTHING).text == export(EVERYTHING).text
+
+
+def test_the_archive_has_the_demo_only_for_the_demo() -> None:
+    names = {name: archived(export_case(name, "jobset")) for name in ("pods", "machines")}
+    assert names["pods"] - names["machines"] == {"demo"}
+
+
+def archived(exported: Exported) -> set[str]:
+    """The folders and modules of `worker_entry` in the archive."""
+    with zipfile.ZipFile(io.BytesIO(read_file(exported, "entry.pyz"))) as bundle:
+        return {Path(name).parts[1] for name in bundle.namelist() if "/" in name}
+
+
+def synced(folder: Path, **fields: str) -> str:
+    more = "".join(f"{name}: {value}\n" for name, value in fields.items())
+    return f"{PODS}sync: {{path: {folder}, to: /srv/job}}\nprogram: {{script: train.py}}\n{more}"
+
+
+def test_a_small_folder_travels_in_the_config_map(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "link.py").symlink_to("train.py")
+    exported = export(synced(tmp_path))
+    with zipfile.ZipFile(io.BytesIO(read_file(exported, "folder.zip"))) as bundle:
+        assert bundle.namelist() == ["link.py", "run.sh", "train.py"]
+        assert bundle.read("link.py") == b"print('hello')\n"
+        assert [each.external_attr >> 16 for each in bundle.infolist()] == [0o644, 0o755, 0o644]
+    [template] = pods_of(exported.objects)
+    [container] = template["spec"]["containers"]
+    assert container["args"][:3] == ["--sync", "/distlaunch/folder.zip", "/srv/job"]
+    assert "/srv/job" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+@pytest.mark.parametrize("size", [1 << 20, 40 << 20])
+def test_a_large_folder_is_refused(tmp_path: Path, size: int) -> None:
+    (tmp_path / "data.bin").write_bytes(Random(1).randbytes(size))  # noise, which does not compress
+    with pytest.raises(UsageError, match=r"sync\.path.* too large for a ConfigMap") as raised:
+        export(synced(tmp_path))
+    assert "--image or --volume" in raised.value.hint
+
+
+# --- specs that cannot be exported ---
+
+REFUSED = {
+    "nodes[1].spare": "nodes: [{host: a}, {host: b, spare: true}]\n",
+    "nodes[0].addresses": "nodes: [{host: a, addresses: [10.0.0.1, 10.0.0.2]}, {host: b}]\n",
+    "nodes[0].address": "nodes: [{host: a, address: 10.0.0.1}, {host: b}]\n",
+    "nodes[0].ssh": "nodes: [{host: a, ssh: {user: eve}}]\n",
+    "nodes[1].env": "nodes: [{host: a}, {host: b, env: {A: b}}]\n",
+    "nodes[1].python": "nodes: [{host: a}, {host: b, python: python3.12}]\n",
+    "nodes[1].gpus": "nodes: [{host: a, gpus: [0, 1]}, {host: b, gpus: [0]}]\n",
+    "nodes.workers_per_pod": "nodes: {from: kubernetes, image: a, workers_per_pod: 2}\n",
+    "nodes.count": "nodes: {from: kubernetes, image: a, count: 2}\nstrategy: mirrored\n",
+    "nodes": "nodes: slurm\n",
+    "way": f"{TWO_MACHINES}way: openssh\n",
+    "ssh": f"{TWO_MACHINES}ssh: {{user: eve}}\n",
+    "host_keys": f"{TWO_MACHINES}host_keys: accept-new\n",
+    "isolation": f"{TWO_MACHINES}isolation: tunnel\n",
+    "guard": f"{PODS}guard: required\n",
+    "tensorboard": f"{PODS.replace('3}', '3, volumes: {c: /logs}}')}tensorboard: keep\nlog_directory: /logs\n",
+    "strategy": "nodes: {from: kubernetes, image: a}\nstrategy: tpu\n",
+    "checkpoint_directory": f"{PODS}checkpoint_directory: /elsewhere\n",
+    "log_directory": f"{PODS}log_directory: /elsewhere\n",
+    "working_directory": f"{PODS}working_directory: ~/job\n",
+    "program.script": f"{TWO_MACHINES}program: {{script: /home/eve/train.py}}\n",
+    "program.command": f"{TWO_MACHINES}program: {{command: [/home/eve/train.sh]}}\n",
+    "program.args": f"{PODS}program: {{script: a.py, args: [--api-key, abc]}}\n",
+    "env.TASK_INDEX": f"{PODS}env: {{TASK_INDEX: 1}}\n",
+    "check_speed": f"{PODS}check_speed: true\n",
+    "cache": f"{PODS}cache: /cache\n",
+    "stdin": f"{PODS}stdin: all\n",
+    "metrics": f"{PODS}metrics: 9400\n",
+    "report": f"{PODS}report: true\n",
+    "notify": f"{PODS}notify: {{command: [./tell]}}\n",
+    "restart.period_s": f"{PODS}restart: {{max_restarts: 1, period_s: 60}}\n",
+    "restart.on": f"{PODS}restart: {{on: [preempted]}}\n",
+    "timeouts.stall_s": f"{PODS}timeouts: {{stall_s: 60}}\n",
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_spec_that_no_manifest_can_express_is_refused_with_its_field(field: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        make(REFUSED[field])
+    assert {line.partition(": ")[0] for line in raised.value.evidence} == {field}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "field"),
+    [
+        (WITH_CHIEF, "job", "nodes.tasks.chief"),
+        (SERVERS, "trainjob", "nodes.tasks.ps"),
+        (SPECS["torch"], "tfjob", "framework"),
+        (f"{PODS}strategy: parameter_server\n", "job", "strategy"),
+    ],
+)
+def test_a_spec_that_one_kind_cannot_express_is_refused(text: str, kind: Kind, field: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        make(text, kind)
+    assert any(line.startswith(f"{field}: ") for line in raised.value.evidence)
+
+
+def test_a_cluster_too_large_for_a_variable_is_refused() -> None:
+    with pytest.raises(UsageError, match="too long for an environment variable"):
+        export("nodes: {from: kubernetes, image: a, count: 9000}\n")
+
+
+# --- the command ---
+
+
+def run_command(*words: str) -> tuple[int, str]:
+    ran = CliRunner().invoke(cli, ["export", "kubernetes", *words], prog_name="distlaunch", obj={})
+    return ran.exit_code if ran.exception is None else 2, ran.output + str(ran.exception or "")
+
+
+def test_the_command_prints_manifests_with_its_options(tmp_path: Path) -> None:
+    spec = tmp_path / "a.yaml"
+    spec.write_text(f"{TWO_MACHINES}program: {{script: train.py}}\n")
+    words = [str(spec), "--image", "registry/x:3", "--volume", "ckpt:/ckpt", "--as", "job"]
+    options = ["--set", "checkpoint_directory=/ckpt/a", "-e", "A=b"]
+    status, text = run_command(*options, *words, "--", "--epochs", "3")
+    assert status == 0, text
+    objects = {each["kind"]: each for each in yaml.safe_load_all(text) if each}
+    [container] = objects["Job"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry/x:3"
+    assert container["args"][-3:] == ["train.py", "--epochs", "3"]
+    assert {"name": "A", "value": "b"} in container["env"]
+    assert {"name": "claim-ckpt", "mountPath": "/ckpt"} in container["volumeMounts"]
+
+
+def test_the_command_writes_only_new_files(tmp_path: Path) -> None:
+    spec, out = tmp_path / "a.yaml", tmp_path / "out.yaml"
+    spec.write_text(PODS)
+    assert run_command(str(spec), "-o", str(out)) == (0, "")
+    assert "kind: JobSet" in out.read_text()
+    status, text = run_command(str(spec), "-o", str(out))
+    assert status == 2
+    assert "exists" in text
+
+
+def test_machines_need_an_image(tmp_path: Path) -> None:
+    spec = tmp_path / "a.yaml"
+    spec.write_text(TWO_MACHINES)
+    status, text = run_command(str(spec))
+    assert status == 2
+    assert "--image" in text
+
+
+def test_every_kind_can_be_chosen() -> None:
+    assert isinstance(specs.export.commands["kubernetes"].params[0].type, click.Choice)
+    assert tuple(specs.export.commands["kubernetes"].params[0].type.choices) == KINDS
+
+
+@pytest.mark.parametrize("volume", ["ckpt", "ckpt:relative", "A_B:/x", ":/x"])
+def test_a_volume_is_a_claim_and_a_path(tmp_path: Path, volume: str) -> None:
+    spec = tmp_path / "a.yaml"
+    spec.write_text(PODS)
+    status, text = run_command("--volume", volume, str(spec))
+    assert status == 2
+    assert "CLAIM:PATH" in text

@@ -1,0 +1,117 @@
+"""TF_CONFIG for clusters of every shape: what TensorFlow needs, and nothing that it misreads."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.plan.launch_plan import make_plan
+from launcher.plan.tf_config import TfConfig, format_address, make_tf_configs
+from launcher.spec.models import ClusterSpec
+from launcher.tasks import TaskId
+from tests.harness.generated_specs import clusters, specs
+
+
+def written(addresses: dict[TaskId, str]) -> dict[TaskId, TfConfig]:
+    """The TF_CONFIGs of a cluster, without those that are unset."""
+    return {task: config for task, config in make_tf_configs(addresses).items() if config is not None}
+
+
+@given(clusters())
+def test_only_job_names_that_tensorflow_knows_are_used(addresses: dict[TaskId, str]) -> None:
+    for config in written(addresses).values():
+        assert set(config["cluster"]) <= {"chief", "worker", "ps", "evaluator"}
+        assert config["task"]["type"] in config["cluster"]
+        assert all(config["cluster"].values()), "a job without tasks is a job too many"
+
+
+@given(clusters())
+def test_unset_exactly_in_a_run_of_one_task(addresses: dict[TaskId, str]) -> None:
+    configs = make_tf_configs(addresses)
+
+    assert configs.keys() == addresses.keys()
+    assert {config is None for config in configs.values()} == {len(addresses) == 1}
+
+
+@given(clusters())
+def test_only_the_evaluator_sees_the_evaluator(addresses: dict[TaskId, str]) -> None:
+    for task, config in written(addresses).items():
+        assert ("evaluator" in config["cluster"]) == (task.type == "evaluator")
+
+
+@given(clusters())
+def test_all_but_the_evaluator_see_the_same_cluster_and_the_evaluator_sees_it_beside_itself(
+    addresses: dict[TaskId, str],
+) -> None:
+    seen = {
+        json.dumps({job: tasks for job, tasks in config["cluster"].items() if job != "evaluator"}, sort_keys=True)
+        for config in written(addresses).values()
+    }
+
+    assert len(seen) <= 1
+
+
+@given(clusters())
+def test_every_task_finds_its_own_address_at_its_type_and_index(addresses: dict[TaskId, str]) -> None:
+    for task, config in written(addresses).items():
+        assert config["task"] == {"type": task.type, "index": task.index}
+        assert config["cluster"][task.type][task.index] == addresses[task]
+
+
+@given(clusters())
+def test_the_cluster_lists_every_task_once(addresses: dict[TaskId, str]) -> None:
+    for task, config in written(addresses).items():
+        listed = [address for tasks in config["cluster"].values() for address in tasks]
+        visible = [a for other, a in addresses.items() if other.type != "evaluator" or task.type == "evaluator"]
+        assert sorted(listed) == sorted(visible)
+
+
+@given(clusters())
+def test_survives_json(addresses: dict[TaskId, str]) -> None:
+    for config in written(addresses).values():
+        assert json.loads(json.dumps(config)) == config
+
+
+@given(specs())
+def test_the_environment_of_a_task_holds_it_whole_or_not_at_all(spec: ClusterSpec) -> None:
+    environ = dict.fromkeys(spec.env_from, "value")
+    tasks = make_plan(spec, directory="/work", environ=environ, python="python").tasks
+
+    for task in tasks:
+        if len(tasks) == 1:
+            assert "TF_CONFIG" not in task.whole_env
+        else:
+            assert json.loads(task.whole_env["TF_CONFIG"]) == task.tf_config
+            assert task.tf_config is not None
+
+
+@given(specs())
+def test_all_addresses_of_a_plan_differ_and_can_be_read_back(spec: ClusterSpec) -> None:
+    environ = dict.fromkeys(spec.env_from, "value")
+    tasks = make_plan(spec, directory="/work", environ=environ, python="python").tasks
+    addresses = {
+        address for task in tasks if task.tf_config for a in task.tf_config["cluster"].values() for address in a
+    }
+
+    assert len(addresses) in (0, len(tasks))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        assert 1 <= int(port) <= 65535
+        assert "@" not in host
+        assert "://" not in host
+        if ":" in host:
+            assert (host[0], host[-1]) == ("[", "]")
+            assert ipaddress.ip_address(host[1:-1]).version == 6
+
+
+@given(st.ip_addresses(v=6), st.integers(1, 65535))
+def test_ipv6_addresses_get_brackets_once(address: ipaddress.IPv6Address, port: int) -> None:
+    assert format_address(str(address), port) == format_address(f"[{address}]", port) == f"[{address}]:{port}"
+
+
+@given(st.ip_addresses(v=4).map(str) | st.sampled_from(["gpu-a", "gpu-a.example.org"]), st.integers(1, 65535))
+def test_names_and_ipv4_addresses_stay_as_they_are(host: str, port: int) -> None:
+    assert format_address(host, port) == f"{host}:{port}"

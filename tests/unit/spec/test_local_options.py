@@ -1,0 +1,187 @@
+"""`distlaunch local`: what the words of its command line mean, and how many workers it allows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import UsageError
+from launcher.spec.command_line import make_tasks
+from tests.harness.commands import Distlaunch
+from worker_entry.protocol.strategy_names import StrategyName
+
+SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]]), flush=True)\n"
+
+
+def by_hand(in_process: Distlaunch, *words: str) -> list[list[str]]:
+    """The end of each task's command by hand: the words after the runner's `run`, or the program's own command."""
+    ran = in_process("local", "--dry-run", *words)
+    assert (ran.status, ran.stderr) == (0, "")
+    assert not ran.directory.exists()
+    commands = [line.split(maxsplit=2)[2] for line in ran.stdout.splitlines() if line.startswith("  by hand ")]
+    ends = []
+    for command in commands:
+        argv = shlex.split(command)
+        argv = argv[argv.index("env") + 3 :]
+        while "=" in argv[0]:
+            del argv[0]
+        ends.append(argv[argv.index("run") + 1 :] if argv[1:3] == ["-m", "worker_entry"] else argv)
+    return ends
+
+
+class TestProgram:
+    def test_is_the_demo_without_a_word(self, in_process: Distlaunch, tmp_path: Path) -> None:
+        model = str(tmp_path / "run" / "model")
+        assert by_hand(in_process) == [["-m", "worker_entry.demo.train", "--model-dir", model]] * 2
+
+    @pytest.mark.parametrize(
+        ("words", "argv"),
+        [
+            pytest.param(["train.py"], ["train.py"], id="script"),
+            pytest.param(["train.py", "--epochs", "3"], ["train.py", "--epochs", "3"], id="script-with-options"),
+            pytest.param(
+                ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
+                ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
+                id="options-behind-the-script-are-its-own",
+            ),
+            pytest.param(
+                ["train.py", "--", "x"], ["train.py", "--", "x"], id="a-dash-dash-behind-the-script-is-its-own"
+            ),
+            pytest.param(["train.py", "a", "--", "--", "b"], ["train.py", "a", "--", "--", "b"], id="so-are-two"),
+            pytest.param(["train.py", "", "a b", "$x"], ["train.py", "", "a b", "$x"], id="odd-words"),
+            pytest.param(["-m", "my.train", "--epochs", "3"], ["-m", "my.train", "--epochs", "3"], id="module"),
+            pytest.param(["-m", "my.train", "-m", "--", "x"], ["-m", "my.train", "-m", "--", "x"], id="module-dashes"),
+            pytest.param(["--module", "my.train"], ["-m", "my.train"], id="module-in-full"),
+            pytest.param(
+                ["--set", "keras.patch=false", "train.py"], ["--no-keras-patch", "train.py"], id="our-option-before-it"
+            ),
+            pytest.param(["--", "./train", "--epochs", "3"], ["--", "./train", "--epochs", "3"], id="command"),
+            pytest.param(["--", "ls", "--", "-l"], ["--", "ls", "--", "-l"], id="command-with-dashes"),
+            pytest.param(["--", "python", "-m", "x"], ["--", "python", "-m", "x"], id="command-with-an-option-of-ours"),
+        ],
+    )
+    def test_is_what_the_words_say(self, in_process: Distlaunch, words: list[str], argv: list[str]) -> None:
+        assert by_hand(in_process, "--workers", "1", *words) == [argv]
+
+    @pytest.mark.parametrize(
+        ("words", "name", "arguments"),
+        [
+            (["show.py", "--workers", "9", "--", "x"], "__main__", ["--workers", "9", "--", "x"]),
+            (["-m", "show", "-m", "--dry-run"], "__main__", ["-m", "--dry-run"]),
+            (["--", sys.executable, "show.py", "--", "x"], "__main__", ["--", "x"]),
+        ],
+    )
+    def test_gets_its_arguments_as_they_are(
+        self, distlaunch: Distlaunch, tmp_path: Path, words: list[str], name: str, arguments: list[str]
+    ) -> None:
+        (tmp_path / "show.py").write_text(SHOW)
+
+        ran = distlaunch("local", "--workers", "1", *words)
+
+        assert ran.status == 0, ran.stderr
+        (line,) = [line for line in ran.log().decode().splitlines() if line.startswith("SHOWN ")]
+        assert json.loads(line.removeprefix("SHOWN ")) == [name, *arguments]
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["-m"], "-m needs the name of a program after it"),
+            (["--"], "-- needs the name of a program after it"),
+            ([""], "the name of the program is empty"),
+            (["--", ""], "the name of the program is empty"),
+            (["-m", ""], "the name of the program is empty"),
+            (["--python", "", "train.py"], "--python: is empty"),
+            (["train.py", os.fsdecode(b"caf\xe9")], "is not UTF-8"),
+            (["--gpus-per-worker", "64", "train.py"], "2 workers with 64 each would need 128"),
+        ],
+    )
+    def test_that_cannot_be_is_an_error_of_usage(self, in_process: Distlaunch, words: list[str], message: str) -> None:
+        ran = in_process("local", "--dry-run", *words)
+
+        assert ran.status == 2
+        assert message in ran.stderr
+        assert "[too-few-gpus]" in ran.stderr if "--gpus-per-worker" in words else "[usage]" in ran.stderr
+        assert ran.stdout == ""
+        assert not ran.directory.exists()
+
+
+class TestWorkers:
+    @pytest.fixture
+    def two_cores(self) -> Iterator[None]:
+        """Lets the command use at most two cores, however many the machine has."""
+        if not hasattr(os, "sched_setaffinity"):
+            pytest.skip("this system cannot keep a process to some of the cores")
+        all_of_them = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, sorted(all_of_them)[:2])
+        yield
+        os.sched_setaffinity(0, all_of_them)
+
+    def test_are_two_by_default(self, in_process: Distlaunch) -> None:
+        assert len(by_hand(in_process, "train.py")) == 2
+
+    @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])
+    def test_of_no_sensible_number_are_refused(self, in_process: Distlaunch, number: str) -> None:
+        ran = in_process("local", "--workers", number, "train.py")
+
+        assert ran.status == 2
+        assert "--workers" in ran.stderr
+        assert number in ran.stderr
+        assert ran.stdout == ""
+        assert not ran.directory.exists()
+
+    @pytest.mark.usefixtures("two_cores")
+    def test_of_a_thousand_are_refused_with_what_to_do(self, in_process: Distlaunch) -> None:
+        ran = in_process("local", "--workers", "1000", "train.py")
+
+        assert ran.status == 2
+        assert ran.stderr.startswith("Error: 1,000 workers are too many for ")
+        assert "--oversubscribe" in ran.stderr
+        assert ran.stderr.endswith(" [usage]\n") or "[usage]\n" in ran.stderr
+        assert ran.stdout == ""
+        assert not ran.directory.exists()
+
+    @pytest.mark.usefixtures("two_cores")
+    def test_of_eight_are_taken_on_any_machine_and_nine_are_not_on_two_cores(self, in_process: Distlaunch) -> None:
+        assert len(by_hand(in_process, "--workers", "8", "train.py")) == 8
+        assert in_process("local", "--dry-run", "--workers", "9", "train.py").status == 2
+
+    def test_of_a_thousand_are_planned_when_that_is_meant(self, in_process: Distlaunch) -> None:
+        ran = in_process("local", "--dry-run", "--oversubscribe", "--workers", "1000", "train.py")
+
+        assert ran.status == 0, ran.stderr
+        assert ran.stdout.startswith("local-1000: multi_worker_mirrored, 1,000 tasks on 1 node, in ")
+        assert ran.stdout.count("\n  by hand ") == 1000
+        assert "\nworker:999 on local\n" in ran.stdout
+
+
+class TestStrategies:
+    def test_one_process_is_one_worker(self) -> None:
+        assert make_tasks("mirrored", None, None, evaluator=False) == {"worker": 1}
+
+    def test_a_chief_and_parameter_servers_stand_beside_the_workers(self) -> None:
+        assert make_tasks("parameter_server", 3, 2, evaluator=True) == {
+            "worker": 3,
+            "chief": 1,
+            "ps": 2,
+            "evaluator": 1,
+        }
+
+    @pytest.mark.parametrize(
+        ("strategy", "workers", "ps", "evaluator", "why"),
+        [
+            ("mirrored", 2, None, False, "mirrored runs one process with all devices, not 2 workers"),
+            ("multi_worker_mirrored", 2, 1, False, "multi_worker_mirrored has no parameter servers"),
+            ("one_device", None, None, True, "runs one process on one node, but this spec has 2 tasks"),
+        ],
+    )
+    def test_contradictory_options_are_refused(
+        self, strategy: StrategyName, workers: int | None, ps: int | None, evaluator: bool, why: str
+    ) -> None:
+        with pytest.raises(UsageError, match=why):
+            make_tasks(strategy, workers, ps, evaluator=evaluator)

@@ -1,0 +1,159 @@
+"""A spec for real machines, on containers: what remains of it, and the Compose file that replaces its machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.errors import UsageError
+from launcher.plan.compose import render_compose
+from launcher.spec.loading import parse_spec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.rehearsal import rehearse
+from tests.harness.commands import Distlaunch
+
+REAL = """
+name: real
+nodes:
+  - {host: gpu-a, address: 10.0.0.11, gpus: [0, 1], gpus_per_worker: 2, python: /opt/python, tasks: {chief: 1}}
+  - {host: me@GPU-B.example.org, addresses: [10.0.0.12, 10.1.0.12], port: 2222, tasks: {worker: 2, evaluator: 1}}
+  - {host: 10.0.0.13, env: {A: b}, ssh: {port: 2200}}
+program: {script: train.py, args: ["$HOME"]}
+ssh: {user: me, identity_file: ~/.ssh/cluster}
+host_keys: accept-new
+env_from: [WANDB_API_KEY]
+"""
+
+
+def spec_of(text: str = REAL) -> ClusterSpec:
+    return parse_spec(text.encode())
+
+
+def hosts(spec: ClusterSpec) -> list[str]:
+    return [node.host for node in spec.nodes]
+
+
+def compose_of(text: str, count: int = 2, path: str = "spec.yaml") -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(render_compose(spec_of(text), path, count))
+    return loaded
+
+
+class TestRehearse:
+    def test_tasks_stay_and_what_the_machines_are_goes(self) -> None:
+        spec = rehearse(spec_of(), 3)
+        assert hosts(spec) == ["gpu-a", "gpu-b.example.org", "node-3"]
+        assert [node.tasks for node in spec.nodes] == [node.tasks for node in spec_of().nodes]
+        assert (spec.nodes[1].port, spec.nodes[2].env, spec.env_from) == (2222, {"A": "b"}, ["WANDB_API_KEY"])
+        for node in spec.nodes:
+            assert (node.address, node.addresses, node.gpus, node.gpus_per_worker, node.python) == (None,) * 5
+            assert node.ssh == spec.ssh == ClusterSpec.model_fields["ssh"].default
+        assert spec.host_keys == "strict"
+
+    def test_a_rehearsal_is_a_spec_without_contradictions(self) -> None:
+        for count in range(1, 7):
+            ClusterSpec.model_validate(rehearse(spec_of(), count).model_dump(exclude_unset=True))
+
+    def test_fewer_containers_are_the_first_nodes(self) -> None:
+        assert hosts(rehearse(spec_of(), 2)) == ["gpu-a", "gpu-b.example.org"]
+
+    def test_more_containers_are_like_the_last_node_that_trains(self) -> None:
+        spec = rehearse(spec_of("nodes:\n  - {host: a, tasks: {worker: 2, evaluator: 1}, port: 99}\n"), 3)
+        assert hosts(spec) == ["a", "node-2", "node-3"]
+        assert [(node.tasks, node.port) for node in spec.nodes[1:]] == [({"worker": 2}, None)] * 2
+
+    def test_fewer_containers_are_enough_for_as_many_workers(self) -> None:
+        spec = spec_of("nodes: [{host: a}, {host: b}, {host: c}]\nrestart: {max_restarts: 1, min_workers: 3}\n")
+        assert [rehearse(spec, count).restart.min_workers for count in (1, 2, 3, 4)] == [1, 2, 3, 3]
+        assert rehearse(spec, 1).restart.max_restarts == 1
+
+    def test_a_second_chief_is_a_worker(self) -> None:
+        spec = rehearse(spec_of("nodes: [{host: a, tasks: {chief: 1}}]\n"), 2)
+        assert [node.tasks for node in spec.nodes] == [{"chief": 1}, {"worker": 1}]
+
+    @pytest.mark.parametrize(
+        ("host", "name"),
+        [
+            ("local", "node-1"),
+            ("controller", "node-1"),
+            ("keys", "node-1"),
+            ("fe80::1", "node-1"),
+            ("Rack1_Node", "rack1_node"),
+            ("_a", "node-1"),
+        ],
+    )
+    def test_names_that_no_container_can_have_are_replaced(self, host: str, name: str) -> None:
+        assert hosts(rehearse(spec_of(f"nodes: [{{host: '{host}'}}]\n"), 1)) == [name]
+
+    def test_two_users_of_one_machine_are_two_containers(self) -> None:
+        assert hosts(rehearse(spec_of("nodes: [{host: a@gpu, port: 1}, {host: b@gpu, port: 2}]\n"), 2)) == [
+            "gpu",
+            "node-2",
+        ]
+
+    def test_nodes_of_which_none_trains_are_refused(self) -> None:
+        spec = spec_of("nodes: [{host: a, tasks: {evaluator: 1}}, {host: b}]\n")
+        with pytest.raises(UsageError, match="no task trains on the first 1 of the spec's 2 nodes"):
+            rehearse(spec, 1)
+
+
+class TestCompose:
+    def test_each_node_is_a_service_that_the_controller_waits_for(self) -> None:
+        file = compose_of(REAL, 4)
+        nodes = ["gpu-a", "gpu-b.example.org", "node-3", "node-4"]
+        assert [*file["services"]] == ["keys", "controller", *nodes]
+        assert [*file["services"]["controller"]["depends_on"]] == nodes
+        assert file["services"]["controller"]["command"] == ["up", "spec.yaml", "--rehearsal", "4"]
+        assert file["services"]["controller"]["environment"] == ["WANDB_API_KEY"]
+
+    @pytest.mark.parametrize(
+        ("directory", "mounted"),
+        [("/data/me", "/data/me"), ("~/me", "/home/trainer/me"), ("/project", None), ("a", None)],
+    )
+    def test_the_program_is_where_the_spec_says(self, directory: str, mounted: str | None) -> None:
+        file = compose_of(f"nodes: [{{host: a}}, {{host: b}}]\nworking_directory: {directory}\n")
+        places = ["/project"] if mounted is None else ["/project", mounted]
+        assert file["services"]["a"]["volumes"][1:] == [f"${{PROJECT:-.}}:{place}" for place in places]
+
+    def test_checkpoints_are_a_volume_that_all_nodes_share_and_may_write(self) -> None:
+        file = compose_of("nodes: [{host: a}, {host: b}]\ncheckpoint_directory: /shared/all\n")
+        assert "checkpoints:/shared/all" in file["services"]["a"]["volumes"]
+        assert file["services"]["keys"]["command"] == ["make_keys", "/runs", "/shared/all"]
+        assert "checkpoints" in file["volumes"]
+
+    def test_a_dollar_of_the_users_is_no_variable(self) -> None:
+        file = compose_of("nodes: [{host: a}]\ncheckpoint_directory: /a$b\n", 1, "my $spec.yaml")
+        assert file["services"]["keys"]["command"] == ["make_keys", "/runs", "/a$$b"]
+        assert file["services"]["controller"]["command"][1] == "my $$spec.yaml"
+
+
+class TestCommands:
+    def test_compose_writes_as_many_nodes_as_the_spec_has(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "specs").mkdir()
+        (tmp_path / "specs" / "real.yaml").write_text(REAL)
+        ran = distlaunch("compose", "specs/real.yaml", run_dir=False)
+        assert (ran.status, ran.stderr) == (0, "")  # WANDB_API_KEY is needed only when it runs
+        controller = yaml.safe_load(ran.stdout)["services"]["controller"]
+        assert controller["command"] == ["up", "specs/real.yaml", "--rehearsal", "3"]
+
+    def test_a_spec_elsewhere_is_refused(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "here").mkdir()
+        (tmp_path / "real.yaml").write_text(REAL)
+        ran = distlaunch("compose", "../real.yaml", cwd=tmp_path / "here", run_dir=False)
+        assert ran.status == 2
+        assert f"Error: ../real.yaml is not below {tmp_path}/here, the only folder that containers see" in ran.stderr
+        assert ran.stdout == ""
+
+    @pytest.mark.parametrize("verb", ["up", "plan"])
+    def test_a_rehearsal_is_planned_for_the_containers(self, verb: str, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "real.yaml").write_text(REAL)
+        how = ["--dry-run"] if verb == "up" else ["--json"]
+        ran = distlaunch(verb, "real.yaml", "--rehearsal", "4", *how, run_dir=False, env={"WANDB_API_KEY": "x"})
+        assert ran.status == 0, ran.stderr
+        if verb == "plan":
+            assert [task["node"] for task in json.loads(ran.stdout)["tasks"]][-1] == "node-4"
+        assert '"gpu-b.example.org:2222"' in ran.stdout
+        assert "10.0.0.1" not in ran.stdout

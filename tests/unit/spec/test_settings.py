@@ -1,0 +1,160 @@
+"""`--set` and `-e`: their effects on a spec, and the errors for mistakes in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import UsageError
+from launcher.spec.models import ClusterSpec
+from launcher.spec.settings import set_fields
+from launcher.spec.variables import check_variables, set_variables
+from tests.harness.generated_specs import specs
+
+NODES = {"nodes": [{"host": "gpu-a", "env": {"A": "node", "B": "node"}}, {"host": "gpu-b"}]}
+
+
+def spec_of(**fields: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate({**NODES, **fields})
+
+
+def mistakes(error: UsageError) -> list[str]:
+    return [*error.evidence] or [error.message]
+
+
+class TestSet:
+    @pytest.mark.parametrize(
+        ("text", "fields"),
+        [
+            ("restart.max_restarts=3", {"restart": {"max_restarts": 3}}),
+            ("name=mine", {"name": "mine"}),
+            ("env.DEBUG=no", {"env": {"DEBUG": "no"}}),
+            ("env.TEXT=a=b", {"env": {"TEXT": "a=b"}}),
+            ("env.EMPTY=", {"env": {"EMPTY": ""}}),
+            ("preload=[numpy, my.data]", {"preload": ["numpy", "my.data"]}),
+            ("timeouts={start_s: 0, drain_s: 5}", {"timeouts": {"start_s": 0, "drain_s": 5}}),
+            ("program={script: train.py}", {"program": {"script": "train.py"}}),
+            ("ports=3000-3010", {"ports": "3000-3010"}),
+            ("nodes[1].tasks.worker=2", {"nodes": [NODES["nodes"][0], {"host": "gpu-b", "tasks": {"worker": 2}}]}),
+            ("nodes={from: {command: [list]}}", {"nodes": {"from": {"command": ["list"]}}}),
+        ],
+    )
+    def test_a_field_gets_the_same_value_as_from_a_spec_file(self, text: str, fields: dict[str, Any]) -> None:
+        assert set_fields(spec_of(), [text]) == spec_of(**fields)
+
+    def test_the_other_values_of_a_section_stay(self) -> None:
+        spec = spec_of(restart={"max_restarts": 2, "pause_s": 5}, program={"script": "a.py", "args": ["x", "y"]})
+        changed = set_fields(spec, ["restart.max_restarts=3", "program.args[1]=z"])
+        assert (changed.restart.max_restarts, changed.restart.pause_s) == (3, 5)
+        assert changed.program.args == ["x", "z"]
+
+    def test_the_last_option_for_a_field_counts(self) -> None:
+        assert set_fields(spec_of(), ["name=a", "name=b"]).name == "b"
+
+    def test_several_options_are_checked_together(self) -> None:
+        with pytest.raises(UsageError):
+            set_fields(spec_of(), ["strategy=mirrored"])
+        assert set_fields(spec_of(), ["strategy=mirrored", "nodes=[{host: local}]"]).is_local
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("restart.max_restart=3", "--set restart.max_restart: unknown field; did you mean `max_restarts`?"),
+            ("restart.max_restarts=x", "--set restart.max_restarts: expected a whole number, got 'x'"),
+            ("timeouts={start: 3}", "--set timeouts: timeouts.start: unknown field; did you mean `start_s`?"),
+            ("nodes[0].port=70000", "--set nodes[0].port: expected at most 65535, got '70000'"),
+            ("nodes[2].port=70", "--set nodes[2].port: nodes has 2 items; its last item is nodes[1]"),
+            ("nodes.port=70", "--set nodes.port: nodes is a list"),
+            ("restart.on[0]=stalled", "--set restart.on[0]: restart.on has 0 items; set restart.on as a whole"),
+            ("strategy=mirrored", "--set strategy: mirrored runs one process on one node, but this spec has 2 tasks; "),
+            ("cross_device=nccl", "--set cross_device: applies only to mirrored; remove it"),
+            ("name=", "--set name: is empty; fill it in, or remove the field"),
+            ("env.A=[x", "--set env.A: a bracket is not closed; write `,` or `]` here"),
+            ("env.A=#x", "--set env.A: `#` begins a comment in YAML; "),
+            ("env.A=!!int 3", "--set env.A: the tag !!int has no meaning in a spec; remove it"),
+            ("env.TF_CONFIG=x", "--set env.TF_CONFIG: is set by distlaunch for each task; remove it"),
+            ("restart.max_restarts", "--set 'restart.max_restarts': expected FIELD=VALUE, like restart.max_restarts=3"),
+            ("restart max=3", "--set 'restart max': expected FIELD=VALUE, like "),
+            ("=3", "--set '': expected FIELD=VALUE, like "),
+            ("name=\udcff", "the argument 'name=\\udcff' is not UTF-8"),
+        ],
+    )
+    def test_a_mistake_names_the_option(self, text: str, message: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            set_fields(spec_of(), [text])
+        [line] = mistakes(caught.value)
+        assert line.startswith(message)
+
+    def test_every_invalid_option_is_named_with_its_own_mistakes(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            set_fields(spec_of(), ["name=a/b", "restart.period_s=x", "ports=1-2"])
+        assert [line.partition(":")[0] for line in mistakes(caught.value)] == ["--set name", "--set restart.period_s"]
+
+    def test_an_error_does_not_show_the_value(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            set_fields(spec_of(), ["nodes[9].env.API_KEY=hidden"])
+        assert "hidden" not in "".join(mistakes(caught.value))
+
+    @given(specs())
+    def test_a_field_set_to_its_own_value_changes_nothing(self, spec: ClusterSpec) -> None:
+        again = set_fields(spec, [f"name={spec.name}" if not spec.name.isdigit() else "progress=true"])
+        assert (again, again.source) == (spec, spec.source)
+
+    @given(specs(), st.from_regex(r"[a-z_.\[\]0-9]{1,20}=[^\x00]{0,20}", fullmatch=True))
+    def test_any_text_results_in_a_valid_spec_or_a_usage_error(self, spec: ClusterSpec, text: str) -> None:
+        try:
+            changed = set_fields(spec, [text])
+        except UsageError as error:
+            first = mistakes(error)[0]
+            assert first.startswith(("--set", "the argument"))
+        else:
+            assert ClusterSpec.model_validate(changed.model_dump(exclude_unset=True)) == changed
+
+
+class TestVariables:
+    def test_a_variable_with_a_value_overrides_all_others_of_its_name(self) -> None:
+        spec = spec_of(env={"A": "all", "C": "all"}, env_from=["A", "D"])
+        changed = set_variables(spec, ["A=x=y", "E="], {"D": "1"})
+        assert changed.env == {"A": "x=y", "C": "all", "E": ""}
+        assert [node.env for node in changed.nodes] == [{"B": "node"}, {}]
+        assert changed.env_from == ["D"]
+
+    def test_a_name_alone_takes_the_value_from_the_environment_and_keeps_it_out_of_the_spec(self) -> None:
+        changed = set_variables(spec_of(env={"A": "all"}), ["A"], {"A": "hidden"})
+        assert (changed.env, changed.env_from, changed.nodes[0].env) == ({}, ["A"], {"B": "node"})
+        assert "hidden" not in changed.model_dump_json()
+
+    def test_a_name_alone_that_is_not_set_is_not_passed(self) -> None:
+        changed = set_variables(spec_of(env={"A": "all"}, env_from=["Z"]), ["A", "Z"], {})
+        assert (changed.env, changed.env_from, changed.nodes[0].env) == ({}, [], {"B": "node"})
+
+    def test_the_last_option_for_a_name_counts(self) -> None:
+        assert set_variables(spec_of(), ["A=1", "A=2"], {}).env == {"A": "2"}
+        assert set_variables(spec_of(), ["A=1", "A"], {"A": "3"}).env_from == ["A"]
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "-e '': expected NAME or NAME=VALUE, with letters, digits and _ in the name"),
+            ("=x", "-e '': expected NAME or NAME=VALUE, with letters, digits and _ in the name"),
+            ("A-B=hidden", "-e 'A-B': expected NAME or NAME=VALUE, with letters, digits and _ in the name"),
+            ("TF_CONFIG=hidden", "-e TF_CONFIG: is set by distlaunch for each task; remove it"),
+            ("TF_CONFIG", "-e TF_CONFIG: TF_CONFIG is set by distlaunch for each task; remove it"),
+        ],
+    )
+    def test_an_invalid_variable_is_named_without_its_value(self, text: str, message: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            set_variables(spec_of(), [text], {"TF_CONFIG": "hidden"})
+        assert mistakes(caught.value) == [message]
+
+    def test_the_command_that_lists_the_nodes_stays(self) -> None:
+        spec = ClusterSpec.model_validate({"nodes": {"from": {"command": ["list"]}}})
+        changed = set_variables(spec, ["A=1"], {})
+        assert (changed.source, changed.nodes, changed.env) == (spec.source, [], {"A": "1"})
+
+    def test_a_variable_of_env_from_that_is_not_set_is_refused(self) -> None:
+        with pytest.raises(UsageError, match=r"^env_from: B is not set in this environment"):
+            check_variables(spec_of(env_from=["A", "B"]), {"A": ""})
