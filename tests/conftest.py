@@ -11,14 +11,14 @@ import hypothesis
 import pytest
 
 from launcher.errors import EXIT_BUG
-from tests.harness import second_chance, tiers
 from tests.harness.available import find_python
-from tests.harness.commands import Distlaunch, Ran, make_distlaunch
-from tests.harness.in_process import run_here
-from tests.harness.inherited import read_state, reset_inherited_state
 from tests.harness.places import ROOT
-from tests.harness.scheduling import Longest
-from tests.harness.warm_python import WarmPython
+from tests.harness.rules import second_chance, tiers
+from tests.harness.rules.inherited import read_state, reset_inherited_state
+from tests.harness.rules.scheduling import Longest
+from tests.harness.runs.commands import Distlaunch, Ran, make_distlaunch
+from tests.harness.runs.in_process import run_here
+from tests.harness.runs.warm_python import WarmPython
 
 # The duration of a test depends on what else is running, so no test has a deadline.
 hypothesis.settings.register_profile("untimed", deadline=None)

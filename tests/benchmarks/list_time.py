@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.benchmarks.pairs import print_pair, time_command, time_pairs
-from tests.harness.runs_on_disk import GONE, append_events, write_run
+from tests.harness.builders.runs_on_disk import GONE, append_events, write_run
 
 COMMAND = str(Path(sys.executable).with_name("distlaunch"))
 RUNS = 500

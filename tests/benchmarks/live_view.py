@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks.pairs import print_pair, time_pairs
-from tests.harness.commands import distlaunch_command
 from tests.harness.places import PROGRAMS
+from tests.harness.runs.commands import distlaunch_command
 from tests.harness.terminals import Terminal
 
 WATCH_S = 10.0

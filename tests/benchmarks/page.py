@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.benchmarks.pairs import print_pair, time_pairs
 from tests.harness.browser import Browser, open_browser
-from tests.harness.pages import to_curves, write_page
+from tests.harness.builders.pages import to_curves, write_page
 
 
 def measure(runs: int) -> None:

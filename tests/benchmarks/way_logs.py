@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.benchmarks.pairs import print_pair, time_pairs
 from tests.benchmarks.ssh_logs import LINE, MEGABYTES, time_log
-from tests.harness.containers2 import running_container
+from tests.harness.hosts.containers import running_container
 from tests.harness.hosts.kubernetes import FOLDER, find_cluster
 from tests.harness.hosts.slurm import running_slurm
 

@@ -16,8 +16,8 @@ from launcher.spec.command_line import make_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.settings import set_fields
-from tests.harness.chaos import KILL, attempt
-from tests.harness.gang import W1
+from tests.harness.builders.chaos import KILL, attempt
+from tests.harness.builders.gang import W1
 from worker_entry.protocol.values import Injection
 
 COVERS = ("launcher/gang", "worker_entry/task/faults.py", "launcher/controller/actions.py")

@@ -15,9 +15,9 @@ import pytest
 from launcher.gang.checks.findings import Finding
 from launcher.report.doctor import COSTS, HERE, DoctorReport, OwnFacts, make_report, render
 from launcher.report.models import CheckReport, FactsReport, NodeReport
-from tests.harness.commands import distlaunch_command
-from tests.harness.doctor import run
 from tests.harness.hosts.namespaces import Network, opened_network
+from tests.harness.runs.commands import distlaunch_command
+from tests.harness.runs.doctor import run
 from worker_entry.system import features
 
 COVERS = (

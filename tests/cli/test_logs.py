@@ -16,12 +16,12 @@ from launcher.rundir import follow
 from launcher.rundir.follow import NAMES, STAT_S, FileWatch
 from launcher.rundir.journal_reading import JournalReader, read_last_entries
 from tests.harness.apart import linux
-from tests.harness.background import BackgroundRun
-from tests.harness.commands import distlaunch_command
-from tests.harness.in_process import run_here_bytes
+from tests.harness.builders.run_folders import RunFolder
 from tests.harness.polling import eventually
-from tests.harness.run_folders import RunFolder
-from tests.harness.second_chance import assert_same_bytes
+from tests.harness.rules.second_chance import assert_same_bytes
+from tests.harness.runs.background import BackgroundRun
+from tests.harness.runs.commands import distlaunch_command
+from tests.harness.runs.in_process import run_here_bytes
 
 COVERS = (
     "launcher/commands",

@@ -25,8 +25,8 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.pods import PodsSpec
 from launcher.tasks import TaskId
 from tests.harness.cases import first_quick
-from tests.harness.commands import Distlaunch
 from tests.harness.hosts import loopback
+from tests.harness.runs.commands import Distlaunch
 
 COVERS = ("launcher/plan",)
 

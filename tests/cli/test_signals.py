@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from launcher.signals import Interruption, Interrupts
-from tests.harness.commands import distlaunch_command
 from tests.harness.polling import eventually
+from tests.harness.runs.commands import distlaunch_command
 from tests.harness.witness import assert_none_left, make_mark, wait_until
 
 COVERS = ("launcher/signals.py", "launcher/controller/launch.py", "launcher/cli")

@@ -15,8 +15,8 @@ from launcher.plan.resources import NodeFacts
 from launcher.plan.torch_env import make_torch_envs
 from launcher.spec.loading import parse_spec
 from launcher.tasks import TaskId
-from tests.harness.commands import Distlaunch
 from tests.harness.places import PROGRAMS
+from tests.harness.runs.commands import Distlaunch
 
 COVERS = ("launcher/plan", "worker_entry/program", "worker_entry/task")
 

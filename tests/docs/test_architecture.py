@@ -8,9 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from tests.harness.folders import LAUNCHER, WORKER_ENTRY
-from tests.harness.import_graph import Import, read_imports, read_modules
 from tests.harness.places import ROOT
+from tests.harness.rules.import_graph import LAUNCHER, WORKER_ENTRY, Import, read_imports, read_modules
 
 LINE_LIMIT = 800
 BASICS = {
@@ -191,6 +190,23 @@ def test_every_package_has_a_docstring() -> None:
     for name, path in MODULES.items():
         if path.name == "__init__.py":
             assert ast.get_docstring(ast.parse(path.read_bytes())), name
+
+
+def test_no_test_module_imports_another() -> None:
+    tests = read_modules("tests")
+    wrong = [
+        (name, found.module)
+        for name, path in tests.items()
+        for found in read_imports(name, path.read_bytes(), tests)
+        if found.module.rpartition(".")[2].startswith("test_")
+    ]
+    assert wrong == []
+
+
+def test_folders_of_unit_tests_are_folders_of_the_product() -> None:
+    units = {path.name for path in (ROOT / "tests" / "unit").iterdir() if (path / "__init__.py").exists()}
+    assert len(units) > 10
+    assert units <= {name.split(".")[1] for name, path in MODULES.items() if path.name == "__init__.py" and "." in name}
 
 
 def test_modules_are_short() -> None:

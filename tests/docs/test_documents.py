@@ -24,10 +24,10 @@ from launcher.rundir.summary import RunSummary
 from launcher.spec.models import ClusterSpec
 from launcher.spec.settings import PATHS
 from tests.harness.documents import LAUNCHER_PAGE, PAGES, README, blocks, code, prose, read, rows, section
-from tests.harness.folders import LAUNCHER, WORKER_ENTRY
-from tests.harness.in_process import run_here
 from tests.harness.places import ROOT
-from tests.harness.tiers import COSTLY, SMOKE
+from tests.harness.rules.import_graph import LAUNCHER, WORKER_ENTRY
+from tests.harness.rules.tiers import COSTLY, SMOKE
+from tests.harness.runs.in_process import run_here
 from worker_entry.protocol import environment
 from worker_entry.protocol.messages import ToController
 from worker_entry.protocol.orders import ToAgent
@@ -126,7 +126,7 @@ def test_every_promise_of_security_names_tests_that_exist() -> None:
     promises = re.findall(r"^- (.*?)(?=^- |^$)", text.partition("## Who")[0], flags=re.MULTILINE | re.DOTALL)
     assert len(promises) >= 15
     for promise in promises:
-        named = re.findall(r"`(test_\w+\.py)::([\w:]+)`", promise)
+        named = re.findall(r"`([\w/]+\.py)::([\w:]+)`", promise)
         assert named, promise
         for file, name in named:
             last = name.rpartition("::")[2]

@@ -11,8 +11,8 @@ import yaml
 
 from launcher.report.models import AttemptReport, RunReport, TaskReport
 from launcher.verdict.models import Verdict
-from tests.harness.commands import Distlaunch
 from tests.harness.places import EXAMPLES
+from tests.harness.runs.commands import Distlaunch
 
 SPECS = EXAMPLES
 

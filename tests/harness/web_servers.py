@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -75,3 +76,9 @@ def serving(take: Callable[[Request], None] = answer_ok, tls: ssl.SSLContext | N
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

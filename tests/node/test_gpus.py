@@ -18,9 +18,9 @@ import pytest
 from launcher.commands.requests import ask_status
 from launcher.rundir.directory import RunDir
 from tests.harness.apart import linux
-from tests.harness.commands import distlaunch_command
 from tests.harness.gpu_stand_ins import compile_library, install_smi
 from tests.harness.polling import eventually
+from tests.harness.runs.commands import distlaunch_command
 from tests.harness.witness import wait_until
 from worker_entry.agent.gpus import watch as gpu_watch
 from worker_entry.agent.gpus.reader import choose_visible

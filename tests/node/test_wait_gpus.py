@@ -47,13 +47,13 @@ from launcher.spec.loading import load_spec
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.strategies import RULES, TORCH
 from launcher.tasks import parse_task_id
-from tests.harness.background import running
-from tests.harness.commands import Distlaunch, distlaunch_command
-from tests.harness.gang import play
+from tests.harness.builders.gang import play
 from tests.harness.gpu_stand_ins import compile_library, install_smi
 from tests.harness.hosts.sshd import make_hosts, running_sshd, skip_without_openssh
-from tests.harness.in_process import run_here
 from tests.harness.polling import eventually
+from tests.harness.runs.background import running
+from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.runs.in_process import run_here
 from tests.harness.witness import wait_until
 from tests.sim.nodes import At, Exit, FakeRun, lose
 from worker_entry.agent.gpus.claims import GpuClaims

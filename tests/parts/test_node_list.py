@@ -23,10 +23,10 @@ from launcher.sources.node_list import NodeCommandError, ask_first, ask_nodes
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, parse_node_list
 from launcher.spec.nodes import NodeSpec
+from tests.harness.builders.specs import restarting
 from tests.harness.cases import first_quick
-from tests.harness.commands import Distlaunch, distlaunch_command
 from tests.harness.polling import eventually
-from tests.harness.restarts import restarting
+from tests.harness.runs.commands import Distlaunch, distlaunch_command
 from tests.sim.nodes import KILL, At, Exit, FakeRun, lose
 
 COVERS = (

@@ -39,7 +39,7 @@ from launcher.report.run_events import State, parse_records
 from launcher.rundir.history import History, read_history, replay
 from launcher.rundir.journal import Journal
 from launcher.tasks import TaskId
-from tests.harness.gang import running
+from tests.harness.builders.gang import running
 from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.protocol.values import Activity, Progress, TaskExit
 

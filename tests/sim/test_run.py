@@ -25,7 +25,7 @@ from launcher.plan.planner import Planner
 from launcher.rundir.directory import replace_text
 from launcher.rundir.owner import this_process
 from tests.harness.apart import linux
-from tests.harness.restarts import restarting
+from tests.harness.builders.specs import restarting
 from tests.sim.clock import BEGAN
 from tests.sim.nodes import (
     KILL,

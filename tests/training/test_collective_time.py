@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.harness.commands import Distlaunch
 from tests.harness.places import PROGRAMS
+from tests.harness.runs.commands import Distlaunch
 
 COVERS = ("worker_entry/hooks",)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.harness.commands import Distlaunch
 from tests.harness.places import PROGRAMS
+from tests.harness.runs.commands import Distlaunch
 
 COVERS = ("worker_entry/keras_patches", "worker_entry/agent/tasks/status_reader.py", "launcher/gang")
 

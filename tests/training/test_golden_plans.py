@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.harness.golden_plans import GOLDEN, SPECS, load_example
+from tests.harness.builders.golden_plans import GOLDEN, SPECS, load_example
 
 COVERS = ("cluster_specs", "launcher/plan", "launcher/spec")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import statistics
 
-from tests.harness.commands import Distlaunch, Ran
-from tests.harness.goodput import (
+from tests.harness.builders.goodput import (
     check_by_hand,
     count_by_hand,
 )
 from tests.harness.places import PROGRAMS
+from tests.harness.runs.commands import Distlaunch, Ran
 
 COVERS = ("launcher/report", "launcher/controller/goodput.py")
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from launcher.verdict.known_failures import find_known
-from tests.harness.removed_names import STATEMENTS
+from tests.harness.builders.removed_names import STATEMENTS
 
 COVERS = ("launcher/verdict/removed_names.py", "launcher/verdict/known_failures.py")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.harness.places import PROGRAMS
-from tests.harness.stacks import ask, running
-from tests.harness.warm_python import WarmPython
+from tests.harness.runs.stacks import ask, running
+from tests.harness.runs.warm_python import WarmPython
 from tests.harness.witness import wait_until
 
 COVERS = (

@@ -21,10 +21,10 @@ import pytest
 
 import worker_entry
 from tests.harness.apart import linux
-from tests.harness.background import BackgroundRun, running
-from tests.harness.commands import Distlaunch
 from tests.harness.places import PROGRAMS
-from tests.harness.warm_python import WarmPython
+from tests.harness.runs.background import BackgroundRun, running
+from tests.harness.runs.commands import Distlaunch
+from tests.harness.runs.warm_python import WarmPython
 from tests.harness.witness import wait_until
 from worker_entry.protocol import environment
 from worker_entry.task.profiling import ATTEMPTS, _make_messages

@@ -19,8 +19,8 @@ from typing import IO
 import pytest
 
 from tests.harness.available import find_program
-from tests.harness.background import BackgroundRun
 from tests.harness.places import ROOT
+from tests.harness.runs.background import BackgroundRun
 from tests.harness.witness import wait_until
 
 COMPOSE_FILE = ROOT / "docker" / "compose.yaml"
@@ -209,3 +209,17 @@ def _small_files(stream: IO[bytes]) -> Iterator[tuple[str, bytes]]:
 def image_config(image: str) -> str:
     """An image's metadata: its environment, commands, history."""
     return output_of("docker", "inspect", image) + output_of("docker", "history", "--no-trunc", image)
+
+
+@contextlib.contextmanager
+def running_container(shared: Path) -> Iterator[str]:
+    """A container without sshd or network, which sees this folder at the same path."""
+    skip_without_docker()
+    name = f"distlaunch-way-{secrets.token_hex(4)}"
+    wait = "trap 'exit 0' TERM; while :; do sleep 1; done"
+    options = ("-d", "--rm", "--network", "none", "--user", "root", "--entrypoint", "sh", "--name", name)
+    output_of("docker", "run", *options, "-v", f"{shared}:{shared}", build_image(), "-c", wait)
+    try:
+        yield name
+    finally:
+        output_of("docker", "stop", name)

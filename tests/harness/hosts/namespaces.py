@@ -22,16 +22,15 @@ from pathlib import Path
 import pytest
 
 from tests.harness.hosts.sshd import PORT, SSHD
+from tests.harness.runs.commands import Ran, distlaunch_command
 from tests.harness.witness import wait_until
 
 IP = shutil.which("ip") or "ip"
 CONTROLLER = ("10.77.0.1", "fd77::1")
 """The controller's addresses."""
-
 CAN_RUN = os.geteuid() == 0 and shutil.which("ip") is not None and Path(SSHD).exists()
 needs_namespaces = pytest.mark.skipif(not CAN_RUN, reason="network namespaces need root, iproute2 and OpenSSH's server")
 """For tests that use a network; `opened_network` skips by itself."""
-
 Run = subprocess.CompletedProcess[str]
 
 
@@ -341,3 +340,10 @@ def _open_up(paths: Iterable[Path]) -> Iterator[str]:
 
 def _is_closed(path: Path) -> bool:
     return not path.stat().st_mode & 0o001
+
+
+def up(network: Network, spec: str, tmp_path: Path, env: dict[str, str] | None = None, timeout: float = 20.0) -> Ran:
+    """Runs `distlaunch up` on the controller."""
+    directory = tmp_path / "run"
+    done = network.run(distlaunch_command("up", "--run-dir", str(directory), spec), env=env, timeout=timeout)
+    return Ran(done.returncode, done.stdout, done.stderr, directory)

@@ -172,3 +172,10 @@ def _daemon(hosts: Hosts, addresses: Sequence[str], options: Mapping[str, object
     words = [f"ListenAddress={address}" for address in addresses]
     words += [f"{name}={value}" for name, value in {**usual, **options}.items()]
     return [SSHD, "-D", "-e", "-f", "/dev/null", *(part for word in words for part in ("-o", word))]
+
+
+def send_to_sessions(signum: int) -> None:
+    found = sessions()
+    assert found
+    for process in found:
+        process.send_signal(signum)

@@ -18,14 +18,14 @@ from launcher.commands.requests import ask_to_end
 from launcher.pages.html import render_page
 from launcher.rundir.directory import RunDir
 from tests.harness.browser import CHROMIUM, Browser, open_browser
-from tests.harness.commands import distlaunch_command
-from tests.harness.pages import (
+from tests.harness.builders.pages import (
     hostile_material,
     to_curves,
     write_page,
 )
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
+from tests.harness.runs.commands import distlaunch_command
 
 COVERS = ("launcher/pages", "launcher/exporters/page_reading.py", "launcher/exporters/page_writing.py")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from launcher.spec.loading import load_spec
-from tests.harness.commands import distlaunch_command
 from tests.harness.hosts.containers import (
     COMPOSE_FILE,
     Cluster,
@@ -26,7 +25,8 @@ from tests.harness.hosts.containers import (
 )
 from tests.harness.places import PROGRAMS, ROOT
 from tests.harness.polling import eventually
-from tests.harness.second_chance import NoSecondChanceError
+from tests.harness.rules.second_chance import NoSecondChanceError
+from tests.harness.runs.commands import distlaunch_command
 
 COVERS = ("docker", "cluster_specs", "launcher/plan", "launcher/transports")
 

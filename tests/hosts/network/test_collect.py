@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.commands import distlaunch_command
 from tests.harness.hosts.namespaces import CAN_RUN, Network, needs_namespaces, running_network
 from tests.harness.places import PROGRAMS
+from tests.harness.runs.commands import distlaunch_command
 from tests.harness.witness import wait_until
 
 COVERS = (

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.background import BackgroundRun
-from tests.harness.commands import distlaunch_command
 from tests.harness.hosts.namespaces import CONTROLLER, Network, needs_namespaces, running_network
 from tests.harness.places import PROGRAMS
-from tests.harness.second_chance import assert_same_bytes
+from tests.harness.rules.second_chance import assert_same_bytes
+from tests.harness.runs.background import BackgroundRun
+from tests.harness.runs.commands import distlaunch_command
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 COVERS = ("launcher/gang", "launcher/transports", "worker_entry/system")

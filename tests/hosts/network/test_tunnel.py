@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from launcher.controller.actions import make_tunnel_key
-from tests.harness.commands import Ran, distlaunch_command
 from tests.harness.hosts.namespaces import Host, Network, needs_namespaces, running_network
 from tests.harness.hosts.own_network import networks
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
+from tests.harness.runs.commands import Ran, distlaunch_command
 from worker_entry.agent.network.tunnel_process import make_context
 
 COVERS = ("worker_entry/agent/network", "launcher/controller/actions.py", "worker_entry/system")

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.hosts.namespaces import CONTROLLER, Network, needs_namespaces, running_network, sshd_command
+from tests.harness.hosts.namespaces import CONTROLLER, Network, needs_namespaces, running_network, sshd_command, up
 from tests.harness.hosts.sshd import PORT
-from tests.harness.runs_in_namespaces import up
-from tests.harness.second_chance import assert_same_bytes
+from tests.harness.rules.second_chance import assert_same_bytes
 from tests.harness.witness import assert_none_left, make_mark, marked, wait_until
 
 COVERS = (

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from tests.harness.background import BackgroundRun
-from tests.harness.free_ports import free_port
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.warm_python import WarmPython
+from tests.harness.runs.background import BackgroundRun
+from tests.harness.runs.warm_python import WarmPython
+from tests.harness.web_servers import free_port
 from tests.harness.witness import await_none_left, make_mark
 
 COVERS = (

@@ -20,10 +20,9 @@ import jsonschema
 import psutil
 import pytest
 
-from tests.harness.commands import Distlaunch, Ran, distlaunch_command
-from tests.harness.hosts.namespaces import CONTROLLER, IP, Host, Network, opened_network
+from tests.harness.hosts.namespaces import CONTROLLER, IP, Host, Network, opened_network, up
 from tests.harness.hosts.sshd import Hosts, make_hosts, running_sshd, skip_without_openssh
-from tests.harness.runs_in_namespaces import up
+from tests.harness.runs.commands import Distlaunch, Ran, distlaunch_command
 from tests.harness.witness import wait_until
 
 COVERS = (

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness.commands import distlaunch_command
 from tests.harness.hosts.sshd import Hosts, running_hosts, skip_without_openssh
+from tests.harness.runs.commands import distlaunch_command
 from tests.harness.witness import MARK, assert_none_left, await_none_left, make_mark, marked
 
 COVERS = (

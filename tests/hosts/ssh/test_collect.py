@@ -13,9 +13,8 @@ import pytest
 
 from launcher.controller.collect.fetch import PIECE
 from tests.harness.apart import linux
-from tests.harness.commands import distlaunch_command
-from tests.harness.hosts.sshd import running_hosts, skip_without_openssh
-from tests.harness.sessions import send_to_sessions
+from tests.harness.hosts.sshd import running_hosts, send_to_sessions, skip_without_openssh
+from tests.harness.runs.commands import distlaunch_command
 from tests.harness.witness import wait_until
 
 COVERS = (

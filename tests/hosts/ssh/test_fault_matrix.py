@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.apart import linux
-from tests.harness.fault_matrix import Cell, Phase, Where, Who, all_cells, play
 from tests.harness.hosts.sshd import skip_without_openssh
+from tests.harness.runs.fault_matrix import Cell, Phase, Where, Who, all_cells, play
 
 COVERS = (
     "launcher/gang",

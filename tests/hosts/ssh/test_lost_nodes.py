@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.harness.commands import distlaunch_command
 from tests.harness.hosts.sshd import Hosts, make_addresses, make_hosts, running_sshd, sessions, skip_without_openssh
+from tests.harness.runs.commands import distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, marked, wait_until
 
 COVERS = (

@@ -21,17 +21,17 @@ from launcher.controller.bundle import FILES_LIMIT, make_bundle
 from launcher.errors import UsageError
 from launcher.spec.parts import SyncSpec
 from tests.harness.apart import linux
-from tests.harness.commands import Distlaunch, distlaunch_command
 from tests.harness.hosts.sshd import (
     Hosts,
     make_addresses,
     make_hosts,
     running_hosts,
     running_sshd,
+    send_to_sessions,
     skip_without_openssh,
 )
 from tests.harness.places import ROOT
-from tests.harness.sessions import send_to_sessions
+from tests.harness.runs.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import wait_until
 from worker_entry.agent.files.copy import ProgramCopy
 from worker_entry.agent.files.versions import ABANDONED_S

@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 
-from tests.harness.demo import DEMO
+from tests.harness.runs.demo import DEMO
 
 COVERS = ("worker_entry/demo", "worker_entry/strategies.py", "worker_entry/progress.py", "cluster_specs")
 

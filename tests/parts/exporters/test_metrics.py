@@ -28,11 +28,11 @@ from launcher.report.metrics import make_families, make_registry
 from launcher.report.state_names import StateName
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.spec.fields import Endpoint, parse_endpoint
-from tests.harness.commands import Distlaunch, distlaunch_command
 from tests.harness.documents import code, rows, section
-from tests.harness.free_ports import free_port
 from tests.harness.places import ROOT
 from tests.harness.polling import eventually
+from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.web_servers import free_port
 from tests.harness.witness import wait_until
 
 COVERS = (

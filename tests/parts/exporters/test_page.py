@@ -23,12 +23,12 @@ from launcher.exporters.page_writing import write_at_end, write_page
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample, render_sample
 from launcher.rundir.directory import RunDir
 from launcher.rundir.select import select_run
-from tests.harness.commands import Distlaunch, Ran, distlaunch_command
-from tests.harness.pages import T0, make_attempt, make_report
+from tests.harness.builders.pages import T0, make_attempt, make_report
+from tests.harness.builders.run_folders import RunFolder
+from tests.harness.builders.runs_on_disk import GONE, append_events, write_run
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.run_folders import RunFolder
-from tests.harness.runs_on_disk import GONE, append_events, write_run
+from tests.harness.runs.commands import Distlaunch, Ran, distlaunch_command
 from worker_entry.protocol.samples import NodeSample, TaskSample
 
 LOSS = str(PROGRAMS / "loss.py")

@@ -20,8 +20,8 @@ from launcher.gang.state import AttemptState
 from launcher.report.run_events import KINDS, Record, Said, State, kind_of, make_schema, parse_record, render_record
 from launcher.rundir.journal import Journal
 from launcher.tasks import TaskId
-from tests.harness.commands import Distlaunch, distlaunch_command
-from tests.harness.gang import make_policy
+from tests.harness.builders.gang import make_policy
+from tests.harness.runs.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import wait_until
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Activity, CrashRecord, KerasPatch, Problem, Progress, TaskExit

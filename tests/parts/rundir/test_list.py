@@ -26,11 +26,11 @@ from launcher.rundir.journal_reading import read_last_entries
 from launcher.rundir.owner import this_process
 from launcher.rundir.select import list_runs, select_run
 from launcher.rundir.summary import RunSummary, replay, summarize
-from tests.harness.commands import distlaunch_command
-from tests.harness.in_process import run_here
+from tests.harness.builders.runs_on_disk import GONE, append_events, write_run
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.runs_on_disk import GONE, append_events, write_run
+from tests.harness.runs.commands import distlaunch_command
+from tests.harness.runs.in_process import run_here
 
 COVERS = (
     "launcher/commands",

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.background import BackgroundRun
-from tests.harness.commands import distlaunch_command
+from tests.harness.builders.run_folders import RunFolder
 from tests.harness.polling import eventually
-from tests.harness.run_folders import RunFolder
+from tests.harness.runs.background import BackgroundRun
+from tests.harness.runs.commands import distlaunch_command
 
 COVERS = (
     "launcher/console",

@@ -22,9 +22,9 @@ from launcher.cli.main import cli
 from launcher.spec.field_names import find_fields
 from launcher.spec.models import ClusterSpec
 from tests.harness.available import find_program
+from tests.harness.builders.runs_on_disk import write_run
 from tests.harness.cases import first_quick
-from tests.harness.commands import distlaunch_command
-from tests.harness.runs_on_disk import write_run
+from tests.harness.runs.commands import distlaunch_command
 
 COVERS = ("launcher/cli",)
 

@@ -22,8 +22,8 @@ import pytest
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
 from launcher.rundir.directory import RunDir
-from tests.harness.commands import distlaunch_command
 from tests.harness.places import PROGRAMS, ROOT
+from tests.harness.runs.commands import distlaunch_command
 from tests.harness.terminals import Terminal
 from tests.harness.witness import await_none_left, make_mark, wait_until
 

@@ -23,12 +23,12 @@ from launcher.transports.payload import make_payload
 from launcher.transports.programs import LINE, SAID_LINES, ProgramWay, expand
 from launcher.transports.ssh.way import ChannelStream
 from launcher.transports.way import Opening
-from tests.harness.commands import Distlaunch, Ran, distlaunch_command
-from tests.harness.containers2 import running_container
+from tests.harness.hosts.containers import running_container
 from tests.harness.hosts.kubernetes import find_cluster
 from tests.harness.hosts.slurm import running_slurm
 from tests.harness.hosts.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.harness.places import PROGRAMS
+from tests.harness.runs.commands import Distlaunch, Ran, distlaunch_command
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, wait_until
 
 COVERS = ("launcher/transports",)

@@ -26,7 +26,7 @@ from launcher.transports.local import LocalTransport
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.second_chance import assert_same_bytes
+from tests.harness.rules.second_chance import assert_same_bytes
 from tests.harness.witness import MARK, assert_none_left, make_mark, marked, open_descriptors, wait_until
 from worker_entry.protocol.field_limits import BODY_LIMIT
 from worker_entry.protocol.framing import MARKER, ProtocolError, encode

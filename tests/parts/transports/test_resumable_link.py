@@ -24,9 +24,9 @@ from launcher.transports import streams
 from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
 from launcher.transports.outgoing import PASSING_LIMIT
 from launcher.transports.resumable_link import ResumableLink
-from tests.harness.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
 from tests.harness.cases import first_quick
-from tests.harness.second_chance import assert_same_bytes
+from tests.harness.rules.second_chance import assert_same_bytes
+from tests.harness.runs.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
 from tests.harness.witness import await_none_left, make_mark, wait_until
 from worker_entry.agent.connection import handover as reattachments
 from worker_entry.agent.connection import reattach_calls, reattach_folder

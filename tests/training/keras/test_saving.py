@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.keras_runs import names
 from tests.harness.places import PROGRAMS
-from tests.harness.warm_python import WarmPython
+from tests.harness.runs.keras_runs import names
+from tests.harness.runs.warm_python import WarmPython
 from worker_entry.keras_patches.saving import PART
 
 # --- two workers, one path ---

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.cli.defaults import find_variable, options_of, walk
 from launcher.cli.main import cli
-from tests.harness.in_process import run_here
+from tests.harness.runs.in_process import run_here
 from worker_entry.protocol import environment
 
 SPEC = """\

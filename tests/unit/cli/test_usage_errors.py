@@ -11,8 +11,8 @@ import pytest
 from launcher.cli.main import cli
 from launcher.cli.sections import Group, SectionedCommand
 from launcher.cli.usage_errors import MEANT
-from tests.harness.commands import Distlaunch
-from tests.harness.in_process import run_here
+from tests.harness.runs.commands import Distlaunch
+from tests.harness.runs.in_process import run_here
 
 
 def refused(*words: str) -> tuple[str, str]:

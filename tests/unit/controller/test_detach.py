@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.controller.detach import FORMING_S, WITHOUT_FRAMEWORK_S, find_departure
 from launcher.gang.events import Event, TaskReported
 from launcher.spec.strategies import TORCH
-from tests.harness.gang import TWO_NODES, W0, W1, listening, make_policy, play, preparing, started
+from tests.harness.builders.gang import TWO_NODES, W0, W1, listening, make_policy, play, preparing, started
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import NOT_IMPORTED
 

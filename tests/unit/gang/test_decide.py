@@ -35,7 +35,7 @@ from launcher.gang.state import BEFORE_START, Phase, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId
-from tests.harness.gang import (
+from tests.harness.builders.gang import (
     ALL_HEARD,
     CTRL_C,
     DRAIN_S,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from launcher.gang.checks.preflight import ALL_PAIRS, choose_dials, count_partners
 from launcher.report.check_text import render_findings
-from tests.harness.preflights import CHECKPOINTS, Answered, spec_of
+from tests.harness.builders.preflights import CHECKPOINTS, Answered, spec_of
 
 
 def names(count: int) -> list[str]:

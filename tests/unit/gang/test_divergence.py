@@ -13,7 +13,7 @@ from launcher.gang.divergence import KEPT
 from launcher.gang.events import Event, TaskReported
 from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId
-from tests.harness.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
+from tests.harness.builders.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
 from worker_entry.agent.tasks.status_reader import STATUS_LIMIT, StatusFiles
 from worker_entry.keras_patches.digests import LONGEST_NAME, SEEN_S, SHARE, Rhythm, _find_stride, _grouped
 from worker_entry.protocol.file_names import AttemptFiles

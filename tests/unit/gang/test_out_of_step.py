@@ -13,8 +13,8 @@ from launcher.gang.watch.stacks import find_call, find_outsider, is_out_of_step,
 from launcher.tasks import TaskId
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.judge import exit_status
-from tests.harness.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
-from tests.harness.verdicts import THREE, UNAVAILABLE, ended, failed, judged
+from tests.harness.builders.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
+from tests.harness.builders.verdicts import THREE, UNAVAILABLE, ended, failed, judged
 from worker_entry.protocol.values import CrashRecord, Place, TaskExit
 
 COVERS = ("launcher/gang", "launcher/verdict")

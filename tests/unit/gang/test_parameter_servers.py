@@ -25,8 +25,8 @@ from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.spec.strategies import RULES, TORCH, find_role_problem
 from launcher.tasks import TENSORBOARD, TaskId, parse_task_id
 from launcher.verdict.causes import find_cause
-from tests.harness.gang import DRAIN_S, GRACE_S, exited, listening, play, preparing, started
-from tests.harness.verdicts import judged
+from tests.harness.builders.gang import DRAIN_S, GRACE_S, exited, listening, play, preparing, started
+from tests.harness.builders.verdicts import judged
 
 CHIEF, W0, W1, PS, EVALUATOR = (
     parse_task_id(text) for text in ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")

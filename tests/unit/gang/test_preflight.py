@@ -38,7 +38,7 @@ from launcher.report.check_report import make_check_report
 from launcher.report.check_text import COLUMNS, make_rows, render_findings
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, parse_task_id
-from tests.harness.gang import (
+from tests.harness.builders.gang import (
     CTRL_C,
     ONE_NODE,
     START_S,
@@ -53,7 +53,7 @@ from tests.harness.gang import (
     play_on,
     replay,
 )
-from tests.harness.preflights import (
+from tests.harness.builders.preflights import (
     CHECKPOINTS,
     NONCE,
     A,
@@ -67,7 +67,7 @@ from tests.harness.preflights import (
     spec_of,
     tell,
 )
-from tests.harness.verdicts import judged
+from tests.harness.builders.verdicts import judged
 from worker_entry.protocol.messages import Dialled, Inspected
 from worker_entry.protocol.orders import Dial, Inspect
 from worker_entry.protocol.values import DialResult, GpuUse, Problem, Program, Target

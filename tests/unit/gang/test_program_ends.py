@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
@@ -23,16 +22,13 @@ from launcher.gang.events import (
 )
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.verdict.causes import find_cause
-from tests.harness.commands import Distlaunch
-from tests.harness.gang import DRAIN_S, GRACE_S, TWO_NODES, W0, W1, exited, make_policy, play, play_on, running
-from tests.harness.places import PROGRAMS
-from tests.harness.verdicts import judged
+from tests.harness.builders.gang import DRAIN_S, GRACE_S, TWO_NODES, W0, W1, exited, make_policy, play, play_on, running
+from tests.harness.builders.verdicts import judged
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Activity, CrashRecord, TaskExit
 
 COVERS = ("launcher/gang", "worker_entry/task/runner.py", "worker_entry/agent/tasks/watches.py")
 
-STAYS = str(PROGRAMS / "ends_but_stays.py")
 CRASH = CrashRecord(1000.0, "ValueError", "no batch", "train.py", 9)
 RAISED = ProgramEnded(W1, 1000.0, CRASH)
 SAVED = replace(RAISED, crash=CrashRecord(1000.0, "SystemExit", "sys.exit(42)", exit_status=42))
@@ -118,27 +114,3 @@ class TestThatEndedWell:
         state, _ = decide(state, exited(W0), 1.0)
         assert state.reason is Reason.SUCCEEDED
         assert judged(state).reference == "succeeded"
-
-
-@pytest.mark.parametrize(("way", "sentence"), [("raises", "ValueError: row 3 has 7"), ("exits", "no such file: data")])
-def test_a_program_that_fails_ends_the_run_soon_although_its_process_stays(
-    distlaunch: Distlaunch, way: str, sentence: str
-) -> None:
-    ran = distlaunch("local", "-n", "2", "--set", "timeouts.stop_grace_s=2", "--no-live", STAYS, way, "worker:1")
-    assert (ran.status, ran.report["verdict"]["reference"], ran.report["verdict"]["task"]) == (
-        1,
-        "task-failed",
-        "worker:1",
-    )
-    assert sentence in ran.report["verdict"]["evidence"][0]
-    assert "worker:1 has failed with" in ran.stderr
-    assert "0 processes left" in ran.stderr
-
-
-def test_a_program_that_returns_ends_the_run_with_success_although_its_process_stays(distlaunch: Distlaunch) -> None:
-    began = time.monotonic()
-    ran = distlaunch("local", "-n", "2", "--set", "timeouts.drain_s=3", "--no-live", STAYS, "returns", "worker:1")
-    assert ran.status == 0, ran.stderr
-    assert ran.report["verdict"]["reference"] == "succeeded"
-    assert "worker:1 finished its program before its interpreter ended with" in ran.report["verdict"]["evidence"][0]
-    assert time.monotonic() - began < 300

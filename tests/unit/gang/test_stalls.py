@@ -14,8 +14,7 @@ from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.gang.watch.stalls import render_busy
 from launcher.tasks import TaskId, find_leader
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
-from tests.harness.commands import Distlaunch
-from tests.harness.gang import (
+from tests.harness.builders.gang import (
     FAILURE_STOP,
     START_S,
     W0,
@@ -30,8 +29,9 @@ from tests.harness.gang import (
     running,
     started,
 )
-from tests.harness.stalls import THREE, stalled, told
-from tests.harness.verdicts import judged
+from tests.harness.builders.stalls import THREE, stalled, told
+from tests.harness.builders.verdicts import judged
+from tests.harness.runs.commands import Distlaunch
 from worker_entry.protocol.values import Activity, Progress
 
 COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.controller.supervisor import Supervisor
 from launcher.gang.events import TaskReported
-from launcher.gang.state import Phase
 from launcher.gang.watch.stragglers import (
     ENOUGH,
     REPEAT_S,
@@ -26,22 +22,17 @@ from launcher.gang.watch.stragglers import (
     find_reason,
     medians_of_others,
 )
-from launcher.report.run_events import Record, Straggler, parse_record, render_record
+from launcher.report.run_events import Straggler, parse_record, render_record
 from launcher.report.samples import TaskUse
-from launcher.report.status_report import TaskState, make_task_states
 from launcher.tasks import TaskId
-from tests.harness.gang import W0, W1, W2
-from tests.sim.nodes import At, Deed, FakeAgent, FakeRun
-from worker_entry.protocol.messages import Sampled, Status
-from worker_entry.protocol.samples import TaskSample
-from worker_entry.protocol.values import Progress, TaskStatus
+from tests.harness.builders.gang import W0, W1, W2
+from tests.harness.builders.stragglers import ENOUGH_S
+from worker_entry.protocol.values import Progress
 
 COVERS = ("launcher/gang", "worker_entry/hooks", "worker_entry/task/meter.py")
 
 COLLECTIVE_S = 0.02
 """Seconds of a step in which the slowest task waits."""
-ENOUGH_S = round(WINDOW_S * (WINDOWS + 2))
-"""Seconds after which a slow task has been named."""
 OwnTimes = Mapping[TaskId, Sequence[float]]
 """Each task's own time of a step, second by second."""
 
@@ -274,55 +265,3 @@ def test_a_straggler_of_an_earlier_version_is_read() -> None:
     assert record is not None
     assert record.event == Straggler(W1, "worker:1 takes 2 ×")
     assert parse_record(render_record(record)) == record
-
-
-class WatchedRun(FakeRun):
-    """Keeps the state of the tasks when a straggler is recorded."""
-
-    def supervisor(self) -> Supervisor:
-        supervisor = super().supervisor()
-        self.records: list[Straggler] = []
-        self.states: list[list[TaskState]] = []
-
-        def note(record: Record) -> None:
-            if isinstance(record.event, Straggler):
-                loop = supervisor.loop
-                assert loop is not None
-                self.records.append(record.event)
-                self.states.append(make_task_states(loop.state, loop.plan, loop.uses.tasks, loop.standings))
-
-        self.context.journal.listen(note)
-        return supervisor
-
-
-def take(task: str, own_s: float, data_s: float, cpu_s: float) -> Deed:
-    """Every second, the task reports such steps, and its node what the task uses."""
-
-    def do(agent: FakeAgent) -> bool:
-        def report(second: int) -> None:
-            now = agent.now()
-            progress = Progress(second, 1, second, now, now, step_s=0.3 + second / 1e9, own_s=own_s, data_s=data_s)
-            agent.answer(Status(task, TaskStatus("is training", now, progress)))
-            agent.answer(Sampled(now, [TaskSample(task, cpu_s * second, 1 << 20, 0.01 * second)]))
-
-        for second in range(1, ENOUGH_S):
-            agent.later(second, partial(report, second))
-        return True
-
-    return do
-
-
-def test_a_run_says_records_and_shows_who_is_slow(tmp_path: Path) -> None:
-    fast, slow = take("worker:0", 0.05, 0.01, 0.5), take("worker:1", 0.25, 0.2, 0.5)
-    run = WatchedRun(tmp_path / "run", [At(Phase.RUNNING, fast, node="gpu-a"), At(Phase.RUNNING, slow, node="gpu-b")])
-    run.run()
-    [record] = run.records
-    assert record.message == (
-        "worker:1 takes 5.0 × the median step: 250 ms of its own, the others 50 ms, and then they wait for it; "
-        "reason: input pipeline (it waits 200 ms for its input, the others 10 ms)"
-    )
-    assert (record.task, record.score, record.reason) == (W1, 0.2, "input pipeline")
-    assert record.message in run.said
-    [[of_fast, of_slow]] = run.states
-    assert (of_fast.score, of_fast.slow, of_fast.data_s) == (5.0, "", 0.01)
-    assert (of_slow.score, of_slow.slow, of_slow.data_s) == (0.2, "input pipeline", 0.2)

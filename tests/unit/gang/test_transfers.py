@@ -13,7 +13,7 @@ from launcher.controller.requests import ProfileRequests, StackRequests
 from launcher.gang.decide import decide
 from launcher.gang.events import NodeReady, Tick
 from launcher.rundir.directory import RunDir
-from tests.harness.gang import TWO_NODES, make_policy, play
+from tests.harness.builders.gang import TWO_NODES, make_policy, play
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.messages import Fetch
 from worker_entry.protocol.orders import Piece

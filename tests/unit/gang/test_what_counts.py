@@ -24,8 +24,8 @@ from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.gang.watch.stalls import LEAST_S
 from launcher.tasks import TENSORBOARD
 from launcher.verdict.judge import exit_status, outcome
-from tests.harness.gang import EVALUATOR, REFUSED, W0, W1, exited, make_policy, play, play_on, running
-from tests.harness.verdicts import judged
+from tests.harness.builders.gang import EVALUATOR, REFUSED, W0, W1, exited, make_policy, play, play_on, running
+from tests.harness.builders.verdicts import judged
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Progress
 

@@ -45,7 +45,7 @@ from launcher.report.run_events import (
 )
 from launcher.report.run_text import render_end
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
-from tests.harness.pages import (
+from tests.harness.builders.pages import (
     T0,
     W0,
     W1,

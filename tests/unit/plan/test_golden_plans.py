@@ -13,7 +13,7 @@ from launcher.plan.launch_plan import make_plan
 from launcher.plan.rendering import render_json
 from launcher.plan.resources import NodeFacts
 from launcher.spec.models import ClusterSpec
-from tests.harness.golden_plans import GOLDEN, SPECS, load_example
+from tests.harness.builders.golden_plans import GOLDEN, SPECS, load_example
 
 COVERS = ("cluster_specs", "launcher/plan", "launcher/spec")
 

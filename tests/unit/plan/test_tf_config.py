@@ -12,7 +12,7 @@ from launcher.plan.launch_plan import make_plan
 from launcher.plan.tf_config import TfConfig, format_address, make_tf_configs
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId
-from tests.harness.generated_specs import clusters, specs
+from tests.harness.builders.specs import clusters, specs
 
 
 def written(addresses: dict[TaskId, str]) -> dict[TaskId, TfConfig]:

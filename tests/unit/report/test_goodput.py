@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.controller.goodput import count_recorded
 from launcher.gang.events import TaskExited, TaskListening, TaskReported, TaskStarted
-from launcher.gang.state import Phase
 from launcher.report.goodput import KINDS, SHORT_S, Goodput, make_goodput, render_goodput
 from launcher.report.goodput_count import IDLE, LIMIT, GoodputCount, Place, TrainingLine
 from launcher.report.models import AttemptReport
@@ -24,14 +21,12 @@ from launcher.report.run_events import (
     RunEvent,
     RunStarted,
     State,
-    parse_record,
 )
 from launcher.report.samples import ProgressSample
 from launcher.report.state_names import StateName
 from launcher.tasks import TENSORBOARD, TaskId
 from launcher.verdict.models import Verdict
-from tests.harness.commands import Distlaunch
-from tests.harness.goodput import (
+from tests.harness.builders.goodput import (
     BEGAN,
     CHIEF,
     MOMENTS,
@@ -41,10 +36,11 @@ from tests.harness.goodput import (
     check_by_hand,
     count_by_hand,
     progresses,
+    seconds_of,
     steps,
 )
 from tests.harness.places import PROGRAMS
-from tests.sim.nodes import KILL, At, Exit, FakeAgent, FakeRun, Script, Steps, lose
+from tests.harness.runs.commands import Distlaunch
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 
 COVERS = ("launcher/report", "launcher/controller/goodput.py")
@@ -393,12 +389,6 @@ def count(history: History, decides: Sequence[str] = ("chief", "worker")) -> Goo
     return counted
 
 
-def seconds(goodput: Goodput) -> dict[str, Any]:
-    """The seconds of each kind, without kinds of 0 s."""
-    spent = {kind.removesuffix("_s"): getattr(goodput, kind) for kind in KINDS}
-    return {kind: pytest.approx(value, abs=1e-6) for kind, value in spent.items() if abs(value) > 1e-6}
-
-
 def total(goodput: Goodput) -> float:
     return float(sum(getattr(goodput, kind) for kind in KINDS))
 
@@ -407,7 +397,7 @@ def total(goodput: Goodput) -> float:
 def test_each_second_is_counted_as_the_right_kind(name: str) -> None:
     history, now, expected = HISTORIES[name]
     goodput = count(history).count(BEGAN + now)
-    assert seconds(goodput) == expected
+    assert seconds_of(goodput) == expected
     assert sum(expected.values()) == now
     assert goodput.share == pytest.approx(expected.get("training", 0) / now)
 
@@ -422,12 +412,12 @@ def test_under_parameter_server_only_the_chief_decides() -> None:
         Happening(23, TaskStarted(W0, 8, BEGAN + 23)),
     ]
     goodput = count(history, ["chief"]).count(BEGAN + 30)
-    assert seconds(goodput) == {"connecting": 2, "forming": 8, "training": 20}
+    assert seconds_of(goodput) == {"connecting": 2, "forming": 8, "training": 20}
 
 
 def test_steps_of_an_auxiliary_task_do_not_count() -> None:
     history = [*BEGINS, steps(7, 5, 1, 6, task=TENSORBOARD), *trained(10, 30)]
-    assert seconds(count(history).count(BEGAN + 30)) == {"connecting": 2, "forming": 8, "training": 20}
+    assert seconds_of(count(history).count(BEGAN + 30)) == {"connecting": 2, "forming": 8, "training": 20}
 
 
 def test_samples_of_an_earlier_attempt_supply_progress_that_the_journal_lacks() -> None:
@@ -522,57 +512,6 @@ def test_a_late_report_does_not_move_the_training_line_back() -> None:
         line.add(seconds, Place(step))
     line.end(2.0)
     assert line.go_on_from(Place(10)) == 1.0
-
-
-# --- whole runs ---
-
-
-RETURN = {"restart": {"max_restarts": 1, "return_s": 600}}
-
-
-def lose_later(agent: FakeAgent) -> bool:
-    """Loses the node after 40 s."""
-    agent.world.timing.after(40.0, lambda: agent.lose("cable pulled", None))
-    return True
-
-
-WHOLE: dict[str, tuple[Script, dict[str, Any]]] = {
-    "succeeds": ([Steps("worker:0", 1, 1), Steps("worker:0", 1, 50, 30.0)], {}),
-    "restarts": (
-        [
-            *[Steps("worker:0", 1, 1 + n, 5.0 + n) for n in range(20)],
-            Exit("worker:1", KILL, 30.0),
-            *[Steps("worker:0", 11, 11 + n, 5.0 + n, attempt=2) for n in range(20)],
-            Exit("worker:1", KILL, 30.0, 2),
-            Steps("worker:0", 25, 25, attempt=3),
-        ],
-        {"restart": {"max_restarts": 2}},
-    ),
-    "loses a node": ([Steps("worker:0", 1, 1), Steps("worker:0", 1, 9, 30.0), At(Phase.RUNNING, lose_later)], RETURN),
-}
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_another_controller_counts_the_same_from_the_recorded_files(tmp_path: Path, name: str) -> None:
-    script, spec = WHOLE[name]
-    run = FakeRun(tmp_path / "run", script, spec, recover=30 if name == "loses a node" else None)
-    report = run.run()
-    assert report.goodput is not None
-    assert report.goodput.training_s > 10
-    assert (report.goodput.lost_s > 10) == (name == "restarts")
-    again = count_recorded(run.files, report.started, run.spec).count(report.ended)
-    assert seconds(again) == seconds(report.goodput)
-
-
-def test_waiting_for_a_node_is_a_separate_state(tmp_path: Path) -> None:
-    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose("cable pulled"))], RETURN, recover=30)
-    report = run.run()
-    records = map(parse_record, run.files.events.read_bytes().splitlines())
-    states = [(record.event.state, record.time) for record in records if record and isinstance(record.event, State)]
-    assert [state for state, _ in states[3:7]] == ["stopping", "waiting", "restarting", "connecting"]
-    assert report.goodput is not None
-    assert report.goodput.waiting_s == pytest.approx(states[5][1] - states[4][1], abs=1e-5)
-    assert report.goodput.waiting_s > 50
 
 
 # --- text ---

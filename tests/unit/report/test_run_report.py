@@ -27,8 +27,19 @@ from launcher.report.run_text import render_error, render_summary
 from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId
 from launcher.verdict.models import Verdict
-from tests.harness.gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_policy, play, preparing, running, started
-from tests.harness.verdicts import UNAVAILABLE, ended, failed, judged, plan_of
+from tests.harness.builders.gang import (
+    ONE_NODE,
+    TWO_NODES,
+    W0,
+    W1,
+    listening,
+    make_policy,
+    play,
+    preparing,
+    running,
+    started,
+)
+from tests.harness.builders.verdicts import UNAVAILABLE, ended, failed, judged, plan_of
 from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
 
 LOCAL = {"local": [W0, W1]}

@@ -13,8 +13,8 @@ import pytest
 
 from launcher.errors import SpecError
 from launcher.spec.loading import load_spec
-from tests.harness.commands import Distlaunch
 from tests.harness.places import ROOT
+from tests.harness.runs.commands import Distlaunch
 
 FOLDER = ROOT / "tests" / "bad_specs"
 FILES = sorted(FOLDER.glob("*.yaml"))

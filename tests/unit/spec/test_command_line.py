@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,28 +10,15 @@ from hypothesis import given
 from launcher.spec.loading import load_spec, parse_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.writing import SUGGESTED, render_commented
-from tests.harness.commands import Distlaunch, distlaunch_command
-from tests.harness.generated_specs import specs
-from tests.harness.in_process import run_here
-
-SHOW = "import json, os, sys\nprint('SHOWN', json.dumps([sys.argv[1:], os.environ.get('A'), os.environ.get('B')]))\n"
+from tests.harness.builders.specs import specs
+from tests.harness.runs.command_lines import init, make_folder, programs
+from tests.harness.runs.commands import Distlaunch
+from tests.harness.runs.in_process import run_here
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "show.py").write_text(SHOW)
-    (tmp_path / "spec.yaml").write_text("nodes: [{host: local}]\nprogram: {script: show.py, args: [first]}\n")
-    return tmp_path
-
-
-def programs(in_process: Distlaunch, *words: str) -> list[list[str]]:
-    """What `up --dry-run` shows of each task: its node, and the words of its program."""
-    ran = in_process("up", "--dry-run", *words)
-    assert (ran.status, ran.stderr) == (0, "")
-    nodes = [line.split()[2] for line in ran.stdout.splitlines() if line.startswith("worker:")]
-    commands = [shlex.split(line) for line in ran.stdout.splitlines() if line.startswith("  by hand ")]
-    ends = [command[command.index("run") + 1 :] for command in commands]
-    return [[node, *end] for node, end in zip(nodes, ends, strict=True)]
+    return make_folder(tmp_path)
 
 
 class TestArgumentsAfterASpec:
@@ -57,11 +40,6 @@ class TestArgumentsAfterASpec:
         self, in_process: Distlaunch, folder: Path, words: list[str], more: list[str]
     ) -> None:
         assert programs(in_process, "spec.yaml", *words) == [["local", "show.py", "first", *more]]
-
-    def test_follow_the_words_of_a_command(self, distlaunch: Distlaunch, folder: Path) -> None:
-        (folder / "spec.yaml").write_text("nodes: [{host: local}]\nprogram: {command: [echo, a]}\n")
-        ran = distlaunch("up", "spec.yaml", "b")
-        assert (ran.status, ran.log()) == (0, b"a b\n")
 
     @pytest.mark.parametrize(
         ("words", "meant"),
@@ -89,31 +67,12 @@ class TestArgumentsAfterASpec:
 
 
 class TestPython:
-    @pytest.mark.parametrize("hosts", ["gpu-a,gpu-b", "gpu-a:2"])
-    def test_is_that_of_all_hosts(self, in_process: Distlaunch, hosts: str) -> None:
-        ran = in_process("up", "--dry-run", "-H", hosts, "--python", "~/v/bin/python", "show.py")
-        assert ran.status == 0, ran.stderr
-        assert ran.stdout.count(" ~/v/bin/python ") == 2
-
-    def test_is_that_of_nodes_whose_spec_names_none(self, in_process: Distlaunch, folder: Path) -> None:
-        nodes = "nodes: [{host: a, python: /opt/a}, {host: b}]\npython: /opt/c\n"
-        (folder / "spec.yaml").write_text(f"{nodes}program: {{script: show.py}}\n")
-        ran = in_process("up", "--dry-run", "spec.yaml", "--python", "/opt/b")
-        assert [ran.stdout.count(f" {python} ") for python in ("/opt/a", "/opt/b", "/opt/c")] == [1, 1, 0]
-
     def test_goes_into_a_spec_that_init_writes(self, in_process: Distlaunch, folder: Path) -> None:
         assert run_here("init", "-H", "a,b", "--python", "/opt/b", "show.py", cwd=folder).returncode == 0
         assert load_spec(folder / "cluster.yaml").python == "/opt/b"
 
 
 class TestCheckOfHosts:
-    def test_checks_what_up_would_run(self, folder: Path) -> None:
-        command = distlaunch_command("check", "--json", "-H", "local", "show.py")
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
-        report = json.loads(done.stdout)
-        assert [node["node"] for node in report["nodes"]] == ["local"]
-        assert report["good"]
-
     def test_uses_the_python_that_it_is_given(self, folder: Path) -> None:
         done = run_here("check", "-H", "local", "--python", "/opt/none/bin/python", cwd=folder)
         assert done.returncode == 2
@@ -130,31 +89,6 @@ class TestCheckOfHosts:
 
 
 class TestHosts:
-    def test_each_slot_is_a_worker_of_the_program(self, in_process: Distlaunch) -> None:
-        words = ["-H", "gpu-a:2", "-H", "alice@gpu-b", "train.py", "--epochs", "3", "-H", "x", "--", "y"]
-        program = ["train.py", "--epochs", "3", "-H", "x", "--", "y"]
-        assert programs(in_process, *words) == [[host, *program] for host in ("gpu-a", "gpu-a", "alice@gpu-b")]
-
-    @pytest.mark.parametrize(
-        ("words", "program"),
-        [
-            (["-m", "my.module", "x"], ["-m", "my.module", "x"]),
-            (["--", "./run", "-m"], ["--", "./run", "-m"]),
-            (["train.py"], ["train.py"]),
-        ],
-    )
-    def test_a_host_file_goes_with_every_kind_of_program(
-        self, in_process: Distlaunch, folder: Path, words: list[str], program: list[str]
-    ) -> None:
-        (folder / "hosts").write_text("gpu-a slots=1\n")
-        assert programs(in_process, "--hostfile", "hosts", *words) == [["gpu-a", *program]]
-
-    def test_the_program_runs_there(self, distlaunch: Distlaunch, folder: Path) -> None:
-        ran = distlaunch("up", "-Hlocal:2", "--no-check", "-e", "A=1", "show.py", "x")
-        assert ran.status == 0, ran.stderr
-        for task in ("worker-0", "worker-1"):
-            assert json.loads(ran.line("SHOWN (.*)", task)[1]) == [["x"], "1", None]
-
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -182,33 +116,6 @@ class TestHosts:
 
 
 class TestVariablesAndSettings:
-    @pytest.mark.parametrize("words", [["up", "spec.yaml"], ["local", "--workers", "1"]], ids=["up", "local"])
-    def test_reach_the_program(self, distlaunch: Distlaunch, folder: Path, words: list[str]) -> None:
-        program = ["show.py"] if words[0] == "local" else []
-        settings = ["--set", "program.args=[second, '']", "--set", "preload=false"]
-        ran = distlaunch(*words, *settings, "-e", "A", "-e", "B=two words", *program, env={"A": "here"})
-        assert ran.status == 0, ran.stderr
-        assert json.loads(ran.line("SHOWN (.*)")[1]) == [["second", ""], "here", "two words"]
-
-    @pytest.mark.parametrize("verb", ["up", "local"])
-    def test_a_name_that_is_not_set_here_is_not_passed(self, distlaunch: Distlaunch, folder: Path, verb: str) -> None:
-        (folder / "spec.yaml").write_text(
-            "nodes: [{host: local}]\nprogram: {script: show.py}\nenv: {A: x}\nenv_from: [B]\n"
-        )
-        assert "A" not in os.environ
-        assert "B" not in os.environ
-        words = ["spec.yaml"] if verb == "up" else ["--workers", "1", "--set", "preload=false", "show.py"]
-        ran = distlaunch(verb, "-e", "A", "-e", "B", *words)
-        assert ran.status == 0, ran.stderr
-        assert json.loads(ran.line("SHOWN (.*)")[1]) == [[], None, None]
-
-    def test_a_value_taken_from_here_is_in_no_file_of_the_run(self, distlaunch: Distlaunch, folder: Path) -> None:
-        ran = distlaunch("up", "-e", "COLOUR", "spec.yaml", "--set", "preload=false", env={"COLOUR": "aubergine"})
-        assert ran.status == 0, ran.stderr
-        files = [path for path in ran.directory.rglob("*") if path.is_file()]
-        assert [path for path in files if b"aubergine" in path.read_bytes()] == []
-        assert b"COLOUR" in (ran.directory / "spec.json").read_bytes()
-
     @pytest.mark.parametrize("verb", ["up", "local"])
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -228,22 +135,9 @@ class TestVariablesAndSettings:
 
 
 class TestInit:
-    def init(self, in_process: Distlaunch, *words: str) -> ClusterSpec:
-        ran = in_process("init", *words, run_dir=False)
-        assert (ran.status, ran.stdout) == (0, "")
-        assert ran.stderr == "Wrote cluster.yaml; `distlaunch check cluster.yaml` checks it\n"
-        return load_spec(ran.directory.parent / "cluster.yaml")
-
     def test_alone_it_writes_two_workers_on_this_machine(self, in_process: Distlaunch) -> None:
-        spec = self.init(in_process)
+        spec = init(in_process)
         assert spec == ClusterSpec.model_validate({"nodes": [{"host": "local", "tasks": {"worker": 2}}]})
-
-    def test_the_spec_that_it_writes_is_the_one_that_up_runs(self, in_process: Distlaunch) -> None:
-        words = ["-H", "gpu-a:2,ssh://gpu-b:2222", "--set", "restart.max_restarts=3", "train.py", "--lr", "1e-3", "no"]
-        spec = self.init(in_process, *words)
-        assert (len(spec.nodes), spec.nodes[1].ssh.port, spec.restart.max_restarts) == (2, 2222, 3)
-        assert spec.program.args == ["--lr", "1e-3", "no"]
-        assert programs(in_process, "cluster.yaml") == programs(in_process, *words)
 
     def test_a_dash_prints_it(self, in_process: Distlaunch, tmp_path: Path) -> None:
         ran = in_process("init", "-o", "-", "-H", "gpu-a", "--", "./run", run_dir=False)

@@ -20,7 +20,7 @@ from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.yaml_positions import SIZE_LIMIT
 from launcher.tasks import TaskId
-from tests.harness.generated_specs import specs
+from tests.harness.builders.specs import specs
 
 COVERS = ("launcher/spec",)
 

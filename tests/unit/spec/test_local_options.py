@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +11,8 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.spec.command_line import make_tasks
-from tests.harness.commands import Distlaunch
+from tests.harness.runs.commands import Distlaunch
 from worker_entry.protocol.strategy_names import StrategyName
-
-SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]]), flush=True)\n"
 
 
 def by_hand(in_process: Distlaunch, *words: str) -> list[list[str]]:
@@ -68,25 +64,6 @@ class TestProgram:
     )
     def test_is_what_the_words_say(self, in_process: Distlaunch, words: list[str], argv: list[str]) -> None:
         assert by_hand(in_process, "--workers", "1", *words) == [argv]
-
-    @pytest.mark.parametrize(
-        ("words", "name", "arguments"),
-        [
-            (["show.py", "--workers", "9", "--", "x"], "__main__", ["--workers", "9", "--", "x"]),
-            (["-m", "show", "-m", "--dry-run"], "__main__", ["-m", "--dry-run"]),
-            (["--", sys.executable, "show.py", "--", "x"], "__main__", ["--", "x"]),
-        ],
-    )
-    def test_gets_its_arguments_as_they_are(
-        self, distlaunch: Distlaunch, tmp_path: Path, words: list[str], name: str, arguments: list[str]
-    ) -> None:
-        (tmp_path / "show.py").write_text(SHOW)
-
-        ran = distlaunch("local", "--workers", "1", *words)
-
-        assert ran.status == 0, ran.stderr
-        (line,) = [line for line in ran.log().decode().splitlines() if line.startswith("SHOWN ")]
-        assert json.loads(line.removeprefix("SHOWN ")) == [name, *arguments]
 
     @pytest.mark.parametrize(
         ("words", "message"),

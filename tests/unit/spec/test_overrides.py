@@ -15,8 +15,8 @@ from launcher.spec.field_options import DEVICES, GPUS_PER_WORKER, KEEP_WARM
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rehearsal import rehearse
 from launcher.spec.settings import set_fields, set_option
-from tests.harness.commands import Distlaunch
 from tests.harness.places import ROOT
+from tests.harness.runs.commands import Distlaunch
 
 FAR = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}]}
 PS = {

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from launcher.errors import UsageError
 from launcher.plan.rendering import render_spec
 from launcher.spec.mistakes import find_problems
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import Model, _find_metadata
 from launcher.spec.redaction import Hides, hide_command, hide_env, hide_text, hide_words
-from launcher.transports.base import LinkBroken
-from launcher.transports.payload import make_payload
-from launcher.transports.targets import find_way
-from launcher.transports.way import Opening
+from tests.harness.builders.redaction import SECRET, WITH_SECRETS
 
 S = "hunter2"
 HIDDEN = "(redacted)"
@@ -100,24 +95,6 @@ def test_a_command_is_recorded_without_the_values_of_variables(words: list[str],
     assert hide_command(words) == shown
 
 
-SECRET = "s3cr3t-v4lue"
-WITH_SECRETS = {
-    "nodes": [
-        {
-            "host": "gpu-a",
-            "env": {"API_TOKEN": SECRET},
-            "way": {"command": ["connect", f"--password={SECRET}", "{host}"]},
-        },
-        {"host": "gpu-b", "ssh": {"proxy_jump": f"me:{SECRET}@jump,other:{SECRET}@[::1]:22"}},
-    ],
-    "program": {"command": ["train", "--token", SECRET]},
-    "way": {"command": ["teleport", f"--proxy=https://user:{SECRET}@host", "{host}"]},
-    "ssh": {"proxy_jump": f"me:{SECRET}@jump"},
-    "env": {"WANDB_API_KEY": SECRET},
-    "notify": {"command": ["tell", f"--api-key={SECRET}"], "webhook": f"https://host/{SECRET}"},
-}
-
-
 def test_no_part_of_a_spec_shows_its_secrets_and_it_stays_valid() -> None:
     spec = ClusterSpec.model_validate(WITH_SECRETS)
     text = render_spec(spec)
@@ -157,21 +134,3 @@ def validate(values: Mapping[str, object]) -> str:
     with pytest.raises(ValidationError) as caught:
         ClusterSpec.model_validate(values)
     return "\n".join(problem.message for problem in find_problems(caught.value))
-
-
-def test_a_program_that_connects_shows_no_secret_of_its_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    spec = ClusterSpec.model_validate(WITH_SECRETS)
-    with pytest.raises(UsageError) as caught:
-        find_way(spec, spec.nodes[0])
-    assert SECRET not in f"{caught.value}{caught.value.hint}"
-    connect = tmp_path / "connect"
-    connect.write_text('#!/bin/sh\necho "cannot use $*" >&2\nexit 1\n')
-    connect.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    said: list[str] = []
-    way = find_way(spec, spec.nodes[0])
-    stream = way.open(make_payload("clean"), "python3", Opening(note=said.append))
-    with pytest.raises(LinkBroken) as broken:
-        stream.read(10, 20.0)
-    assert "cannot use --password=" in str(broken.value)
-    assert SECRET not in str(broken.value)

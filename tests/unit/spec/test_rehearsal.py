@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,19 +12,7 @@ from launcher.plan.compose import render_compose
 from launcher.spec.loading import parse_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rehearsal import rehearse
-from tests.harness.commands import Distlaunch
-
-REAL = """
-name: real
-nodes:
-  - {host: gpu-a, address: 10.0.0.11, gpus: [0, 1], gpus_per_worker: 2, python: /opt/python, tasks: {chief: 1}}
-  - {host: me@GPU-B.example.org, addresses: [10.0.0.12, 10.1.0.12], port: 2222, tasks: {worker: 2, evaluator: 1}}
-  - {host: 10.0.0.13, env: {A: b}, ssh: {port: 2200}}
-program: {script: train.py, args: ["$HOME"]}
-ssh: {user: me, identity_file: ~/.ssh/cluster}
-host_keys: accept-new
-env_from: [WANDB_API_KEY]
-"""
+from tests.harness.runs.rehearsals import REAL
 
 
 def spec_of(text: str = REAL) -> ClusterSpec:
@@ -128,32 +114,3 @@ class TestCompose:
         file = compose_of("nodes: [{host: a}]\ncheckpoint_directory: /a$b\n", 1, "my $spec.yaml")
         assert file["services"]["keys"]["command"] == ["make_keys", "/runs", "/a$$b"]
         assert file["services"]["controller"]["command"][1] == "my $$spec.yaml"
-
-
-class TestCommands:
-    def test_compose_writes_as_many_nodes_as_the_spec_has(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        (tmp_path / "specs").mkdir()
-        (tmp_path / "specs" / "real.yaml").write_text(REAL)
-        ran = distlaunch("compose", "specs/real.yaml", run_dir=False)
-        assert (ran.status, ran.stderr) == (0, "")  # WANDB_API_KEY is needed only when it runs
-        controller = yaml.safe_load(ran.stdout)["services"]["controller"]
-        assert controller["command"] == ["up", "specs/real.yaml", "--rehearsal", "3"]
-
-    def test_a_spec_elsewhere_is_refused(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        (tmp_path / "here").mkdir()
-        (tmp_path / "real.yaml").write_text(REAL)
-        ran = distlaunch("compose", "../real.yaml", cwd=tmp_path / "here", run_dir=False)
-        assert ran.status == 2
-        assert f"Error: ../real.yaml is not below {tmp_path}/here, the only folder that containers see" in ran.stderr
-        assert ran.stdout == ""
-
-    @pytest.mark.parametrize("verb", ["up", "plan"])
-    def test_a_rehearsal_is_planned_for_the_containers(self, verb: str, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        (tmp_path / "real.yaml").write_text(REAL)
-        how = ["--dry-run"] if verb == "up" else ["--json"]
-        ran = distlaunch(verb, "real.yaml", "--rehearsal", "4", *how, run_dir=False, env={"WANDB_API_KEY": "x"})
-        assert ran.status == 0, ran.stderr
-        if verb == "plan":
-            assert [task["node"] for task in json.loads(ran.stdout)["tasks"]][-1] == "node-4"
-        assert '"gpu-b.example.org:2222"' in ran.stdout
-        assert "10.0.0.1" not in ran.stdout

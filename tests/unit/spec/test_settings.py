@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.settings import set_fields
 from launcher.spec.variables import check_variables, set_variables
-from tests.harness.generated_specs import specs
+from tests.harness.builders.specs import specs
 
 NODES = {"nodes": [{"host": "gpu-a", "env": {"A": "node", "B": "node"}}, {"host": "gpu-b"}]}
 

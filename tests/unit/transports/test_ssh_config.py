@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UsageError
-from launcher.spec.models import ClusterSpec
 from launcher.transports.base import LinkError
 from launcher.transports.ssh.config import SshTarget, load_target, parse_target
 from launcher.transports.ssh.limits import find_limit
-from launcher.transports.targets import find_way
 
 COVERS = ("launcher/transports/ssh",)
 
@@ -122,15 +119,6 @@ def test_without_openssh_an_invalid_configuration_is_reported(tmp_path: Path, mo
     file.write_text("Host gpu-a\n  User\n")
     with pytest.raises(LinkError, match=f"^cannot read {file}: Unparsable line"):
         load_target("gpu-a")
-
-
-def test_an_ssh_that_does_not_start_is_reported_with_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "ssh").write_text("#!/nowhere/sh\n")
-    (tmp_path / "ssh").chmod(0o755)
-    spec = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], "program": {"script": "train.py"}})
-    with pytest.raises(UsageError, match=r"^gpu-a: `ssh -G` cannot be started: No such file or directory$"):
-        find_way(spec, spec.nodes[0])
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from launcher.gang.events import StopNodes, TaskExited, TaskHalted, TaskReported
 from launcher.gang.state import AttemptState, Phase
 from launcher.tasks import TaskId
 from launcher.verdict.causes import classify, find_cause, is_collateral
-from tests.harness.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
-from tests.harness.verdicts import THREE, UNAVAILABLE, ended, failed, history, judged
+from tests.harness.builders.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
+from tests.harness.builders.verdicts import THREE, UNAVAILABLE, ended, failed, history, judged
 from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
 
 OOM = Problem("out-of-memory", "the kernel's OOM killer killed it", "lower the batch size")

@@ -34,7 +34,7 @@ from launcher.verdict.causes import (
 )
 from launcher.verdict.judge import outcome, render_place
 from launcher.verdict.models import Verdict
-from tests.harness.gang import (
+from tests.harness.builders.gang import (
     DRAIN_S,
     EVALUATOR,
     ONE_NODE,
@@ -53,7 +53,7 @@ from tests.harness.gang import (
     running,
     started,
 )
-from tests.harness.verdicts import THREE, UNAVAILABLE, ended, failed, history, judged, status_of
+from tests.harness.builders.verdicts import THREE, UNAVAILABLE, ended, failed, history, judged, status_of
 from worker_entry.protocol import collateral
 from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
 

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.verdict.known_failures import find_known
 from launcher.verdict.removed_names import known_names
-from tests.harness.removed_names import STATEMENTS
+from tests.harness.builders.removed_names import STATEMENTS
 
 COVERS = ("launcher/verdict/removed_names.py", "launcher/verdict/known_failures.py")
 

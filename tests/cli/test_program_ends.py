@@ -1,0 +1,38 @@
+"""A program has ended when it has ended, whatever its process still does: it waits for peers, children or a handler."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.harness.places import PROGRAMS
+from tests.harness.runs.commands import Distlaunch
+
+COVERS = ("launcher/gang", "worker_entry/task/runner.py", "worker_entry/agent/tasks/watches.py")
+
+STAYS = str(PROGRAMS / "ends_but_stays.py")
+
+
+@pytest.mark.parametrize(("way", "sentence"), [("raises", "ValueError: row 3 has 7"), ("exits", "no such file: data")])
+def test_a_program_that_fails_ends_the_run_soon_although_its_process_stays(
+    distlaunch: Distlaunch, way: str, sentence: str
+) -> None:
+    ran = distlaunch("local", "-n", "2", "--set", "timeouts.stop_grace_s=2", "--no-live", STAYS, way, "worker:1")
+    assert (ran.status, ran.report["verdict"]["reference"], ran.report["verdict"]["task"]) == (
+        1,
+        "task-failed",
+        "worker:1",
+    )
+    assert sentence in ran.report["verdict"]["evidence"][0]
+    assert "worker:1 has failed with" in ran.stderr
+    assert "0 processes left" in ran.stderr
+
+
+def test_a_program_that_returns_ends_the_run_with_success_although_its_process_stays(distlaunch: Distlaunch) -> None:
+    began = time.monotonic()
+    ran = distlaunch("local", "-n", "2", "--set", "timeouts.drain_s=3", "--no-live", STAYS, "returns", "worker:1")
+    assert ran.status == 0, ran.stderr
+    assert ran.report["verdict"]["reference"] == "succeeded"
+    assert "worker:1 finished its program before its interpreter ended with" in ran.report["verdict"]["evidence"][0]
+    assert time.monotonic() - began < 300

@@ -1,0 +1,1 @@
+"""Specs, histories, results and folders of runs, made without running anything."""

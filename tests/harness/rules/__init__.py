@@ -1,0 +1,1 @@
+"""Which tests run, in which order and process, and what a failure means."""
