@@ -107,11 +107,9 @@ def test_what_everything_depends_on_and_what_nobody_covers_selects_all(file: str
 def test_what_a_module_covers_names_and_imports_is_read_from_its_source() -> None:
     modules = read_tests()
     found = modules["tests/harness/rules/test_selection.py"]
-    assert {"tests/harness/rules/selection.py", "tests/conftest.py"} <= found.uses
+    assert {"tests/harness/rules/selection.py", "tests/harness/places.py"} <= found.uses
     assert "tests/programs/tiny_keras.py" in modules["tests/programs/keras_cases.py"].uses, "programs import each other"
-    assert "tests/programs/keras_cases.py" in modules["tests/unit/keras_patches/test_detection.py"].uses, (
-        "a program is named"
-    )
+    assert "tests/programs/keras_cases.py" in modules["tests/training/keras/test_fit.py"].uses, "a program is named"
     assert "tests/harness/runs/takeover_driver.py" in modules["tests/node/test_takeover.py"].uses, (
         "a helper is run by its name"
     )
@@ -122,15 +120,19 @@ def test_what_a_module_covers_names_and_imports_is_read_from_its_source() -> Non
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("launcher/pages/assets/report.html.j2", {"test_pages_in_browser"}),
-        ("tests/programs/meet.py", {"test_slurm", "test_tunnel", "test_selection"}),  # this module names it, too
-        ("tests/harness/hosts/containers.py", {"test_containers", "test_ways"}),
-        ("docker/Dockerfile", {"test_containers"}),
+        ("launcher/pages/assets/report.html.j2", {"hosts/browser/test_pages"}),
+        (
+            "tests/programs/meet.py",
+            {"hosts/slurm/test_runs", "hosts/network/test_tunnel", "harness/rules/test_selection"},
+        ),
+        ("tests/harness/hosts/containers.py", {"hosts/docker/test_clusters", "parts/transports/test_connectors"}),
+        ("docker/Dockerfile", {"hosts/docker/test_clusters"}),
     ],
 )
 def test_a_template_a_program_or_a_helper_selects_the_modules_that_use_it(file: str, expected: set[str]) -> None:
     selection = select([file], read_tests())
-    assert ({Path(name).stem for name in selection.modules}, selection.everything) == (expected, None)
+    found = {Path(name).relative_to("tests").with_suffix("").as_posix() for name in selection.modules}
+    assert (found, selection.everything) == (expected, None)
 
 
 def test_covers_is_a_literal_at_module_level() -> None:

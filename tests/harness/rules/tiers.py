@@ -60,8 +60,8 @@ SELECTED_NAME = "selected"
 
 def mark_of(module: str) -> str | None:
     """The mark of the folder of a module: of `tests/hosts/ssh/test_up.py`, it is `ssh`."""
-    folders = PurePosixPath(module).relative_to("tests").parents
-    return next((mark for folder, mark in FOLDERS.items() if PurePosixPath(folder) in folders), None)
+    folders = PurePosixPath(module).parents
+    return next((mark for folder, mark in FOLDERS.items() if PurePosixPath("tests", folder) in folders), None)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
