@@ -13,12 +13,12 @@ import pytest
 from launcher.errors import EXIT_BUG
 from tests.harness.available import find_python
 from tests.harness.places import ROOT
+from tests.harness.processes.commands import Distlaunch, Ran, make_distlaunch
+from tests.harness.processes.in_process import run_here
+from tests.harness.processes.warm_python import WarmPython
 from tests.harness.rules import second_chance, tiers
 from tests.harness.rules.inherited import read_state, reset_inherited_state
 from tests.harness.rules.scheduling import Longest
-from tests.harness.runs.commands import Distlaunch, Ran, make_distlaunch
-from tests.harness.runs.in_process import run_here
-from tests.harness.runs.warm_python import WarmPython
 
 # The duration of a test depends on what else is running, so no test has a deadline.
 hypothesis.settings.register_profile("untimed", deadline=None)

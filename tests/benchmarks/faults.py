@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from tests.harness.runs.fault_matrix import Cell, Played, all_cells, play
+from tests.harness.processes.fault_matrix import Cell, Played, all_cells, play
 
 AT_ONCE = int(os.environ.get("DISTLAUNCH_FAULTS_AT_ONCE", "4"))
 """The number of simultaneous runs; they mostly wait."""

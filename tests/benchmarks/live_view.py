@@ -12,7 +12,7 @@ import psutil
 
 from tests.benchmarks.pairs import print_pair, time_pairs
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.terminals import Terminal
 
 WATCH_S = 10.0

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.harness.hosts.namespaces import Network, running_network
 from tests.harness.hosts.shaping import shape, slow_host, slow_link
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 
 SPEC = "program: {command: ['true']}\n"
 HOSTS = 3

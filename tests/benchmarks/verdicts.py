@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.harness.runs.failing_runs import FAIL, WAYS
+from tests.harness.processes.failing_runs import FAIL, WAYS
 
 RACY = ("kill", "segfault", "os-exit", "raise", "raise-in-map", "raise-in-thread", "exit-text", "exit-0")
 

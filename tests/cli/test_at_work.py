@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.at_work import write
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.at_work import write
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("launcher/gang", "worker_entry/agent/tasks/stacks.py", "worker_entry/agent/tasks/watches.py")
 

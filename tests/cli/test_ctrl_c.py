@@ -16,8 +16,8 @@ import pytest
 import worker_entry
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.background import BackgroundRun, running
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.background import BackgroundRun, running
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, wait_until
 from worker_entry.protocol.values import TaskExit
 

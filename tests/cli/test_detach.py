@@ -24,7 +24,7 @@ from launcher.errors import UsageError
 from launcher.rundir.control import CLIENTS, NEW, PATH_LIMIT, AskStatus, ask
 from launcher.rundir.directory import RunDir
 from launcher.rundir.record import read_record
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, wait_until
 
 COVERS = (

@@ -16,8 +16,8 @@ from launcher.gang.checks.findings import Finding
 from launcher.report.doctor import COSTS, HERE, DoctorReport, OwnFacts, make_report, render
 from launcher.report.models import CheckReport, FactsReport, NodeReport
 from tests.harness.hosts.namespaces import Network, opened_network
-from tests.harness.runs.commands import distlaunch_command
-from tests.harness.runs.doctor import run
+from tests.harness.processes.commands import distlaunch_command
+from tests.harness.processes.doctor import run
 from worker_entry.system import features
 
 COVERS = (

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.cli.main import cli, run_command
 from launcher.errors import EXIT_BUG
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 
 COVERS = (
     "launcher/cli",

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 COVERS = (

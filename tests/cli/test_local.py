@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]]), flush=True)\n"
 

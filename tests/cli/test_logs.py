@@ -18,10 +18,10 @@ from launcher.rundir.journal_reading import JournalReader, read_last_entries
 from tests.harness.apart import linux
 from tests.harness.builders.run_folders import RunFolder
 from tests.harness.polling import eventually
+from tests.harness.processes.background import BackgroundRun
+from tests.harness.processes.commands import distlaunch_command
+from tests.harness.processes.in_process import run_here_bytes
 from tests.harness.rules.second_chance import assert_same_bytes
-from tests.harness.runs.background import BackgroundRun
-from tests.harness.runs.commands import distlaunch_command
-from tests.harness.runs.in_process import run_here_bytes
 
 COVERS = (
     "launcher/commands",

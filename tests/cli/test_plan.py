@@ -26,7 +26,7 @@ from launcher.spec.pods import PodsSpec
 from launcher.tasks import TaskId
 from tests.harness.cases import first_quick
 from tests.harness.hosts import loopback
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("launcher/plan",)
 

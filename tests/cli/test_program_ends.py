@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("launcher/gang", "worker_entry/task/runner.py", "worker_entry/agent/tasks/watches.py")
 

@@ -25,7 +25,7 @@ from launcher.python.process import ControllerLostError
 from launcher.report.run_events import Ended, RunStarted
 from launcher.tasks import TaskId
 from tests.harness.documents import LAUNCHER_PAGE, blocks
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import MARK, assert_none_left, await_none_left, make_mark, marked, wait_until
 
 COVERS = ("launcher/__init__.py", "launcher/public", "launcher/described.py", "launcher/result.py", "launcher/python")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.harness.runs.commands import Distlaunch
-from tests.harness.runs.rehearsals import REAL
+from tests.harness.processes.commands import Distlaunch
+from tests.harness.processes.rehearsals import REAL
 
 
 class TestCommands:

@@ -20,8 +20,8 @@ from launcher.commands.removal import find_prunable, find_removable, measure, re
 from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
 from launcher.rundir.directory import RunDir
 from tests.harness.builders.runs_on_disk import GONE, write_run
-from tests.harness.runs.commands import distlaunch_command
-from tests.harness.runs.in_process import run_here
+from tests.harness.processes.commands import distlaunch_command
+from tests.harness.processes.in_process import run_here
 from tests.harness.witness import await_none_left, make_mark, wait_until
 
 COVERS = ("launcher/commands", "launcher/rundir/directory.py", "launcher/rundir/select.py")

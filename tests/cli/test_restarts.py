@@ -28,7 +28,7 @@ from launcher.gang.restarts import (
 )
 from launcher.spec.parts import RestartSpec
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import assert_none_left, make_mark, marked, wait_until
 from worker_entry.protocol.frozen import replace
 

@@ -24,8 +24,8 @@ from launcher.rundir.history import read_history
 from launcher.rundir.journal import Journal
 from launcher.rundir.record import last_written
 from launcher.signals import Interrupts
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
-from tests.harness.runs.resumed_runs import read_goodput, run_json
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.resumed_runs import read_goodput, run_json
 from tests.harness.witness import await_none_left, make_mark
 from worker_entry.protocol.frozen import replace
 

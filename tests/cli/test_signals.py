@@ -18,7 +18,7 @@ import pytest
 
 from launcher.signals import Interruption, Interrupts
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import assert_none_left, make_mark, wait_until
 
 COVERS = ("launcher/signals.py", "launcher/controller/launch.py", "launcher/cli")

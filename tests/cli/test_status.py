@@ -28,7 +28,7 @@ from launcher.rundir.journal_reading import Entry
 from launcher.wording import render_age
 from tests.harness.builders.gang import W0, W1, make_policy
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.terminals import terminal
 from tests.harness.witness import await_none_left, make_mark, wait_until
 from worker_entry.protocol.units import render_size

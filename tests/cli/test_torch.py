@@ -16,7 +16,7 @@ from launcher.plan.torch_env import make_torch_envs
 from launcher.spec.loading import parse_spec
 from launcher.tasks import TaskId
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("launcher/plan", "worker_entry/program", "worker_entry/task")
 

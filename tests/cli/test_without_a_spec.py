@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.command_lines import init, make_folder, programs
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.command_lines import init, make_folder, programs
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 
 
 @pytest.fixture

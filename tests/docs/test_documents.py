@@ -25,9 +25,9 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.settings import PATHS
 from tests.harness.documents import LAUNCHER_PAGE, PAGES, README, blocks, code, prose, read, rows, section
 from tests.harness.places import ROOT
+from tests.harness.processes.in_process import run_here
 from tests.harness.rules.import_graph import LAUNCHER, WORKER_ENTRY
 from tests.harness.rules.tiers import COSTLY, SMOKE
-from tests.harness.runs.in_process import run_here
 from worker_entry.protocol import environment
 from worker_entry.protocol.messages import ToController
 from worker_entry.protocol.orders import ToAgent

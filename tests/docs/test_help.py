@@ -18,7 +18,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.parts import RestartSpec
 from launcher.spec.settings import PATHS
-from tests.harness.runs.in_process import run_here
+from tests.harness.processes.in_process import run_here
 
 COMMANDS = sorted(cli.commands)
 

@@ -12,7 +12,7 @@ import yaml
 from launcher.report.models import AttemptReport, RunReport, TaskReport
 from launcher.verdict.models import Verdict
 from tests.harness.places import EXAMPLES
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 SPECS = EXAMPLES
 

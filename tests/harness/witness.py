@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator
 import psutil
 
 from tests.harness.polling import eventually
+from tests.harness.processes.warm_python import find_kept
 from tests.harness.rules.second_chance import NoSecondChanceError
-from tests.harness.runs.warm_python import find_kept
 
 MARK = "DISTLAUNCH_TEST_MARK"
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.harness.available import find_compiler
 from tests.harness.places import ROOT
-from tests.harness.runs.background import BackgroundRun
+from tests.harness.processes.background import BackgroundRun
 from worker_entry.protocol import environment
 
 DAYS = 86_400

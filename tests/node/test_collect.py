@@ -26,8 +26,8 @@ from launcher.rundir.directory import RunDir
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import LinkClosed
 from tests.harness.builders.collected_folders import folder
-from tests.harness.runs.background import running
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.background import running
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import wait_until
 from tests.sim.nodes import At, Exit, FakeRun, Script, lose, say
 from worker_entry.agent.files.copy import PART, CheckpointCopy, FolderCopy, ProgramCopy

@@ -20,7 +20,7 @@ from launcher.rundir.directory import RunDir
 from tests.harness.apart import linux
 from tests.harness.gpu_stand_ins import compile_library, install_smi
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import wait_until
 from worker_entry.agent.gpus import watch as gpu_watch
 from worker_entry.agent.gpus.reader import choose_visible

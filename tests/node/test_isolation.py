@@ -19,7 +19,7 @@ from tests.harness.apart import apart_on_linux, linux
 from tests.harness.hosts import loopback
 from tests.harness.hosts.own_network import networks
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 from worker_entry.agent.network.outer import OuterNetwork
 from worker_entry.agent.network.relay import Relay
 from worker_entry.protocol.values import Program, TaskRequest

@@ -20,7 +20,7 @@ from launcher.controller.leftovers import confirm_left, find_left_processes
 from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.names import runs_directory
 from launcher.spec.nodes import LOCAL
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 from tests.harness.witness import wait_until
 
 

@@ -34,7 +34,7 @@ from launcher.transports.ssh.known_hosts import load_known_keys
 from launcher.transports.streams import ask, skip_noise
 from tests.harness.apart import linux
 from tests.harness.hosts import loopback
-from tests.harness.runs.agent_streams import FarEnd, Pipes
+from tests.harness.processes.agent_streams import FarEnd, Pipes
 from tests.harness.witness import open_descriptors, wait_until
 from worker_entry.agent import cleanup
 from worker_entry.agent.checks.answers import NodeChecks

@@ -32,7 +32,7 @@ from launcher.slurm.script import render_script
 from launcher.spec.models import ClusterSpec
 from launcher.transports.payload import make_payload
 from tests.harness.builders.runs_on_disk import write_run
-from tests.harness.runs.in_process import run_here
+from tests.harness.processes.in_process import run_here
 from worker_entry.agent.files.versions import NotOursError, Versions
 from worker_entry.program.compile_cache import _make_private
 from worker_entry.system import ownership

@@ -20,7 +20,7 @@ import pytest
 from tests.harness.hosts.namespaces import Network, running_network
 from tests.harness.hosts.shaping import preferred, shape, slow_host, slow_link
 from tests.harness.hosts.sshd import SSHD
-from tests.harness.runs.commands import Ran, distlaunch_command
+from tests.harness.processes.commands import Ran, distlaunch_command
 from worker_entry.agent.checks.calls import CALLER, MODES, make_call, read_call
 from worker_entry.agent.checks.speed_child import SpeedChild
 from worker_entry.protocol.speed import MeasureNode, NodeMeasured

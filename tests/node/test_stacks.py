@@ -11,8 +11,8 @@ import pytest
 
 from launcher.gang.watch.stacks import StackCollector, parse_stack, render_stacks
 from launcher.tasks import TaskId
-from tests.harness.runs.commands import distlaunch_command
-from tests.harness.runs.stacks import ask, running
+from tests.harness.processes.commands import distlaunch_command
+from tests.harness.processes.stacks import ask, running
 from tests.harness.witness import wait_until
 from worker_entry.protocol.values import Activity
 

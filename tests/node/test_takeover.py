@@ -38,9 +38,9 @@ from tests.harness.hosts import loopback
 from tests.harness.hosts.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.harness.places import ROOT
 from tests.harness.polling import eventually
+from tests.harness.processes.agent_streams import ENTRY, FarEnd, Pipes, beat_often
+from tests.harness.processes.takeover_driver import RUN_ID, Case, messages_in, read_journal
 from tests.harness.rules.second_chance import assert_same_bytes
-from tests.harness.runs.agent_streams import ENTRY, FarEnd, Pipes, beat_often
-from tests.harness.runs.takeover_driver import RUN_ID, Case, messages_in, read_journal
 from tests.harness.witness import MARK, await_none_left, make_mark, wait_until
 from worker_entry.protocol.collection import FilesFound, FindFiles
 from worker_entry.protocol.framing import MARKER, Decoder, encode
@@ -674,7 +674,13 @@ class Relay:
         (self.folder / "case.json").write_text(json.dumps(asdict(self.case)))
 
     def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.harness.runs.takeover_driver", str(self.folder), str(len(self.started))]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.harness.processes.takeover_driver",
+            str(self.folder),
+            str(len(self.started)),
+        ]
         self.started.append(subprocess.Popen(command, cwd=ROOT, env={**os.environ, **self.env}))
         return self.started[-1]
 

@@ -51,9 +51,9 @@ from tests.harness.builders.gang import play
 from tests.harness.gpu_stand_ins import compile_library, install_smi
 from tests.harness.hosts.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.harness.polling import eventually
-from tests.harness.runs.background import running
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
-from tests.harness.runs.in_process import run_here
+from tests.harness.processes.background import running
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.in_process import run_here
 from tests.harness.witness import wait_until
 from tests.sim.nodes import At, Exit, FakeRun, lose
 from worker_entry.agent.gpus.claims import GpuClaims

@@ -26,7 +26,7 @@ from launcher.spec.nodes import NodeSpec
 from tests.harness.builders.specs import restarting
 from tests.harness.cases import first_quick
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.sim.nodes import KILL, At, Exit, FakeRun, lose
 
 COVERS = (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.at_work import write
-from tests.harness.runs.commands import Distlaunch
-from tests.harness.runs.warm_python import WarmPython
+from tests.harness.processes.at_work import write
+from tests.harness.processes.commands import Distlaunch
+from tests.harness.processes.warm_python import WarmPython
 
 COVERS = ("launcher/gang", "worker_entry/agent/tasks/stacks.py", "worker_entry/agent/tasks/watches.py")
 

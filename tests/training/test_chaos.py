@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("launcher/gang", "worker_entry/task/faults.py", "launcher/controller/actions.py")
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("worker_entry/keras_patches", "worker_entry/strategies.py", "worker_entry/agent/tasks/watches.py")
 

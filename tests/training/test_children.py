@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.harness.runs.children import run_python, told
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.children import run_python, told
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("worker_entry/children", "worker_entry/task", "worker_entry/hooks")
 

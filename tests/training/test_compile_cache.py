@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("worker_entry/program", "worker_entry/agent/tasks/watches.py")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
-from tests.harness.runs.demo import DEMO
+from tests.harness.processes.commands import Distlaunch
+from tests.harness.processes.demo import DEMO
 
 COVERS = ("worker_entry/demo", "worker_entry/strategies.py", "worker_entry/progress.py", "cluster_specs")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("worker_entry/keras_patches", "worker_entry/agent/tasks/status_reader.py", "launcher/gang")
 

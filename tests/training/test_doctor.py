@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.harness.runs.doctor import run
+from tests.harness.processes.doctor import run
 
 COVERS = (
     "launcher/cli/doctor.py",

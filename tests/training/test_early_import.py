@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.harness.apart import linux
-from tests.harness.runs.commands import Distlaunch
-from tests.harness.runs.forker import Forker
-from tests.harness.runs.task_runs import Ended, run
+from tests.harness.processes.commands import Distlaunch
+from tests.harness.processes.forker import Forker
+from tests.harness.processes.task_runs import Ended, run
 
 COVERS = ("worker_entry/task", "worker_entry/program")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 from tests.harness.witness import assert_none_left, make_mark
 
 COVERS = (

@@ -13,7 +13,7 @@ import psutil
 
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import assert_none_left, make_mark, wait_until
 
 COVERS = ("worker_entry/task", "worker_entry/agent/tasks/forkserver.py")

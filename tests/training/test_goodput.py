@@ -10,7 +10,7 @@ from tests.harness.builders.goodput import (
     count_by_hand,
 )
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch, Ran
+from tests.harness.processes.commands import Distlaunch, Ran
 
 COVERS = ("launcher/report", "launcher/controller/goodput.py")
 

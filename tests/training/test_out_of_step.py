@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("launcher/gang", "launcher/verdict")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("worker_entry/keras_patches", "launcher/console")
 

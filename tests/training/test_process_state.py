@@ -15,7 +15,7 @@ import pytest
 import worker_entry
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 from worker_entry.protocol import environment
 
 COVERS = ("worker_entry/task", "worker_entry/agent/tasks/task.py", "worker_entry/agent/tasks/forkserver.py")

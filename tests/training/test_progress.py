@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.available import needs_tf_keras
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = (
     "worker_entry/task",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.stacks import ask, running
-from tests.harness.runs.warm_python import WarmPython
+from tests.harness.processes.stacks import ask, running
+from tests.harness.processes.warm_python import WarmPython
 from tests.harness.witness import wait_until
 
 COVERS = (

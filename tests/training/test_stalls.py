@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 COVERS = ("launcher/gang", "worker_entry/hooks", "worker_entry/task/meter.py")
 

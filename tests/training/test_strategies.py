@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.runs.commands import Distlaunch, Ran
+from tests.harness.processes.commands import Distlaunch, Ran
 from worker_entry.protocol.strategy_names import CLASSES
 
 COVERS = (

@@ -22,9 +22,9 @@ import pytest
 import worker_entry
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.background import BackgroundRun, running
-from tests.harness.runs.commands import Distlaunch
-from tests.harness.runs.warm_python import WarmPython
+from tests.harness.processes.background import BackgroundRun, running
+from tests.harness.processes.commands import Distlaunch
+from tests.harness.processes.warm_python import WarmPython
 from tests.harness.witness import wait_until
 from worker_entry.protocol import environment
 from worker_entry.task.profiling import ATTEMPTS, _make_messages

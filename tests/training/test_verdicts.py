@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
-from tests.harness.runs.failing_runs import FAIL, WAYS
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.failing_runs import FAIL, WAYS
 from tests.harness.witness import assert_none_left, make_mark
 
 COVERS = ("launcher/verdict", "launcher/gang")

@@ -14,7 +14,7 @@ from launcher.report.run_events import (
     RunEvent,
 )
 from launcher.tasks import TaskId
-from tests.harness.runs.commands import Ran
+from tests.harness.processes.commands import Ran
 from worker_entry.protocol.values import Progress
 from worker_entry.task.meter import REPORT_S
 

@@ -20,7 +20,7 @@ import pytest
 
 from tests.harness.available import find_program
 from tests.harness.places import ROOT
-from tests.harness.runs.background import BackgroundRun
+from tests.harness.processes.background import BackgroundRun
 from tests.harness.witness import wait_until
 
 COMPOSE_FILE = ROOT / "docker" / "compose.yaml"

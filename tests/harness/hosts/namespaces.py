@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.hosts.sshd import PORT, SSHD
-from tests.harness.runs.commands import Ran, distlaunch_command
+from tests.harness.processes.commands import Ran, distlaunch_command
 from tests.harness.witness import wait_until
 
 IP = shutil.which("ip") or "ip"

@@ -11,7 +11,8 @@ from xdist.workermanage import WorkerController
 from tests.harness.places import ROOT
 from tests.harness.rules.tiers import mark_of
 
-ON_KUBERNETES = "tests/hosts/kubernetes"
+ON_KUBERNETES = "tests/hosts/kubernetes/test_runs.py"
+"""The unit of all tests that use the cluster."""
 
 
 @functools.cache
@@ -29,7 +30,7 @@ def _is_costly(module: str) -> bool:
 
 
 def _uses_kubernetes(nodeid: str) -> bool:
-    return nodeid.startswith(f"{ON_KUBERNETES}/") or "[kubernetes]" in nodeid
+    return mark_of(nodeid.partition("::")[0]) == "kubernetes" or "[kubernetes]" in nodeid
 
 
 class Longest(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types

@@ -145,7 +145,7 @@ class TestPlugin:
         if report.failed:
             vars(report)["final"] = self._find_reason(item, call, report)  # travels with the report to the main process
         vars(report)[PURE] = self._purity.is_pure(getattr(item, "fixturenames", ()))
-        if report.passed and not vars(report)[PURE] and item.nodeid.startswith(UNITS):
+        if call.when == "call" and report.passed and not vars(report)[PURE] and item.nodeid.startswith(UNITS):
             report.outcome = "failed"
             report.longrepr = f"a test in {UNITS} starts no process and no connection; move it to another folder"
             vars(report)["final"] = "it is in the wrong folder"

@@ -110,7 +110,7 @@ def test_what_a_module_covers_names_and_imports_is_read_from_its_source() -> Non
     assert {"tests/harness/rules/selection.py", "tests/harness/places.py"} <= found.uses
     assert "tests/programs/tiny_keras.py" in modules["tests/programs/keras_cases.py"].uses, "programs import each other"
     assert "tests/programs/keras_cases.py" in modules["tests/training/keras/test_fit.py"].uses, "a program is named"
-    assert "tests/harness/runs/takeover_driver.py" in modules["tests/node/test_takeover.py"].uses, (
+    assert "tests/harness/processes/takeover_driver.py" in modules["tests/node/test_takeover.py"].uses, (
         "a helper is run by its name"
     )
     assert any(file.startswith("tests/golden/") for file in modules["tests/unit/plan/test_golden_plans.py"].uses)

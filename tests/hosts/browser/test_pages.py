@@ -25,7 +25,7 @@ from tests.harness.builders.pages import (
 )
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 
 COVERS = ("launcher/pages", "launcher/exporters/page_reading.py", "launcher/exporters/page_writing.py")
 

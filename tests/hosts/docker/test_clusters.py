@@ -25,8 +25,8 @@ from tests.harness.hosts.containers import (
 )
 from tests.harness.places import PROGRAMS, ROOT
 from tests.harness.polling import eventually
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.rules.second_chance import NoSecondChanceError
-from tests.harness.runs.commands import distlaunch_command
 
 COVERS = ("docker", "cluster_specs", "launcher/plan", "launcher/transports")
 

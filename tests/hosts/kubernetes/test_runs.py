@@ -19,7 +19,7 @@ import pytest
 
 from tests.harness.hosts.kubernetes import IMAGE, KubernetesCluster, find_cluster
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 COVERS = (

@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.hosts.namespaces import CAN_RUN, Network, needs_namespaces, running_network
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import wait_until
 
 COVERS = (

@@ -15,9 +15,9 @@ import pytest
 
 from tests.harness.hosts.namespaces import CONTROLLER, Network, needs_namespaces, running_network
 from tests.harness.places import PROGRAMS
+from tests.harness.processes.background import BackgroundRun
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.rules.second_chance import assert_same_bytes
-from tests.harness.runs.background import BackgroundRun
-from tests.harness.runs.commands import distlaunch_command
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 COVERS = ("launcher/gang", "launcher/transports", "worker_entry/system")

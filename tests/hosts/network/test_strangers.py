@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.hosts.namespaces import CONTROLLER, Host, Network, needs_namespaces, running_network
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Ran, distlaunch_command
+from tests.harness.processes.commands import Ran, distlaunch_command
 
 COVERS = ("worker_entry/agent/port_guards.py", "launcher/gang/strangers.py", "worker_entry/system")
 

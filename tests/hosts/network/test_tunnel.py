@@ -20,7 +20,7 @@ from tests.harness.hosts.namespaces import Host, Network, needs_namespaces, runn
 from tests.harness.hosts.own_network import networks
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import Ran, distlaunch_command
+from tests.harness.processes.commands import Ran, distlaunch_command
 from worker_entry.agent.network.tunnel_process import make_context
 
 COVERS = ("worker_entry/agent/network", "launcher/controller/actions.py", "worker_entry/system")

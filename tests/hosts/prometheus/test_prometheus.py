@@ -20,8 +20,8 @@ import pytest
 
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.runs.background import BackgroundRun
-from tests.harness.runs.warm_python import WarmPython
+from tests.harness.processes.background import BackgroundRun
+from tests.harness.processes.warm_python import WarmPython
 from tests.harness.web_servers import free_port
 from tests.harness.witness import await_none_left, make_mark
 

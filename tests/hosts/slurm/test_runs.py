@@ -25,7 +25,7 @@ from launcher.transports.gathering import Gathering
 from launcher.transports.way import Opening
 from tests.harness.hosts.slurm import KILL_WAIT_S, SlurmCluster, running_slurm
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, wait_until
 
 COVERS = (

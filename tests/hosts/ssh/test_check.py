@@ -22,7 +22,7 @@ import pytest
 
 from tests.harness.hosts.namespaces import CONTROLLER, IP, Host, Network, opened_network, up
 from tests.harness.hosts.sshd import Hosts, make_hosts, running_sshd, skip_without_openssh
-from tests.harness.runs.commands import Distlaunch, Ran, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, Ran, distlaunch_command
 from tests.harness.witness import wait_until
 
 COVERS = (

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.harness.hosts.sshd import Hosts, running_hosts, skip_without_openssh
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import MARK, assert_none_left, await_none_left, make_mark, marked
 
 COVERS = (

@@ -14,7 +14,7 @@ import pytest
 from launcher.controller.collect.fetch import PIECE
 from tests.harness.apart import linux
 from tests.harness.hosts.sshd import running_hosts, send_to_sessions, skip_without_openssh
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import wait_until
 
 COVERS = (

@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.apart import linux
 from tests.harness.hosts.sshd import skip_without_openssh
-from tests.harness.runs.fault_matrix import Cell, Phase, Where, Who, all_cells, play
+from tests.harness.processes.fault_matrix import Cell, Phase, Where, Who, all_cells, play
 
 COVERS = (
     "launcher/gang",

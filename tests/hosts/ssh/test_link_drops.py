@@ -18,8 +18,8 @@ import pytest
 
 from tests.harness.hosts.sshd import Hosts, running_hosts, send_to_sessions, sessions, skip_without_openssh
 from tests.harness.places import PROGRAMS
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.rules.second_chance import assert_same_bytes
-from tests.harness.runs.commands import distlaunch_command
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 from worker_entry.agent.cleanup import find_agents
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.harness.hosts.sshd import Hosts, make_addresses, make_hosts, running_sshd, sessions, skip_without_openssh
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, marked, wait_until
 
 COVERS = (

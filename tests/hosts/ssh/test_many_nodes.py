@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.hosts.sshd import Hosts, make_addresses, make_hosts, running_sshd, sessions, skip_without_openssh
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, wait_until
 
 COVERS = ("launcher/transports", "launcher/controller/links.py")

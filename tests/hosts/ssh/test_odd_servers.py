@@ -24,7 +24,7 @@ import yaml
 
 from tests.harness.available import find_program
 from tests.harness.hosts.sshd import Hosts, make_addresses, make_hosts, running_sshd, skip_without_openssh
-from tests.harness.runs.commands import Distlaunch, Ran
+from tests.harness.processes.commands import Distlaunch, Ran
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked
 
 COVERS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.hosts.sshd import running_hosts
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 
 COVERS = (
     "launcher/controller/task_input.py",

@@ -16,8 +16,8 @@ from launcher.rundir.history import read_history
 from tests.harness.hosts.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import distlaunch_command
-from tests.harness.runs.resumed_runs import read_goodput, run_json
+from tests.harness.processes.commands import distlaunch_command
+from tests.harness.processes.resumed_runs import read_goodput, run_json
 from tests.harness.witness import await_none_left, make_mark, wait_until
 
 COVERS = ("launcher/rundir", "launcher/sources", "launcher/controller", "launcher/commands")

@@ -17,8 +17,8 @@ import pytest
 from tests.harness.hosts import loopback
 from tests.harness.hosts.sshd import Hosts, make_hosts, running_hosts, running_sshd, skip_without_openssh
 from tests.harness.places import PROGRAMS
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.rules.second_chance import assert_same_bytes
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked
 from worker_entry.protocol.log_index import parse_index
 

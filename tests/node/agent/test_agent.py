@@ -23,8 +23,8 @@ from tests.harness.apart import linux
 from tests.harness.hosts import loopback
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
+from tests.harness.processes.agent_client import ENTRY, PORTS, Client, command
 from tests.harness.rules.second_chance import assert_same_bytes
-from tests.harness.runs.agent_client import ENTRY, PORTS, Client, command
 from tests.harness.witness import marked, wait_until
 from worker_entry.agent.tasks.log import TaskLog
 from worker_entry.protocol.framing import encode

@@ -19,7 +19,7 @@ from launcher.transports.programs import ProgramStream, ProgramWay
 from launcher.transports.streams import ask, bring_archive
 from launcher.transports.targets import name_python
 from launcher.transports.way import Opening
-from tests.harness.runs.agent_streams import FarEnd
+from tests.harness.processes.agent_streams import FarEnd
 from tests.harness.witness import wait_until
 from worker_entry.bootstrap import install
 from worker_entry.bootstrap.install import FILES, HERE, MISSING

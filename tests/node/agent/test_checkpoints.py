@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 from worker_entry.agent.tasks.watches import LOOK_S, QUIET_S, CheckpointWatch
 from worker_entry.system import clock
 

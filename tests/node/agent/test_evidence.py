@@ -22,7 +22,7 @@ from launcher.transports.node_cleanup import CleanedNode
 from launcher.transports.resumable_link import ResumableLink
 from tests.harness.apart import linux
 from tests.harness.polling import eventually
-from tests.harness.runs.agent_streams import ENTRY, Pipes
+from tests.harness.processes.agent_streams import ENTRY, Pipes
 from tests.harness.witness import await_none_left, make_mark, wait_until
 from worker_entry.agent import cleanup
 from worker_entry.agent.connection.evidence import Fate, find_agent, find_fate

@@ -17,8 +17,8 @@ import pytest
 from tests.harness.apart import apart_on_linux, linux
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.runs.agent_client import Client, command
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.agent_client import Client, command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, marked, wait_until
 from worker_entry.agent.connection.lease import SHORTEST_LIMIT_S, TICK_S, HangTimer, LoopCounter
 from worker_entry.protocol.messages import Exited, Noted

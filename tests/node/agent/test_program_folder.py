@@ -31,7 +31,7 @@ from tests.harness.hosts.sshd import (
     skip_without_openssh,
 )
 from tests.harness.places import ROOT
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import wait_until
 from worker_entry.agent.files.copy import ProgramCopy
 from worker_entry.agent.files.versions import ABANDONED_S

@@ -15,9 +15,9 @@ from launcher.controller.task_input import AHEAD_BYTES, PART_BYTES, TaskInput
 from launcher.plan.paths import RunPaths
 from tests.harness.apart import linux
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
-from tests.harness.runs.stdin import run
-from tests.harness.runs.warm_python import WarmPython
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.stdin import run
+from tests.harness.processes.warm_python import WarmPython
 from tests.harness.terminals import terminal
 from tests.harness.witness import wait_until
 from worker_entry.agent.tasks.input import TaskInput as Pipe

@@ -25,8 +25,8 @@ from launcher.controller import leftovers
 from tests.harness.hosts.sshd import running_hosts, skip_without_openssh
 from tests.harness.places import ROOT
 from tests.harness.polling import eventually
-from tests.harness.runs.in_process import run_here
-from tests.harness.runs.warm_python import make_python
+from tests.harness.processes.in_process import run_here
+from tests.harness.processes.warm_python import make_python
 from tests.harness.witness import assert_none_left, make_mark, marked
 from worker_entry.agent.tasks.kept_forkserver import find_difference
 from worker_entry.agent.warm import offer

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.harness.places import ROOT
-from tests.harness.runs.children import run_python, told
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.children import run_python, told
+from tests.harness.processes.commands import Distlaunch
 from worker_entry.agent.tasks.status_reader import StatusFiles
 from worker_entry.protocol.child_order import FOLDER
 from worker_entry.protocol.environment import CHILDREN as VARIABLE

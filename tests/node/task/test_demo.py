@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 
-from tests.harness.runs.demo import DEMO
+from tests.harness.processes.demo import DEMO
 
 COVERS = ("worker_entry/demo", "worker_entry/strategies.py", "worker_entry/progress.py", "cluster_specs")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.harness.apart import linux
-from tests.harness.runs.commands import Distlaunch
-from tests.harness.runs.forker import Forker
-from tests.harness.runs.task_runs import run
+from tests.harness.processes.commands import Distlaunch
+from tests.harness.processes.forker import Forker
+from tests.harness.processes.task_runs import run
 from worker_entry.program.environment import find_program_env
 from worker_entry.program.import_variables import ProgramEnv
 from worker_entry.protocol.values import Program

@@ -16,8 +16,8 @@ import worker_entry
 from tests.harness.apart import linux
 from tests.harness.cases import first_quick
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.forker import Forker
-from tests.harness.runs.task_runs import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, run, write
+from tests.harness.processes.forker import Forker
+from tests.harness.processes.task_runs import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, run, write
 from tests.harness.witness import await_none_left, make_mark, marked, wait_until
 from worker_entry.agent.tasks import forkserver
 from worker_entry.program.finding import may_import

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.runs.keras_runs import names
+from tests.harness.processes.keras_runs import names
 from worker_entry.keras_patches.saving import PART, _shown_as, written_whole
 
 COVERS = ("worker_entry/keras_patches", "worker_entry/hooks")

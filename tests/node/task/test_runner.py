@@ -22,7 +22,7 @@ import worker_entry
 from tests.harness.apart import linux
 from tests.harness.cases import first_quick
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.task_runs import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, run, write
+from tests.harness.processes.task_runs import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, run, write
 from worker_entry.protocol.framing import parse
 from worker_entry.protocol.values import CrashRecord, Place
 from worker_entry.task import crash_record

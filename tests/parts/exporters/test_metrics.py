@@ -31,7 +31,7 @@ from launcher.spec.fields import Endpoint, parse_endpoint
 from tests.harness.documents import code, rows, section
 from tests.harness.places import ROOT
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.web_servers import free_port
 from tests.harness.witness import wait_until
 

@@ -28,7 +28,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import NotifySpec
 from launcher.verdict.models import Verdict
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.web_servers import Request, WebServer, serving
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 from worker_entry.protocol import environment

@@ -28,7 +28,7 @@ from tests.harness.builders.run_folders import RunFolder
 from tests.harness.builders.runs_on_disk import GONE, append_events, write_run
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import Distlaunch, Ran, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, Ran, distlaunch_command
 from worker_entry.protocol.samples import NodeSample, TaskSample
 
 LOSS = str(PROGRAMS / "loss.py")

@@ -21,7 +21,7 @@ from launcher.rundir.log_tails import TAIL_BYTES, find_size, last_lines
 from launcher.rundir.names import make_run_id, runs_directory
 from launcher.tasks import TaskId
 from tests.harness.apart import linux
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 W0 = TaskId("worker", 0)
 HINT = "choose another folder with --run-dir"

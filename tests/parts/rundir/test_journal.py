@@ -21,7 +21,7 @@ from launcher.report.run_events import KINDS, Record, Said, State, kind_of, make
 from launcher.rundir.journal import Journal
 from launcher.tasks import TaskId
 from tests.harness.builders.gang import make_policy
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import wait_until
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Activity, CrashRecord, KerasPatch, Problem, Progress, TaskExit

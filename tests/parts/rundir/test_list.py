@@ -29,8 +29,8 @@ from launcher.rundir.summary import RunSummary, replay, summarize
 from tests.harness.builders.runs_on_disk import GONE, append_events, write_run
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import distlaunch_command
-from tests.harness.runs.in_process import run_here
+from tests.harness.processes.commands import distlaunch_command
+from tests.harness.processes.in_process import run_here
 
 COVERS = (
     "launcher/commands",

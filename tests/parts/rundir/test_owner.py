@@ -21,7 +21,7 @@ from launcher.errors import UsageError
 from launcher.rundir.directory import RunDir
 from launcher.rundir.owner import Controller, is_alive, parse_controller, this_process
 from tests.harness.polling import eventually
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import wait_until
 
 COVERS = ("launcher/rundir/owner.py", "launcher/rundir/control.py", "launcher/commands")

@@ -17,8 +17,8 @@ import pytest
 
 from tests.harness.builders.run_folders import RunFolder
 from tests.harness.polling import eventually
-from tests.harness.runs.background import BackgroundRun
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.background import BackgroundRun
+from tests.harness.processes.commands import distlaunch_command
 
 COVERS = (
     "launcher/console",

@@ -24,7 +24,7 @@ from launcher.spec.models import ClusterSpec
 from tests.harness.available import find_program
 from tests.harness.builders.runs_on_disk import write_run
 from tests.harness.cases import first_quick
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 
 COVERS = ("launcher/cli",)
 

@@ -29,8 +29,8 @@ from launcher.console.writer import NOTES_LIMIT, PROGRESS_S, Console
 from launcher.tasks import TaskId
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
+from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.rules.second_chance import assert_same_bytes
-from tests.harness.runs.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import assert_none_left, make_mark, wait_until
 
 COVERS = ("launcher/console",)

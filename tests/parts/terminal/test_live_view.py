@@ -23,7 +23,7 @@ from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
 from launcher.rundir.directory import RunDir
 from tests.harness.places import PROGRAMS, ROOT
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.terminals import Terminal
 from tests.harness.witness import await_none_left, make_mark, wait_until
 

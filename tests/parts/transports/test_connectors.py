@@ -28,7 +28,7 @@ from tests.harness.hosts.kubernetes import find_cluster
 from tests.harness.hosts.slurm import running_slurm
 from tests.harness.hosts.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch, Ran, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, Ran, distlaunch_command
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, wait_until
 
 COVERS = ("launcher/transports",)

@@ -25,8 +25,8 @@ from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNe
 from launcher.transports.outgoing import PASSING_LIMIT
 from launcher.transports.resumable_link import ResumableLink
 from tests.harness.cases import first_quick
+from tests.harness.processes.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
 from tests.harness.rules.second_chance import assert_same_bytes
-from tests.harness.runs.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
 from tests.harness.witness import await_none_left, make_mark, wait_until
 from worker_entry.agent.connection import handover as reattachments
 from worker_entry.agent.connection import reattach_calls, reattach_folder

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Command, distlaunch_command
-from tests.harness.runs.keras_runs import CLOSE, OLDER_KERAS, Results, assert_agree, install_keras
-from tests.harness.runs.warm_python import WarmPython
+from tests.harness.processes.commands import Command, distlaunch_command
+from tests.harness.processes.keras_runs import CLOSE, OLDER_KERAS, Results, assert_agree, install_keras
+from tests.harness.processes.warm_python import WarmPython
 
 PROGRAM = PROGRAMS / "parameter_server_cases.py"
 TRAIN_S = 400.0

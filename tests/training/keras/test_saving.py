@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.keras_runs import names
-from tests.harness.runs.warm_python import WarmPython
+from tests.harness.processes.keras_runs import names
+from tests.harness.processes.warm_python import WarmPython
 from worker_entry.keras_patches.saving import PART
 
 # --- two workers, one path ---

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
@@ -11,44 +10,19 @@ import pytest
 
 from launcher.cli.defaults import find_variable, options_of, walk
 from launcher.cli.main import cli
-from tests.harness.runs.in_process import run_here
+from tests.harness.processes.configs import make_folder, write
+from tests.harness.processes.in_process import run_here
 from worker_entry.protocol import environment
-
-SPEC = """\
-nodes: [{host: gpu-d, tasks: {worker: 2}}]
-program: {script: x.py}
-restart: {max_restarts: 1}
-env: {A: spec}
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("DISTLAUNCH_CONFIG")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "config" / "distlaunch").mkdir(parents=True)
-    (tmp_path / "spec.yaml").write_text(SPEC)
-    return tmp_path
-
-
-def write(folder: Path, text: str) -> str:
-    """Writes the file of defaults; returns its path."""
-    path = folder / "config" / "distlaunch" / "config.yaml"
-    path.write_text(text)
-    path.chmod(0o600)
-    return str(path)
+    return make_folder(tmp_path, monkeypatch)
 
 
 def written(folder: Path, *words: str, **env: str) -> str:
     """The spec that `init` writes, which is the one that `up` runs with the same options."""
     ran = run_here("init", "-o", "-", *words, cwd=folder, env=env)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
-def planned(folder: Path, *words: str, **env: str) -> str:
-    ran = run_here("up", "--dry-run", *words, cwd=folder, env=env)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -75,21 +49,6 @@ class TestOrder:
         env = {"DISTLAUNCH_INIT_PYTHON": variable}
         assert f"\npython: {used}\n" in written(folder, "-H", "a", *words, **env)
 
-    def test_the_spec_comes_before_the_file_and_after_a_variable(self, folder: Path) -> None:
-        write(folder, "up: {set: [python=/file, working_directory=/work], env: [A=file, B=file]}\n")
-        (folder / "spec.yaml").write_text(f"{SPEC}python: /spec\n")
-        plan = planned(folder, "spec.yaml")
-        assert "cd /work && " in plan
-        assert " /spec " in plan
-        assert (" A=spec " in plan, " B=file " in plan) == (True, True)
-        plan = planned(folder, "spec.yaml", DISTLAUNCH_UP_PYTHON="/variable", DISTLAUNCH_UP_ENV="A=variable 'B=b c'")
-        assert " /variable " in plan
-        assert (" A=variable " in plan, " B='b c' " in plan) == (True, True)
-
-    def test_the_command_line_comes_before_a_variable_of_another_option(self, folder: Path) -> None:
-        plan = planned(folder, "spec.yaml", "--set", "python=/line", DISTLAUNCH_UP_PYTHON="/variable")
-        assert " /line " in plan
-
     def test_of_an_option_that_is_no_field(self, folder: Path) -> None:
         write(folder, "local: {workers: 4}\n")
         for words, env, count in ((["-n", "1"], "2", 1), ([], "2", 2), ([], "", 4)):
@@ -105,14 +64,6 @@ class TestOrder:
         write(folder, "local: {dry-run: true, tensorboard: true}\n")
         env = {"DISTLAUNCH_CONFIG_JSON": value}
         assert run_here("config", cwd=folder, env=env).stdout.startswith("File: ")
-
-    def test_a_spec_on_the_command_line_comes_before_hosts_of_a_variable(self, folder: Path) -> None:
-        env = {"DISTLAUNCH_UP_HOSTS": "gpu-a,gpu-b"}
-        assert "worker:1 on gpu-b\n" in planned(folder, "train.py", **env)
-        assert "worker:1 on gpu-d\n" in planned(folder, "spec.yaml", "--set", "name=x", **env)
-        write(folder, "up: {hosts: [gpu-c]}\n")
-        assert "worker:0 on gpu-c\n" in planned(folder, "-v", "train.py")
-        assert "worker:0 on gpu-d\n" in planned(folder, "-v", "spec.yaml")
 
 
 class TestMistakes:
@@ -246,13 +197,5 @@ def test_every_option_of_a_command_has_a_variable_of_its_name() -> None:
 
 
 class TestFolder:
-    def test_is_that_of_relative_paths(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PWD", str(folder))
-        (folder / "inner").mkdir()
-        (folder / "spec.yaml").rename(folder / "inner" / "spec.yaml")
-        ran = run_here("-C", "inner", "up", "--dry-run", "spec.yaml", cwd=folder)
-        assert f"cd {folder}/inner && " in ran.stdout
-        assert os.environ["PWD"] == f"{folder}/inner"
-
     def test_that_is_missing_is_an_error(self, folder: Path) -> None:
         assert refused(folder, "-C", "none", "ls").startswith("Error: -C: cannot change to none: No such file or ")

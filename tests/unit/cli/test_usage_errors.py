@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import click
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from launcher.cli.main import cli
 from launcher.cli.sections import Group, SectionedCommand
 from launcher.cli.usage_errors import MEANT
-from tests.harness.runs.commands import Distlaunch
-from tests.harness.runs.in_process import run_here
+from tests.harness.processes.in_process import run_here
 
 
 def refused(*words: str) -> tuple[str, str]:
@@ -105,32 +103,3 @@ def test_distlaunch_alone_shows_its_help() -> None:
     done = run_here()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Usage: distlaunch [OPTIONS] COMMAND")
-
-
-class TestOptionsAfterAScript:
-    """They are the script's. If it fails at once, they may have been meant for distlaunch."""
-
-    NOTE = (
-        "--workers, -v stand after the program, so they are the program's; put them before the program for distlaunch\n"
-    )
-
-    def test_are_named_if_the_script_fails_before_its_first_step(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
-        ran = distlaunch("local", "-n", "1", "train.py", "--workers=4", "--epochs", "3", "-v")
-        assert ran.status == 1
-        assert ran.stderr.endswith(self.NOTE)
-
-    @pytest.mark.parametrize(
-        ("script", "words"),
-        [
-            ("raise SystemExit(0)", ["train.py", "--workers", "4"]),
-            ("raise SystemExit(2)", ["train.py", "--epochs", "4", "--", "--workers"]),
-            ("raise SystemExit(2)", ["--", "python3", "train.py", "--workers", "4"]),
-        ],
-        ids=["success", "none-of-ours", "command"],
-    )
-    def test_are_not_named_otherwise(
-        self, distlaunch: Distlaunch, tmp_path: Path, script: str, words: list[str]
-    ) -> None:
-        (tmp_path / "train.py").write_text(script)
-        assert "after the program" not in distlaunch("local", "-n", "1", *words).stderr

@@ -31,7 +31,7 @@ from tests.harness.builders.gang import (
 )
 from tests.harness.builders.stalls import THREE, stalled, told
 from tests.harness.builders.verdicts import judged
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 from worker_entry.protocol.values import Activity, Progress
 
 COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")

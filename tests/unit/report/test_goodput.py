@@ -40,7 +40,7 @@ from tests.harness.builders.goodput import (
     steps,
 )
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 
 COVERS = ("launcher/report", "launcher/controller/goodput.py")

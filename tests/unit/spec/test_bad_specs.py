@@ -14,7 +14,7 @@ import pytest
 from launcher.errors import SpecError
 from launcher.spec.loading import load_spec
 from tests.harness.places import ROOT
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 FOLDER = ROOT / "tests" / "bad_specs"
 FILES = sorted(FOLDER.glob("*.yaml"))

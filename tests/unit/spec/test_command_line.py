@@ -11,9 +11,9 @@ from launcher.spec.loading import load_spec, parse_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.writing import SUGGESTED, render_commented
 from tests.harness.builders.specs import specs
-from tests.harness.runs.command_lines import init, make_folder, programs
-from tests.harness.runs.commands import Distlaunch
-from tests.harness.runs.in_process import run_here
+from tests.harness.processes.command_lines import init, make_folder, programs
+from tests.harness.processes.commands import Distlaunch
+from tests.harness.processes.in_process import run_here
 
 
 @pytest.fixture

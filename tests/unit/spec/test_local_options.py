@@ -11,7 +11,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.spec.command_line import make_tasks
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 from worker_entry.protocol.strategy_names import StrategyName
 
 

@@ -16,7 +16,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.rehearsal import rehearse
 from launcher.spec.settings import set_fields, set_option
 from tests.harness.places import ROOT
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 FAR = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}]}
 PS = {

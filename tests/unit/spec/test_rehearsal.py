@@ -12,7 +12,7 @@ from launcher.plan.compose import render_compose
 from launcher.spec.loading import parse_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rehearsal import rehearse
-from tests.harness.runs.rehearsals import REAL
+from tests.harness.processes.rehearsals import REAL
 
 
 def spec_of(text: str = REAL) -> ClusterSpec:

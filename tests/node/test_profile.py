@@ -15,7 +15,7 @@ from launcher.commands import profile as profiles
 from launcher.commands.profile import ProfileError, profile
 from launcher.errors import UsageError
 from launcher.rundir.directory import RunDir, RunStart
-from tests.harness.runs.background import running
+from tests.harness.processes.background import running
 from worker_entry.agent.helpers.profile import ProfileChild
 from worker_entry.protocol.profiles import Profile, Profiled, ProfileTarget
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 
 
 def run(folder: Path, *arguments: str, stdin: Any = subprocess.DEVNULL, data: bytes | None = None) -> list[str]:

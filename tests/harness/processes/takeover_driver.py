@@ -1,6 +1,6 @@
 """A controller of one node, which tests kill, so that another takes over.
 
-`python -m tests.harness.runs.takeover_driver FOLDER N` starts it.
+`python -m tests.harness.processes.takeover_driver FOLDER N` starts it.
 
 `N` is its generation. `FOLDER/case.json` says how to reach the node and what its tasks do. The controller writes each
 message it has handled as a line of `FOLDER/journal`, which the next controller reads.
@@ -21,7 +21,7 @@ from launcher.tasks import TaskId
 from launcher.transports.base import Deliver, FileSink, LinkClosed, LinkNews, LinkTakenOver, Resumption, Transport
 from launcher.transports.remote import RemoteTransport
 from launcher.transports.resumable_link import ResumableLink
-from tests.harness.runs.agent_streams import Pipes
+from tests.harness.processes.agent_streams import Pipes
 from worker_entry.protocol.framing import Decoder, encode
 from worker_entry.protocol.messages import Empty, Exited, Message, Noted, Prepared, Ready, Started, Status
 from worker_entry.protocol.orders import Prepare, Start, Stop

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
-from tests.harness.runs.commands import Distlaunch
+from tests.harness.processes.commands import Distlaunch
 
 SHOW = "import json, os, sys\nprint('SHOWN', json.dumps([sys.argv[1:], os.environ.get('A'), os.environ.get('B')]))\n"
 

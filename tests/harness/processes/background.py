@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.runs.commands import Command, distlaunch_command
+from tests.harness.processes.commands import Command, distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, wait_until
 
 Popen = Callable[[list[str], int], "subprocess.Popen[bytes]"]

@@ -17,11 +17,11 @@ from typing import Literal, get_args
 
 import psutil
 
-from tests.harness.runs.commands import distlaunch_command
 from tests.harness.hosts import loopback
 from tests.harness.hosts.sshd import QUIET, make_addresses, make_hosts, running_sshd
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
+from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, marked, wait_until
 
 Who = Literal["guardian", "agent", "forkserver", "task", "controller", "reattachment"]

@@ -7,7 +7,7 @@ import os
 import subprocess
 from typing import Any
 
-from tests.harness.runs.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command
 
 
 def run(*words: str, env: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:

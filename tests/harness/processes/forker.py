@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from tests.harness.places import PROGRAMS
-from tests.harness.runs.task_runs import Ended, readable
+from tests.harness.processes.task_runs import Ended, readable
 from worker_entry.protocol.values import TaskExit
 
 

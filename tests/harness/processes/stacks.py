@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.harness.runs.commands import Command, distlaunch_command
+from tests.harness.processes.commands import Command, distlaunch_command
 
 
 @contextmanager

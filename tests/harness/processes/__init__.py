@@ -1,0 +1,1 @@
+"""The command, agents, tasks and programs, started for a test."""
