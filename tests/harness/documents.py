@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.harness.places import ROOT
 
 PAGES = [
+    ROOT / ".github" / "ARCHITECTURE.md",
     ROOT / ".github" / "CONTRIBUTING.md",
     *(ROOT / folder / "README.md" for folder in (".", "cluster_specs", "launcher", "worker_entry", "docker", "tests")),
 ]
