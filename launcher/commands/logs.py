@@ -155,7 +155,9 @@ def widen_pipe(output: int) -> None:
 
 
 def copy_log(log: LogFile, output: int) -> int:
-    """Writes the new part of the log; returns how many zeros were left out, which no program has written.
+    """Writes the new part of the log, inside the kernel where possible.
+
+    Returns how many zeros were left out, which no program has written.
 
     Raises:
         OSError: the reader is gone, or the output's disk is full.

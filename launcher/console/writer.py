@@ -308,7 +308,7 @@ class Console:
 
 
 class LiveArea:
-    """The live view, or only the unfinished lines of tasks.
+    """The area below the log lines, drawn on the console's thread: the live view, or the unfinished lines of tasks.
 
     Args:
         region: the live view; None without one.

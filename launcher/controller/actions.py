@@ -316,7 +316,7 @@ def _make_task_start(
 
 
 def make_tunnel_key() -> TunnelKey:
-    """A new key (ECDSA, P-256) with a self-signed certificate."""
+    """A new key (ECDSA, P-256) with a self-signed certificate, by which the nodes of an attempt know each other."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

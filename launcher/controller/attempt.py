@@ -311,7 +311,11 @@ class LogWatch:
 
 
 def parse_not_joined(log: bytes) -> frozenset[TaskId] | None:
-    """The tasks that the leader named last (only some, if there are many); None if the leader has reported nothing."""
+    """The tasks that the leader's log named last as not joined (some, if there are many); None if it names nothing.
+
+    A task with an open port may still fail to reach the leader, because something blocks its connection. TensorFlow
+    reports this only at level INFO: with TF_CPP_MIN_LOG_LEVEL above 0, nothing is known.
+    """
     last = None
     for last in _WAITING.finditer(log):  # noqa: B007 - the last match counts
         pass

@@ -294,7 +294,7 @@ def _render_size(planner: Planner) -> str:
 
 
 def check_start(spec: ClusterSpec, cwd: Path) -> None:
-    """Checks the program and the GPUs on this machine, as its agent does later.
+    """Checks the program and the GPUs on this machine before the run has a folder, as its agent does later.
 
     Args:
         spec: what to run.

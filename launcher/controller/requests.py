@@ -83,7 +83,10 @@ def profile_limit_s(duration_s: float) -> float:
 
 
 class ProfileRequests:
-    """The profile requests of an attempt; `answers`: all answers so far, at most one for each request."""
+    """The profile requests of an attempt; `answers`: all answers so far, at most one for each request.
+
+    The agent on the leader's node makes the profile, because it can reach the tasks' addresses.
+    """
 
     def __init__(self, context: RunContext) -> None:
         self._context = context

@@ -221,7 +221,7 @@ class DeliveryError(Exception):
 
 
 def post(url: str, body: bytes, timeout_s: float) -> None:
-    """POSTs the object; certificates are verified.
+    """POSTs the object to a secret URL, no part of which is in an error; certificates are verified.
 
     Raises:
         DeliveryError: the server has not confirmed the object.

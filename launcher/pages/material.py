@@ -118,7 +118,10 @@ class Material:
 
 
 def clean(material: Material) -> Material:
-    """The material with only valid times; its end is not before its start."""
+    """The material with only valid times; its end is not before its start.
+
+    Files may be damaged, or come from anywhere.
+    """
     started = material.started if is_moment(material.started) else 0.0
     now = material.now if is_moment(material.now) else started
     ended = material.ended

@@ -289,7 +289,11 @@ class Place:
 
 
 class TrainingLine:
-    """Seconds of training against places."""
+    """The training that counts, as a line over all attempts: how many seconds it took to reach each place.
+
+    An attempt that resumes from a checkpoint continues at an earlier place of the line. The training after that place
+    is lost.
+    """
 
     def __init__(self) -> None:
         self.trained_s = 0.0

@@ -129,6 +129,8 @@ class RunWatch:
 class FileWatch:
     """Waits for changes of files, and for new files with certain names in folders.
 
+    It uses Linux's inotify, which Python's library lacks.
+
     Args:
         names: a new file matters if its name contains one of these.
     """

@@ -155,7 +155,7 @@ def _no_such_run(text: str) -> UsageError:
 
 
 def verify_own(files: RunDir) -> RunDir:
-    """Returns the run.
+    """Returns the run, whose folder says what is executed, which sockets are called, and which jobs are ended.
 
     Raises:
         UsageError: another user can write to its folder, and the user has not said that the folder is trusted.

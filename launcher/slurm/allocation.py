@@ -109,7 +109,7 @@ def make_nodes(allocation: Allocation, spec: ClusterSpec) -> list[dict[str, Any]
 
 
 def parse_host_list(text: str) -> list[str]:
-    """The hosts in Slurm's order; leading zeros of their numbers stay.
+    """The hosts of `rack[1-2]n[01-03,7],gpu9-ib`, in Slurm's order; leading zeros of their numbers stay.
 
     Raises:
         ValueError: the text is not such a list.

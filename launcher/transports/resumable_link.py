@@ -303,7 +303,7 @@ class ResumableLink:
 
 
 class ClockOffset:
-    """The clock offset of one node, from its heartbeats."""
+    """How far a node's clock is off, from its answers to the controller's heartbeats."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)

@@ -353,7 +353,7 @@ def introduce(reattach_folder: Optional[str]) -> Ready:
 
 
 class LateAttempts:
-    """An agent's attempts, if there are any yet.
+    """An agent's attempts, made only when an order needs them: most of the agent's modules are for running tasks.
 
     Args:
         selector: the agent's.

@@ -1,4 +1,7 @@
-"""Parts of files: sends them without copying them through this process's memory, and finds their holes."""
+"""Parts of files: sends them without copying them through this process's memory, and finds their holes.
+
+A program that truncates its log to a greater length leaves terabytes of zeros.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that runs out: the pressure before, and who was killed for it."""
+"""Memory that runs out: the pressure before it does, and who was killed for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HINT = "lower the batch size, or give the task more memory"
 
 
 class MemoryPressure:
-    """Detects memory pressure, and OOM events from its construction on."""
+    """Detects that this machine, or our control group, runs out of memory: by pressure, and by OOM events since now."""
 
     def __init__(self, pressure: str = PRESSURE, meminfo: str = "/proc/meminfo") -> None:
         self._sources = [pressure, find_file("memory", "memory.pressure_level", "memory.pressure") or ""]
@@ -78,7 +78,10 @@ def _read(path: str) -> str:
 
 
 class OomWatch:
-    """Detects kills from its construction on. Tasks are in our control group, unless they have left it."""
+    """Detects kills by the kernel's counters and log, from its construction on.
+
+    Tasks are in our control group, unless they have left it.
+    """
 
     def __init__(self, cgroups: str = ROOT, own: str = OWN, log: str = KERNEL_LOG) -> None:
         self._counter = find_file("memory", "memory.oom_control", "memory.events", root=cgroups, own=own) or ""

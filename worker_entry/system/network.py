@@ -50,7 +50,7 @@ HERE = Network()
 
 
 def own_addresses(network: Network = HERE) -> list[Address]:
-    """All addresses of a network namespace, loopback included; empty if the kernel cannot be asked."""
+    """All addresses of a network namespace (rtnetlink(7)), loopback included; empty if the kernel cannot be asked."""
     found: list[Address] = []
     with contextlib.suppress(OSError, AttributeError, ValueError, struct.error):
         with network.make_socket(socket.AF_NETLINK, socket.SOCK_RAW) as asking:  # NETLINK_ROUTE

@@ -71,7 +71,11 @@ class Lease:
 
 
 class LoopCounter:
-    """Counts the turns of an agent's loop. The guardian makes it before it forks; the agent calls `advance`."""
+    """Counts the turns of an agent's loop, so that the guardian notices a hang.
+
+    The guardian makes it before it forks; the agent calls `advance`. They share memory rather than a pipe: counting
+    costs the agent no system call, never blocks it, and never wakes the guardian.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._values = memoryview(mmap.mmap(-1, 24)).cast("d")

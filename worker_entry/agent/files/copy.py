@@ -121,7 +121,12 @@ def inside(folder: str, path: str) -> str:
 
 
 class ProgramCopy(FolderCopy):
-    """Copies one version to this node."""
+    """Copies a version of the program's folder. Versions are side by side (`versions`); a link names the current one.
+
+    A new version is built in a separate folder, from unchanged files of the last version and from fetched files. Every
+    file is checked by its hash; then the version gets its name, and the link is switched. So a task never sees an
+    incomplete version, and a running task keeps its version.
+    """
 
     def __init__(self, offer: Offer, send: Callable[[Message], None]) -> None:
         super().__init__(offer, send)

@@ -149,7 +149,11 @@ class _Sample:
 
 
 class ActivityWatch:
-    """Remembers when each task was last at work."""
+    """Remembers when each task was last at work: by its CPU time, the bytes that it reads and writes, and its log.
+
+    A task that waits for others in a collective uses almost nothing, however long it waits. A task that exports a model
+    or evaluates takes no step for a while either, but it is at work.
+    """
 
     def __init__(self) -> None:
         self._samples: dict[str, _Sample] = {}

@@ -28,7 +28,7 @@ _Entry = tuple[int, str]
 
 
 class TaskWatch:
-    """Polls the tasks of an agent."""
+    """Polls the tasks of an agent: the ports that they open, signals that suspend them, and their status files."""
 
     def __init__(self) -> None:
         self._due = 0.0
@@ -113,7 +113,12 @@ def find_checkpoints(order: orders.Start, cwd: str) -> str:
 
 
 class CacheWatch:
-    """Counts for one attempt at a time."""
+    """Counts the compile cache entries that tasks load and add, for one attempt at a time.
+
+    The libraries do not report it, but the kernel does: an entry that is read was loaded, and an entry that is new was
+    compiled. It counts once, however many tasks load it: the kernel may report several reads as one. What another run
+    does in the same folder on this machine counts as well.
+    """
 
     def __init__(self) -> None:
         self._watch: Optional[FolderWatch] = None
