@@ -18,7 +18,18 @@ from launcher.errors import RunDirectoryError, ShownError, TakenOverError, error
 from launcher.gang.checks.preflight import Preflight
 from launcher.gang.events import EndAnnounced, Interrupted, StacksAsked
 from launcher.gang.faults import Fault, needed, pending
-from launcher.gang.restarts import Ending, GiveUp, Restart, decide_restart, price, remember
+from launcher.gang.restarts import (
+    Again,
+    End,
+    Ending,
+    Next,
+    Requeue,
+    Situation,
+    WaitForNodes,
+    decide_next,
+    price,
+    remember,
+)
 from launcher.gang.state import AttemptState, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
@@ -84,12 +95,10 @@ class Supervisor:
         self._interrupts = interrupts
         self._asked: int | None = None
         """The signal that asked the run to stop, at any time."""
-        self._is_fruitless = False
-        """Whether the run has ended because it no longer made progress."""
         self._ended_by: int | None = None
         """The signal with which a process, and not the user's command, ends the run."""
-        self._interrupted: int | None = None
-        """The signal that ended the run between two attempts."""
+        self._next: Next = End()
+        """What follows the last attempt."""
         self._context = context
         self._links = context.links
         self._timing = context.timing
@@ -106,11 +115,14 @@ class Supervisor:
         self._taken_over = taken_over
         self._earlier = history.earlier
         self._endings: list[Ending] = [*history.endings]
-        self.continues_later = False
-        """Whether the run has lost its nodes and should continue when the engine provides other nodes."""
         self._pods_left: int | None = None
         self._states: dict[int, AttemptState] = {}
         """The states of attempts that the fault report needs."""
+
+    @property
+    def continues_later(self) -> bool:
+        """Whether the run has lost its nodes and should continue when the engine provides other nodes."""
+        return isinstance(self._next, Requeue)
 
     @property
     def collector(self) -> Collector:
@@ -130,14 +142,8 @@ class Supervisor:
         error: Exception | None = None
         try:
             chosen = self._taken_over or self._nodes.choose()
-            while chosen is not None and self._interrupted is None:
-                chosen = self._run_attempt(chosen)
-                chosen, restart = self._choose_next(chosen)
-                if restart is not None:
-                    self._pauses.pause(restart.pause_s)
-                    self._interrupted = self._asked
-                    if self._loses_nodes():
-                        break
+            while chosen is not None:
+                chosen = self._prepare_next(self._run_attempt(chosen))
                 self._pauses.hand_over()
         except TakenOverError:
             self._links.abandon()
@@ -152,11 +158,8 @@ class Supervisor:
         left = confirm_left(self._links.close(), self._context.run_id, self._console)
         self._pods_left = self._context.engine.release() if self._context.engine is not None else None
         left = dict.fromkeys(left, 0) if self._pods_left == 0 else left  # their processes ended with the pods
-        end = end_by_signal(self._interrupted) if self._interrupted is not None else None
-        if self._is_fruitless and self._last is not None:
-            end = end_without_progress(self._last.verdict)
         if error is None:
-            return self._report(left, end)
+            return self._report(left, self._find_end())
         if self._last is None or not (self._last.number > 1 or self._last.state.started):
             raise error
         self._console.end_logs()
@@ -227,70 +230,66 @@ class Supervisor:
         self._states = needed(self._faults, {**self._states, number: state})
         return following
 
-    def _choose_next(self, chosen: AttemptSetup) -> tuple[AttemptSetup | None, Restart | None]:
-        """Returns the setup and the pause of the next attempt; None if the run ends."""
+    def _prepare_next(self, chosen: AttemptSetup) -> AttemptSetup | None:
+        """Does what follows the last attempt until another one can begin; returns its setup, None if the run ends."""
+        assert self._last is not None
+        why, setup = self._last.verdict, None
+        step = self._decide()
+        if isinstance(step, Again):
+            setup = self._choose_nodes(chosen, self._last, step)
+            step = self._decide(has_nodes=setup is not None)
+        if isinstance(step, WaitForNodes):
+            setup = self._pauses.await_return(step.limit_s, why)
+            step = self._decide(has_nodes=setup is not None, has_waited=True)
+        if isinstance(step, Again):
+            self._pauses.fence(why)
+            step = self._decide()
+        if isinstance(step, Again):
+            self._context.journal.note_state("restarting", why.reference, why.message)
+            self._console.note(render_restart(step.restart, self._last.number + 1, self._restart.max_restarts))
+            self._pauses.pause(step.restart.pause_s)
+            step = self._decide()
+        self._next = step
+        if isinstance(step, Again):
+            return setup
+        if isinstance(step, End) and outcome(self._last.state) == "failed":
+            self._context.journal.note_state("stopping")  # no longer waiting for a node
+        if isinstance(step, (Requeue, End)) and step.reason:
+            self._console.note(step.reason)
+        return None
+
+    def _decide(self, *, has_nodes: bool = True, has_waited: bool = False) -> Next:
         last = self._last
         assert last is not None
-        if outcome(last.state) != "failed":
-            return None, None
-        decision = decide_restart(self._restart, self._endings)
         announced = last.state.announced
         is_end = announced is not None and last.state.is_taken_away and not announced.replaced
-        if is_end and announced is not None and last.verdict.reference == announced.reference:
-            if self._asked is not None:  # the user does not want it to continue
-                self._interrupted = self._asked
-                return None, None
-            self.continues_later = isinstance(decision, Restart)
-            if isinstance(decision, GiveUp) and decision.reason:
-                self._console.note(decision.reason)
-            self._is_fruitless = isinstance(decision, GiveUp) and decision.fruitless
-            return None, None
-        again: AttemptSetup | None = None
-        if self.loop is not None and self.loop.unmet and self._asked is None:
-            decision, again = Restart(pause_s=0.0, count=0, free=True), self._start_after_takeover(chosen, last)
-        elif isinstance(decision, Restart) and self._asked is None:
-            again = self._nodes.choose_again(chosen, last.state, self._goes_on)
-            if again is None and self._restart.return_s:
-                again = self._pauses.await_return(self._restart.return_s, last.verdict)
-            if again is not None:
-                self._pauses.fence(last.verdict)
-            elif self._asked is None:
-                decision = GiveUp("not started again: no spare node fits, and too few nodes are left")
-        if self._loses_nodes():
-            return None, None
-        if isinstance(decision, GiveUp) or self._asked is not None:
-            self._context.journal.note_state("stopping")  # no longer waiting for a node
-        if isinstance(decision, GiveUp):
-            if decision.reason:
-                self._console.note(decision.reason)
-            self._is_fruitless = decision.fruitless
-            return None, None
-        if self._asked is not None:  # may have come while the last attempt stopped: its state does not show that
-            self._interrupted = self._asked
-            return None, None
-        reference, message = last.verdict.reference, last.verdict.message
-        self._context.journal.note_state("restarting", reference, message)
-        self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
-        return again, decision
+        known = Situation(
+            failed=outcome(last.state) == "failed",
+            is_taken_away=is_end and announced is not None and last.verdict.reference == announced.reference,
+            is_lost_earlier=self.loop is not None and bool(self.loop.unmet),
+            asked=self._asked,
+            announced=self._pauses.announced,
+            has_nodes=has_nodes,
+            has_waited=has_waited,
+        )
+        return decide_next(self._restart, self._endings, known)
 
-    def _loses_nodes(self) -> bool:
-        """Whether the engine has announced between two attempts that it takes all nodes; the run then ends for now."""
-        end = self._pauses.announced
-        if end is None or self._asked is not None:
-            return False
-        self._console.note(f"not started again now: {end.message}")
-        if end.reference == "interrupted":
-            self._interrupted = signal.SIGTERM
-        else:
-            self.continues_later = True
-        return True
-
-    def _start_after_takeover(self, chosen: AttemptSetup, last: Attempt) -> AttemptSetup | None:
-        """Returns the setup after an attempt whose agents could not be taken over, and reuses their nodes."""
-        self._nodes.choose_again(chosen, last.state, self._goes_on)
+    def _choose_nodes(self, chosen: AttemptSetup, last: Attempt, again: Again) -> AttemptSetup | None:
+        """The setup of the next attempt; None if too few nodes are left."""
+        setup = self._nodes.choose_again(chosen, last.state, self._goes_on)
+        if not again.reuses_nodes:
+            return setup
         self._pauses.fence(last.verdict)
         self._nodes.take_back(last.state.lost, proven=last.state.lost)
         return self._nodes.choose()
+
+    def _find_end(self) -> RunEnd | None:
+        """Why the run has ended, unless the last attempt's verdict says it."""
+        if not isinstance(self._next, End) or self._last is None:
+            return None
+        if self._next.fruitless:
+            return end_without_progress(self._last.verdict)
+        return end_by_signal(self._next.signal) if self._next.signal is not None else None
 
     def _collect(self) -> None:
         """Fetches what tasks have written, unless whoever ends this process may not wait for that."""

@@ -1,4 +1,4 @@
-"""Whether a failed cluster restarts, and when.
+"""What follows an attempt: whether a failed cluster restarts, and when.
 
 A gang restarts as a whole: the same tasks, fresh ports. A budget keeps it from restarting for ever: a number of
 restarts within a period. Failures that are nobody's fault, a preemption or a taken port, do not count, unless they
@@ -7,9 +7,11 @@ repeat and the training does not advance.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from launcher.failures import FAILURES, is_counted
+from launcher.gang.events import EndAnnounced
 from launcher.spec.parts import RestartSpec
 from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass, replace
@@ -65,6 +67,95 @@ class GiveUp:
 
     reason: str = ""
     fruitless: bool = False
+
+
+@dataclass(frozen=True)
+class Again:
+    """Another attempt follows. `reuses_nodes`: on the same nodes, although the last attempt lost them."""
+
+    restart: Restart
+    reuses_nodes: bool = False
+
+
+@dataclass(frozen=True)
+class WaitForNodes:
+    """Too few nodes are left: wait for lost ones to come back."""
+
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """The run ends for now, and continues when the engine provides nodes again; `reason` is for the user."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """The run ends; `reason` is for the user, and empty if the verdict says all.
+
+    `signal`: the signal that has ended it between two attempts. `fruitless`: as for GiveUp.
+    """
+
+    reason: str = ""
+    signal: int | None = None
+    fruitless: bool = False
+
+
+Next = Again | WaitForNodes | Requeue | End
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known after an attempt; `asked` and `announced` may come at any time, also during a wait."""
+
+    failed: bool
+    """Whether the attempt has failed."""
+    is_taken_away: bool = False
+    """Whether it has failed because its engine takes the nodes away."""
+    is_lost_earlier: bool = False
+    """Whether an earlier controller began it, and not all of its agents could be taken over."""
+    asked: int | None = None
+    """The signal by which the user has asked the run to stop."""
+    announced: EndAnnounced | None = None
+    """The end of all nodes, announced after the attempt."""
+    has_nodes: bool = True
+    """Whether enough nodes are left, as far as is known."""
+    has_waited: bool = False
+    """Whether lost nodes had time to come back."""
+
+
+def decide_next(spec: RestartSpec, endings: Sequence[Ending], known: Situation) -> Next:
+    """What follows the last of these attempts.
+
+    Args:
+        spec: what the user allows.
+        endings: of all attempts so far, in their order.
+        known: what is known now; asked again whenever more is known.
+    """
+    if not known.failed:
+        return End()
+    decision = decide_restart(spec, endings)
+    if known.is_taken_away:
+        if known.asked is not None:  # the user does not want it to continue
+            return End(signal=known.asked)
+        return Requeue() if isinstance(decision, Restart) else End(decision.reason, fruitless=decision.fruitless)
+    if known.is_lost_earlier and known.asked is None:
+        decision = Restart(pause_s=0.0, count=0, free=True)
+    if known.announced is not None and known.asked is None:
+        reason = f"not started again now: {known.announced.message}"
+        is_cancelled = known.announced.reference == "interrupted"
+        return End(reason, signal=signal.SIGTERM) if is_cancelled else Requeue(reason)
+    if isinstance(decision, GiveUp):
+        return End(decision.reason, fruitless=decision.fruitless)
+    if known.asked is not None:  # may have come while the last attempt stopped: its state does not show that
+        return End(signal=known.asked)
+    if known.has_nodes:
+        return Again(decision, reuses_nodes=known.is_lost_earlier)
+    if spec.return_s and not known.has_waited:
+        return WaitForNodes(spec.return_s)
+    return End("not started again: no spare node fits, and too few nodes are left")
 
 
 def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | GiveUp:

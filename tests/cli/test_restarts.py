@@ -1,4 +1,4 @@
-"""A failed cluster is started again as one, within its budget, depending on what failed: rules, and real processes."""
+"""A failed cluster is started again as one, within its budget, depending on what failed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,3 @@
+"""Whether a failed cluster is started again, and when, depending on what failed."""
+
+from __future__ import annotations
