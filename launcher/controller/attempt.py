@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.console.messages import Reminder, render_news, render_patches
@@ -55,6 +56,9 @@ IDLE_S = 0.5
 """How often the loop polls the sources that send no messages: logs, the console, deadlines."""
 POLL_S = 0.2
 """How often logs are read."""
+IGNORED = 20
+"""The last events of a node that were ignored, and are shown if there is a bug."""
+IGNORED_LENGTH = 200
 SILENCE_S = 1.0
 """If the leader logs nothing for this long after all ports have opened, its log level is reduced."""
 _WAITING = re.compile(rb"Waiting for (\d+)/\d+ tasks to connect")
@@ -84,6 +88,8 @@ class AttemptLoop:
         self._to_preload: set[str] = set()
         """Nodes that are to import TensorFlow, once it is known which GPUs they keep for the run."""
         self._touch_due = 0.0
+        self._ignored: dict[str, deque[str]] = {}
+        """The last events of each node that changed nothing."""
 
     @property
     def plan(self) -> LaunchPlan:
@@ -121,6 +127,11 @@ class AttemptLoop:
         if self._setup.taken_over is None:
             return frozenset()
         return self._to_attach - self._observer.taken_over
+
+    @property
+    def ignored(self) -> list[str]:
+        """The last events that changed nothing, with their nodes: repeated ones, or those of a broken agent."""
+        return [f"ignored from {node}: {event}" for node, events in self._ignored.items() for event in events]
 
     def run(self) -> tuple[AttemptState, AttemptSetup]:
         """Runs the attempt to its end; nodes stay connected.
@@ -176,6 +187,9 @@ class AttemptLoop:
         self.state, actions = decide(earlier, event, self._context.timing.monotonic())
         self._context.journal.note_event(earlier, self.state, event, *self._observer.origin)
         self._report(earlier, event)
+        node, _ = self._observer.origin
+        if node and self.state is earlier and not actions:
+            self._ignored.setdefault(node, deque(maxlen=IGNORED)).append(repr(event)[:IGNORED_LENGTH])
         self._context.depart(self.state)
         self._context.links.claimed = self.state.claimed
         if isinstance(event, NodeReady) and self.state is not earlier:

@@ -163,8 +163,9 @@ class Supervisor:
         if self._last is None or not (self._last.number > 1 or self._last.state.started):
             raise error
         self._console.end_logs()
-        self._console.error(render_error(end_by_error(error).verdict))
-        report = self._report(left, end_by_error(error))
+        end = end_by_error(error, self.loop.ignored if self.loop is not None else ())
+        self._console.error(render_error(end.verdict))
+        report = self._report(left, end)
         raise ShownError(report.verdict.message, report.exit_status) from error
 
     def _note_signal(self, signum: int, is_request: bool) -> None:

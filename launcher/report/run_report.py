@@ -78,8 +78,8 @@ class RunEnd:
     outcome: OutcomeName = "failed"
 
 
-def end_by_error(error: Exception) -> RunEnd:
-    """The end of a run by an error of distlaunch itself."""
+def end_by_error(error: Exception, ignored: Sequence[str] = ()) -> RunEnd:
+    """The end of a run by an error of distlaunch itself; `ignored`: events that may explain a bug."""
     error = as_ours(error)
     if isinstance(error, InterruptionError):
         return RunEnd(Verdict(reference=error.reference, message=error.message), error.exit_status, "interrupted")
@@ -88,7 +88,8 @@ def end_by_error(error: Exception) -> RunEnd:
             reference=error.reference, message=error.message, evidence=list(error.evidence), hint=error.hint
         )
         return RunEnd(verdict, error.exit_status)
-    return RunEnd(Verdict(reference="bug", message=f"a bug in distlaunch: {error!r}"), EXIT_BUG)
+    verdict = Verdict(reference="bug", message=f"a bug in distlaunch: {error!r}", evidence=[*ignored])
+    return RunEnd(verdict, EXIT_BUG)
 
 
 def end_by_signal(signum: int) -> RunEnd:

@@ -47,7 +47,7 @@ from tests.sim.nodes import (
     user,
 )
 from worker_entry.agent.connection.lease import MARGIN_S
-from worker_entry.protocol.messages import Saved
+from worker_entry.protocol.messages import Empty, Saved
 from worker_entry.protocol.orders import Goodbye, Start, Stop
 from worker_entry.protocol.values import Problem, TaskExit
 
@@ -647,6 +647,19 @@ def test_a_bug_in_the_first_attempt_after_its_start_has_its_report(tmp_path: Pat
     assert [attempt["verdict"]["reference"] for attempt in report["attempts"]] == ["bug"]
     assert "end not observed" in run.said
     assert "Error: a bug in distlaunch: KeyError('oh') [bug]" in run.said
+
+
+def test_a_bug_is_shown_with_the_last_events_of_each_node_that_were_ignored(tmp_path: Path) -> None:
+    def fail(agent: FakeAgent) -> bool:
+        raise KeyError("oh")
+
+    early = [Empty(1, left_behind=number, killed=0) for number in range(25)]  # nothing has ended yet
+    run = FakeRun(tmp_path / "run", [At(Phase.FORMING, say(*early)), At(Phase.RUNNING, fail)])
+    with pytest.raises(ShownError):
+        run.run()
+    shown = [line.strip() for line in run.said.splitlines() if "ignored from" in line]
+    assert shown[0] == "ignored from gpu-b: NodeEmpty(node='gpu-b', left_behind=5, killed=0)"
+    assert len(shown) == 20
 
 
 def fill_disk(patch: pytest.MonkeyPatch, path: Path) -> None:
