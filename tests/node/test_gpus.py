@@ -175,7 +175,7 @@ def watch(clean: Path) -> Iterator[Watch]:
 
 def turn(watch: GpuWatch, now: float | None = None) -> list[GpuSample]:
     """Runs one turn of the agent's loop; returns the GPUs."""
-    for key, _ in watch._selector.select(0.05):
+    for key, _ in watch.helper.selector.select(0.05):
         key.data()
     return watch.poll(time.monotonic() if now is None else now, 0.1)
 
@@ -255,7 +255,7 @@ class TestWatch:
 
         def closed() -> None:
             turn(mine, 0.0)
-            assert mine._pipe is None
+            assert not mine.helper.is_running
 
         eventually(closed, 30)
         assert turn(mine) == []
