@@ -23,6 +23,8 @@ HOST, COMMAND = "{host}", "{command}"
 PIPE = 256 << 10
 """Bytes that the pipe of a program's stdout should hold, and that one read takes: with Linux's default of 64 KiB, `ssh`
 and we wait for each other four times as often, and logs arrive at 0.8 × the speed."""
+WORDS_S, WORDS_TRIES = 0.5, 20
+"""How long to wait for another line of a program that has ended, and how often."""
 STATUS_S = 15.0
 """How long a program may take to end once its stdout has ended."""
 LINE = 4096
@@ -114,6 +116,8 @@ class ProgramStream:
                 fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, PIPE)
         self._answered = False
         self._first: threading.Thread | None = None
+        self._lines = 0
+        """How many lines it has said."""
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._heard = threading.Thread(target=self._listen, name=f"{name}-stderr", daemon=True)
         self._heard.start()
@@ -173,7 +177,12 @@ class ProgramStream:
 
     @property
     def _last_words(self) -> str:
-        self._heard.join(0.5)
+        """What it said last: waits while lines come, but not for ever, since other processes may have its stderr."""
+        for _ in range(WORDS_TRIES):
+            before = self._lines
+            self._heard.join(WORDS_S)
+            if not self._heard.is_alive() or self._lines == before:
+                break
         return f": {self._said[-1]}" if self._said else ""
 
     def _wait(self) -> int | None:
@@ -186,6 +195,7 @@ class ProgramStream:
         assert self._process.stderr is not None
         with self._process.stderr as stream:
             for line in _read_lines(stream.fileno()):
+                self._lines += 1
                 if (text := hide_text(line.decode("utf-8", "replace").strip())) and self._hear(text):
                     self._said.append(text)
 

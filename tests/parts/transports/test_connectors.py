@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,6 +266,16 @@ def test_a_program_that_says_endless_lines_costs_no_memory() -> None:
     assert len(stream._said) <= SAID_LINES
     assert max(map(len, stream._said)) <= LINE
     assert psutil.Process().memory_info().rss - before < 50 << 20
+
+
+def test_the_last_line_of_a_program_that_has_ended_is_shown_however_long_its_lines_take() -> None:
+    def hear(_: str) -> bool:
+        time.sleep(0.2)  # as a busy machine, which takes its time for many lines
+        return True
+
+    way = ProgramWay(("sh", "-c", "seq 5 >&2; echo the last >&2; exit 1"), "gpu-a", heard=hear)
+    with pytest.raises(LinkBroken, match="the last"):
+        way.open(make_payload("clean"), "python3", Opening()).read(10, 60.0)
 
 
 def test_a_connection_that_breaks_while_paramiko_makes_room_is_broken() -> None:
