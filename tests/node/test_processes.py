@@ -224,6 +224,7 @@ def test_a_new_task_that_has_the_pid_of_one_that_has_ended_is_reported_as_well()
         assert reap_until(tree, other) == TaskExit(7)
 
 
+@apart_on_linux
 def test_processes_that_outlive_their_task_are_counted() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -7,10 +7,12 @@ state sets it for itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import locale
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +36,7 @@ SETTINGS = {
 """The settings of the tests themselves, which stay; see README."""
 LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK")
 """The names of limits of `resource`."""
+_PR_GET_CHILD_SUBREAPER = 37
 LOCALE = "C.UTF-8"
 UMASK = 0o022
 DESCRIPTORS = 4096
@@ -83,10 +86,19 @@ def read_state() -> dict[str, object]:
     return {
         "umask": umask,
         "folder": Path.cwd(),
+        "subreaper": _is_subreaper(),
         **{f"signal {number}": signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},
         **{f"limit {name}": limit for name, limit in _read_limits().items()},
         **{f"variable {name}": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
     }
+
+
+def _is_subreaper() -> bool:
+    """Whether orphans of other tests become children of this process."""
+    found = ctypes.c_int(0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return bool(found.value)
 
 
 @contextlib.contextmanager

@@ -86,8 +86,8 @@ class Purity:
     def __init__(self) -> None:
         self._disturbed = False
         self._main = threading.get_ident()
-        self._fixtures: set[str] = set()
-        """Names of fixtures whose set-up was disturbed; they may live longer than a test."""
+        self._fixtures: set[tuple[str, str]] = set()
+        """Fixtures whose set-up was disturbed, by their name and place; they may live longer than a test."""
         sys.addaudithook(lambda event, _: self._note() if event in DISTURBED_BY else None)
         start = threading.Thread.start
 
@@ -106,16 +106,16 @@ class Purity:
         self._disturbed = False
 
     @contextlib.contextmanager
-    def fixture(self, name: str) -> Iterator[None]:
+    def fixture(self, fixture: tuple[str, str]) -> Iterator[None]:
         before, self._disturbed = self._disturbed, False
         try:
             yield
         finally:
             if self._disturbed:
-                self._fixtures.add(name)
+                self._fixtures.add(fixture)
             self._disturbed |= before
 
-    def is_pure(self, fixtures: Iterable[str]) -> bool:
+    def is_pure(self, fixtures: Iterable[tuple[str, str]]) -> bool:
         return not self._disturbed and self._fixtures.isdisjoint(fixtures)
 
 
@@ -134,7 +134,7 @@ class TestPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
-        with self._purity.fixture(fixturedef.argname):
+        with self._purity.fixture((fixturedef.argname, fixturedef.baseid)):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -144,7 +144,7 @@ class TestPlugin:
         report = yield
         if report.failed:
             vars(report)["final"] = self._find_reason(item, call, report)  # travels with the report to the main process
-        vars(report)[PURE] = self._purity.is_pure(getattr(item, "fixturenames", ()))
+        vars(report)[PURE] = self._purity.is_pure(_fixtures_of(item))
         if call.when == "call" and report.passed and not vars(report)[PURE] and item.nodeid.startswith(UNITS):
             report.outcome = "failed"
             report.longrepr = f"a test in {UNITS} starts no process and no connection; move it to another folder"
@@ -157,9 +157,16 @@ class TestPlugin:
         shown = "\n".join([report.longreprtext, *(text for _, text in report.sections)])
         if BUG in shown or BUG_STATUS.search(shown):
             return "distlaunch has reported a bug of its own"
-        if self._purity.is_pure(getattr(item, "fixturenames", ())):
+        if self._purity.is_pure(_fixtures_of(item)):
             return "no other process, thread or connection can have disturbed it"
         return ""
+
+
+def _fixtures_of(item: pytest.Item) -> Iterator[tuple[str, str]]:
+    """The names and places of the fixtures that the test uses: other modules may have others of the same name."""
+    info = getattr(item, "_fixtureinfo", None)
+    for name, found in info.name2fixturedefs.items() if info is not None else ():
+        yield name, found[-1].baseid
 
 
 class NotePlugin:

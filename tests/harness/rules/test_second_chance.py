@@ -160,6 +160,28 @@ def test_second(service): assert times("second") > 1
 
 
 @pytest.mark.slow
+def test_a_fixture_that_starts_something_disturbs_no_test_whose_fixture_only_has_its_name(suite: Suite) -> None:
+    source = """
+class TestOne:
+    @pytest.fixture
+    def folder(self):
+        start("-c", "")
+
+    def test_first(self, folder): pass
+
+class TestOther:
+    @pytest.fixture
+    def folder(self): pass
+
+    def test_second(self, folder): assert times("second") > 1
+"""
+    assert suite.run(source, "-n", "0") == 1
+    status, said = suite.run_again()
+    assert status == 1
+    assert said.startswith("no second chance: test_it.py::TestOther::test_second: ")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     ["threading.Thread(target=print).start()", "socket.socket().bind(('127.0.0.1', 0))", "os.fork() or os._exit(0)"],
