@@ -36,7 +36,7 @@ SETTINGS = {
 """The settings of the tests themselves, which stay; see README."""
 LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK")
 """The names of limits of `resource`."""
-_PR_GET_CHILD_SUBREAPER = 37
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 LOCALE = "C.UTF-8"
 UMASK = 0o022
 DESCRIPTORS = 4096
@@ -99,6 +99,12 @@ def _is_subreaper() -> bool:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
     return bool(found.value)
+
+
+def leave_orphans() -> None:
+    """Ends what a controller begins with its first agent on this machine: that orphans become its children."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @contextlib.contextmanager
