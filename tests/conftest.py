@@ -17,7 +17,7 @@ from tests.harness.processes.commands import Distlaunch, Ran, make_distlaunch
 from tests.harness.processes.in_process import run_here
 from tests.harness.processes.warm_python import WarmPython
 from tests.harness.rules import second_chance, tiers
-from tests.harness.rules.inherited import read_state, reset_inherited_state
+from tests.harness.rules.inherited import leave_orphans, read_state, reset_inherited_state
 from tests.harness.rules.scheduling import Longest
 
 # The duration of a test depends on what else is running, so no test has a deadline.
@@ -135,6 +135,7 @@ def keep_state() -> Iterator[None]:
     """Fails the test that changes its process, and not one that runs after it."""
     before = read_state()
     yield
+    leave_orphans()
     after = read_state()
     changed = {name: (before.get(name), after.get(name)) for name in before | after}
     assert {name: values for name, values in changed.items() if values[0] != values[1]} == {}

@@ -28,7 +28,7 @@ from launcher.rundir.journal_reading import Entry
 from launcher.wording import render_age
 from tests.harness.builders.gang import W0, W1, make_policy
 from tests.harness.polling import eventually
-from tests.harness.processes.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, both, distlaunch_command
 from tests.harness.terminals import terminal
 from tests.harness.witness import await_none_left, make_mark, wait_until
 from worker_entry.protocol.units import render_size
@@ -127,15 +127,15 @@ def test_on_a_terminal_watching_repaints_until_ctrl_c(busy: RunDir) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "-n", "2", "--", "sh", "-c", "exit 3")
+def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    ran = distlaunch("local", "-n", "2", "--", *both(tmp_path, "true", "exit 3"))
     done = distlaunch("status", str(ran.directory), "--json", run_dir=False)
     status: dict[str, Any] = json.loads(done.stdout)
     assert (status["state"], [task["state"] for task in status["tasks"]]) == ("failed", ["exit status 3"] * 2)
     assert status["goodput"] == ran.report["goodput"]
     assert sum(status["goodput"][kind] for kind in KINDS) == pytest.approx(status["ended"] - status["started"])
     shown = distlaunch("status", str(ran.directory), run_dir=False)
-    assert "Error: worker:0 on local exited with status 3" in shown.stdout
+    assert re.search(r"Error: worker:[01] on local exited with status 3", shown.stdout)
 
 
 LOST = """
@@ -186,7 +186,7 @@ def test_every_command_tells_the_same_end_of_a_run_on_a_full_disk(
 ) -> None:
     """Only some of the files that have the end could be written: the journal has it."""
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    ran = distlaunch("local", "-n", "2", "--", "sh", "-c", "exit 3", env=state, run_dir=False)
+    ran = distlaunch("local", "-n", "2", "--", *both(tmp_path, "true", "exit 3"), env=state, run_dir=False)
     assert ran.status == 1
     [folder] = (tmp_path / "state" / "distlaunch" / "runs").iterdir()
     facts = json.loads((folder / "run.json").read_text())

@@ -274,7 +274,11 @@ class TestClaims:
         pid = fork_work(lambda: os.read(reading, 1), os.dup(1), reading)
         try:
             first.claims.release()
-            assert second.claim(1, "0").gpus == ["0"]
+
+            def claimed() -> None:
+                assert second.claim(1, "0").gpus == ["0"]
+
+            eventually(claimed, 30)  # the child closes at first what it got from its parent
         finally:
             os.close(writing)
             os.waitpid(pid, 0)

@@ -51,6 +51,15 @@ Distlaunch = Callable[..., Ran]
 Command = Callable[..., list[str]]
 
 
+def both(folder: Path, first: str, then: str) -> list[str]:
+    """A shell's words for two tasks that begin their end together, and whose end is their own.
+
+    Otherwise, the end of one may end the other, which may not even have begun.
+    """
+    wait = f"touch {folder}/here-$$; until [ $(ls {folder} | grep -c here-) = 2 ]; do sleep 0.05; done"
+    return ["sh", "-c", f"trap '' TERM; {first}; {wait}; {then}"]
+
+
 def distlaunch_command(*arguments: str) -> list[str]:
     """The command line that runs distlaunch with this interpreter."""
     return [sys.executable, "-m", "launcher", *arguments]

@@ -36,7 +36,7 @@ SETTINGS = {
 """The settings of the tests themselves, which stay; see README."""
 LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "STACK")
 """The names of limits of `resource`."""
-_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_PR_SET_CHILD_SUBREAPER = 36
 LOCALE = "C.UTF-8"
 UMASK = 0o022
 DESCRIPTORS = 4096
@@ -86,23 +86,17 @@ def read_state() -> dict[str, object]:
     return {
         "umask": umask,
         "folder": Path.cwd(),
-        "subreaper": _is_subreaper(),
         **{f"signal {number}": signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},
         **{f"limit {name}": limit for name, limit in _read_limits().items()},
         **{f"variable {name}": value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
     }
 
 
-def _is_subreaper() -> bool:
-    """Whether orphans of other tests become children of this process."""
-    found = ctypes.c_int(0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
-    return bool(found.value)
-
-
 def leave_orphans() -> None:
-    """Ends what a controller begins with its first agent on this machine: that orphans become its children."""
+    """Ends what a controller begins with its first agent on this machine: that orphans become its children.
+
+    Otherwise, a test of the processes below its own would meet those of earlier tests.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 

@@ -29,7 +29,7 @@ from launcher.console.writer import NOTES_LIMIT, PROGRESS_S, Console
 from launcher.tasks import TaskId
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
-from tests.harness.processes.commands import Distlaunch, distlaunch_command
+from tests.harness.processes.commands import Distlaunch, both, distlaunch_command
 from tests.harness.rules.second_chance import assert_same_bytes
 from tests.harness.witness import assert_none_left, make_mark, wait_until
 
@@ -416,9 +416,7 @@ class TestCommand:
         assert ran.stdout == "worker:0 │ caf\ufffd \ufffd\n"
 
     def test_has_only_what_tasks_print_on_stdout(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        # The failure of one task ends the other, which may not have printed yet.
-        both = f"touch {tmp_path}/printed-$$; until [ $(ls {tmp_path} | grep -c printed) = 2 ]; do sleep 0.05; done"
-        ran = distlaunch("local", "-n", "2", "--", "sh", "-c", f"echo out; echo err >&2; {both}; exit 3")
+        ran = distlaunch("local", "-n", "2", "--", *both(tmp_path, "echo out; echo err >&2", "exit 3"))
 
         assert ran.status == 1
         assert sorted(set(ran.stdout.splitlines())) == [

@@ -26,7 +26,6 @@ from launcher.transports.local import LocalTransport
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
-from tests.harness.rules.inherited import leave_orphans
 from tests.harness.rules.second_chance import assert_same_bytes
 from tests.harness.witness import MARK, assert_none_left, make_mark, marked, open_descriptors, wait_until
 from worker_entry.protocol.field_limits import BODY_LIMIT
@@ -125,7 +124,6 @@ def connect(mark: dict[str, str], tmp_path: Path) -> Iterator[Connect]:
     yield connect
     for node in nodes:
         node.close()
-    leave_orphans()
 
 
 # --- the contract: every transport keeps it; there will be more of them ---
