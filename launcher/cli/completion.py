@@ -5,7 +5,6 @@ The scripts come from click. They run `distlaunch` with a variable that click re
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Container, Iterator
@@ -248,12 +247,12 @@ def complete_tasks(context: click.Context, _parameter: click.Parameter, incomple
     from click.shell_completion import CompletionItem
 
     from launcher.errors import DistlaunchError
+    from launcher.rundir.record import RecordedRun
     from launcher.rundir.select import select_run
 
     try:
-        plan = json.loads(select_run(context.params.get("run"), reads=True).plan.read_bytes())
-        tasks = [str(task["task"]) for task in plan["tasks"]]
-    except (DistlaunchError, OSError, ValueError, KeyError, TypeError):
+        tasks = [str(each.task) for each in RecordedRun(select_run(context.params.get("run"), reads=True)).plan.tasks]
+    except DistlaunchError:
         return []
     return [CompletionItem(task) for task in tasks if task.startswith(incomplete)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import json
 import os
 import signal
 import sys
@@ -23,8 +22,9 @@ from launcher.errors import DistlaunchError
 from launcher.plan.paths import RunPaths
 from launcher.rundir.directory import RunDir
 from launcher.rundir.follow import RunWatch, looks
-from launcher.rundir.journal_reading import Entry, JournalReader, read_last_entries, said_level, said_text
+from launcher.rundir.journal_reading import Entry, JournalReader, said_level, said_text
 from launcher.rundir.logs import Block, LogChoice, LogReader, find_logs
+from launcher.rundir.record import RecordedRun
 from launcher.tasks import TaskId, parse_task_id
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Attachment:
             OSError: the reader of our output is gone.
         """
         over = self.run.is_over()
-        entries, journal = read_last_entries(self._files.events)
+        entries, journal = RecordedRun(self._files).read_journal()
         blocks = self._reader.read(None if over else time.time())
         lines = [*heapq.merge(self._render_own(entries), self._render(blocks), key=lambda line: line.time)]
         for descriptor, group in groupby(lines[-self._rows :], key=lambda line: line.descriptor):
@@ -231,12 +231,7 @@ def _count_rows() -> int:
 
 def read_tasks(files: RunPaths) -> list[TaskId]:
     """The tasks of the run's plan, in the plan's order; empty if the plan cannot be read."""
-    try:
-        plan = json.loads(files.plan.read_bytes())
-        tasks = [parse_task_id(task["task"]) for task in plan["tasks"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return [task for task in tasks if not task.is_auxiliary]
+    return [each.task for each in RecordedRun(files).plan.tasks if not each.task.is_auxiliary]
 
 
 def end_as_left(*_: object) -> NoReturn:

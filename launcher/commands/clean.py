@@ -13,6 +13,7 @@ from launcher.kubernetes.job import JOB_NAME_LENGTH
 from launcher.kubernetes.pod import make_name
 from launcher.rundir.directory import RunDir
 from launcher.rundir.names import runs_directory
+from launcher.rundir.record import RecordedRun
 from launcher.rundir.select import select_run
 from launcher.sources.node_list import know_nodes
 from launcher.sources.pods import remove_pods
@@ -59,10 +60,7 @@ def _find(what: str) -> tuple[ClusterSpec, list[str]]:
         raise UsageError(
             f"run {run_id} is still running (pid {controller.pid})", hint="stop it with Ctrl-C or `distlaunch down`"
         )
-    try:
-        return ClusterSpec.model_validate_json(files.spec.read_bytes()), [run_id]
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"cannot read {files.spec}: {error}") from None
+    return RecordedRun(files).parse_spec(), [run_id]
 
 
 def _is_spec_file(what: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +18,12 @@ from launcher.report.models import CollectedNode
 from launcher.rundir.directory import RunDir
 from launcher.rundir.last_state import read_end_report
 from launcher.rundir.names import make_run_id, name_run
-from launcher.rundir.record import REPORT_LIMIT, RunRecord, read_limited, read_record
+from launcher.rundir.record import RecordedRun, RunRecord, read_record
 from launcher.rundir.select import verify_own
 from launcher.rundir.summary import summarize
 from launcher.spec.models import ClusterSpec
 from launcher.spec.pods import PodsSpec
-from launcher.tasks import find_leader, parse_task_id
+from launcher.tasks import find_leader
 from launcher.transports.base import LinkClosed
 from launcher.transports.targets import find_targets
 from worker_entry.protocol.messages import Ready
@@ -82,7 +81,7 @@ def _collect_ended(
     files: RunDir, record: RunRecord, patterns: Sequence[str], show: Callable[[str], None]
 ) -> list[CollectedNode]:
     """Starts an agent on each node, which sends the files."""
-    spec = _read_spec(files)
+    spec = RecordedRun(files).parse_spec()
     if patterns:
         spec = spec.changed(collect=[*patterns])
     if not spec.collect:
@@ -133,23 +132,14 @@ def _connect(links: NodeLinks, collector: Collector, directories: Mapping[str, s
 
 def _find_directories(files: RunDir, spec: ClusterSpec, cwd: str) -> dict[str, str]:
     """Where the tasks of each node ran, the chief's node first."""
-    try:
-        plan = json.loads(read_limited(files.plan, REPORT_LIMIT)[0])
-        nodes = {parse_task_id(task["task"]): str(task["node"]) for task in plan["tasks"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunDirectoryError(f"cannot read {files.plan}: {error}") from None
+    nodes = {task.task: task.node for task in RecordedRun(files).plan.tasks}
+    if not nodes:
+        raise RunDirectoryError(f"cannot read {files.plan}")
     report = read_end_report(files, summarize(files))
     known = {node.node: node.directory for node in report.collected if node.directory} if report is not None else {}
     leader = find_leader(nodes)
     hosts = sorted(spec.nodes, key=lambda node: node.host != nodes.get(leader) if leader is not None else False)
     return {node.host: known.get(node.host, runs_in(spec, node, cwd)) for node in hosts if node.host in nodes.values()}
-
-
-def _read_spec(files: RunDir) -> ClusterSpec:
-    try:
-        return ClusterSpec.model_validate_json(files.spec.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"cannot read {files.spec}: {error}") from None
 
 
 def _note(files: RunDir, collected: Sequence[CollectedNode]) -> None:

@@ -13,12 +13,12 @@ from launcher.report.status_report import RunStatus
 from launcher.report.status_text import COLUMNS, NODE_COLUMNS, make_node_rows, make_rows, render_header
 from launcher.report.table import render_table
 from launcher.rundir.directory import RunDir
-from launcher.rundir.journal_reading import Entry, read_last_entries, said_text
+from launcher.rundir.journal_reading import Entry, said_text
 from launcher.rundir.last_state import read_last_status
 from launcher.rundir.logs import find_attempts
 from launcher.rundir.names import name_run
 from launcher.rundir.queued import Queued, find_queued
-from launcher.rundir.record import RunRecord, read_record
+from launcher.rundir.record import RecordedRun, RunRecord, read_record
 from launcher.rundir.summary import find_controller, summarize
 from launcher.wording import render_ago
 from worker_entry.system import clock
@@ -97,5 +97,5 @@ def describe_lost(files: RunDir) -> str:
 
 def read_said(files: RunDir, count: int) -> list[Entry]:
     """The last messages to the user."""
-    entries, _ = read_last_entries(files.events, TAIL_BYTES)
+    entries, _ = RecordedRun(files).read_journal(TAIL_BYTES)
     return [entry for entry in entries if entry["event"] == "said"][-count:]

@@ -23,7 +23,7 @@ from launcher.report.models import RunReport
 from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.history import History, read_history
 from launcher.rundir.names import absolute, choose_folder, name_job, name_run
-from launcher.rundir.record import RunRecord, last_written, read_record
+from launcher.rundir.record import RecordedRun, RunRecord, last_written, read_record
 from launcher.rundir.select import verify_own
 from launcher.signals import Interrupts
 from launcher.slurm.allocation import find_job
@@ -131,8 +131,7 @@ def find_requeued(run_dir: Path | None, environ: Mapping[str, str]) -> RunDir | 
 def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
     """The spec of the run, with the values of its secrets from this environment."""
     try:
-        text = files.spec.read_text(encoding="utf-8")
-        spec: dict[str, Any] = json.loads(text)
+        spec: dict[str, Any] = json.loads(RecordedRun(files).spec)
         missing = []
         nodes = spec["nodes"]
         listed = nodes if isinstance(nodes, dict) else {"known": nodes if isinstance(nodes, list) else []}
@@ -151,7 +150,9 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
                 hint="name the spec with --spec",
             )
         return ClusterSpec.model_validate_json(json.dumps(spec))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except RunDirectoryError as error:
+        raise RunDirectoryError(error.message, hint="name the spec with --spec") from None
+    except (ValueError, KeyError, AttributeError) as error:
         raise RunDirectoryError(f"cannot read {files.spec}: {error}", hint="name the spec with --spec") from None
 
 
@@ -261,14 +262,10 @@ def find_running_attempt(files: RunDir, history: History, planner: Planner) -> A
     """The last attempt, if its tasks may still run and a plan made now equals the plan that was started."""
     if history.ended is not None or not history.is_open or history.state != "running":
         return None
-    try:
-        started = json.loads(files.plan.read_bytes())
-        tasks, cluster = started["tasks"], started["cluster"]
-        nodes = {task["node"] for task in tasks}
-        addresses = {task["node"]: task["address"] for task in tasks}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not all(node in history.ready and history.ready[node].reattach_folder for node in nodes):
+    started = RecordedRun(files).plan
+    nodes = {task.node for task in started.tasks}
+    addresses = {task.node: task.address for task in started.tasks}
+    if not nodes or not all(node in history.ready and history.ready[node].reattach_folder for node in nodes):
         return None  # an agent on this machine ends with its controller
     selected = planner.select_nodes([node.host for node in planner.spec.nodes if node.host not in nodes])
     if selected is None:
@@ -277,4 +274,4 @@ def find_running_attempt(files: RunDir, history: History, planner: Planner) -> A
     setup = AttemptSetup(planner=selected[0], preflight=None, addresses=addresses, taken_over=history)
     plan = setup.planner.plan(facts, history.ports, addresses)
     now = json.loads(json.dumps(render_file(plan)))
-    return setup if (now["tasks"], now["cluster"]) == (tasks, cluster) else None
+    return setup if all(now[key] == started.content.get(key) for key in ("tasks", "cluster")) else None

@@ -22,7 +22,7 @@ from launcher.rundir.journal_reading import open_regular
 from launcher.rundir.last_state import read_end_report
 from launcher.rundir.log_tails import last_lines
 from launcher.rundir.logs import find_attempts, find_logs
-from launcher.rundir.record import read_limited, read_record
+from launcher.rundir.record import RecordedRun, read_limited, read_record
 from launcher.rundir.summary import RunSummary, summarize
 from launcher.tasks import TaskId, parse_task_id
 
@@ -75,7 +75,7 @@ def read_material(
     met = [each.event.ready for each in records if isinstance(each.event, NodeMet)]
     return Material(
         run_id=record.run_id,
-        name=report.name if report is not None else _read_name(files, record.run_id),
+        name=report.name if report is not None else record.name,
         directory=str(files.root),
         state=_find_state(report, status, summary),
         running=running,
@@ -90,7 +90,7 @@ def read_material(
         tasks=tasks,
         nodes=nodes,
         logs=_read_logs(files, attempts),
-        plan=_read_object(files.plan),
+        plan=RecordedRun(files).plan.content,
         spec=_read_text(files.spec),
         stacks=_read_text(files.stacks),
         command=record.command,
@@ -105,12 +105,6 @@ def _find_state(report: RunReport | None, status: RunStatus | None, summary: Run
     if status is not None:
         return status.state
     return summary.state if summary is not None else ""
-
-
-def _read_name(files: RunPaths, run_id: str) -> str:
-    """The name of the cluster from run.json; otherwise, the run's ID."""
-    name = _read_object(files.run).get("name")
-    return name if isinstance(name, str) and name else run_id
 
 
 def _read_journal(files: RunPaths) -> tuple[list[Record], bool]:

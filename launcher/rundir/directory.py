@@ -18,7 +18,7 @@ from launcher.plan.paths import RunPaths
 from launcher.printable import has_control
 from launcher.rundir.names import absolute, is_utf_8, name_run
 from launcher.rundir.owner import Controller, ElsewhereError, is_alive, this_process
-from launcher.rundir.record import last_written, read_record
+from launcher.rundir.record import FORMAT, last_written, read_record
 from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.protocol.frozen import asdict, dataclass, replace
@@ -79,7 +79,7 @@ class RunDir(RunPaths):
 
     def write_waiting(self, start: RunStart) -> None:
         """Writes run.json of a run that waits for its job; the job's own process becomes the controller later."""
-        facts = {**asdict(start), "directory": str(self.root), "controller": asdict(this_process())}
+        facts = {"format": FORMAT, **asdict(start), "directory": str(self.root), "controller": asdict(this_process())}
         self.write_text(self.run, f"{_render({**facts, 'ended': False, 'waits': True})}\n")
 
     def note_job(self, start: RunStart, job: str) -> None:
@@ -103,7 +103,7 @@ class RunDir(RunPaths):
         Raises:
             UsageError: another controller holds the run, or has held it since `start` was made.
         """
-        facts = {**asdict(start), "directory": str(self.root), "controller": asdict(this_process())}
+        facts = {"format": FORMAT, **asdict(start), "directory": str(self.root), "controller": asdict(this_process())}
         with self._lock():
             yield from self._hold(start, facts)
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import select
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.rundir.directory import RunDir
 from launcher.rundir.queued import ASK_SLURM_S, find_queued
-from launcher.rundir.record import read_record
+from launcher.rundir.record import RunRecord, read_record
 from launcher.rundir.summary import summarize
 
 NAMES = (".log", "attempt-", "run.json", "events.jsonl")
@@ -70,8 +69,8 @@ class RunWatch:
     """A watch that reads run.json only after changes, and looks at the controller's process once a second."""
 
     def __init__(self, files: RunDir) -> None:
-        self.facts: Mapping[str, Any] = {}
-        """The content of run.json."""
+        self.record: RunRecord | None = None
+        """The content of run.json; None until it can be read."""
         self.is_lost = False
         """Whether the controller is gone and recorded no end."""
         self._files = files
@@ -83,14 +82,18 @@ class RunWatch:
     def is_over(self) -> bool:
         """Whether the run has ended, or its controller is gone."""
         self._read()
-        if self.facts.get("waits"):
+        if self.record is not None and self.record.waits:
             return not self._is_queued()
-        if not self.facts.get("ended") and time.monotonic() - self._asked >= ASK_S:
+        if not self._has_ended and time.monotonic() - self._asked >= ASK_S:
             self._asked = time.monotonic()
             gone = self._is_gone()
             self._read()  # the run may have ended in the meantime
-            self.is_lost = gone and not self.facts.get("ended")
-        return bool(self.facts.get("ended")) or self.is_lost
+            self.is_lost = gone and not self._has_ended
+        return self._has_ended or self.is_lost
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.record is not None and self.record.ended
 
     def _is_queued(self) -> bool:
         if time.monotonic() - self._asked_slurm >= ASK_SLURM_S:
@@ -101,11 +104,10 @@ class RunWatch:
         return self._waits
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, RunDirectoryError):
             status = self._files.run.stat()
             if self._seen != (status.st_ino, status.st_mtime_ns):
-                facts = json.loads(self._files.run.read_bytes())
-                self.facts = facts if isinstance(facts, dict) else {}
+                self.record = read_record(self._files)
                 self._seen = status.st_ino, status.st_mtime_ns
 
     def _is_gone(self) -> bool:
@@ -119,8 +121,8 @@ class RunWatch:
 
     def exit_status(self) -> int | None:
         """The run's exit status; None if it is not known."""
-        if isinstance(status := self.facts.get("exit_status"), int):
-            return status
+        if self.record is not None and self.record.end.exit_status is not None:
+            return self.record.end.exit_status
         with contextlib.suppress(RunDirectoryError):
             return summarize(self._files).exit_status
         return None

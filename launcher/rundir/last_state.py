@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 
 from launcher.gang.facts import record
 from launcher.gang.policy import AttemptPolicy
@@ -13,10 +12,9 @@ from launcher.report.models import RunReport, TaskReport
 from launcher.report.run_text import render_end
 from launcher.report.status_report import PlacedTask, RunStatus, TaskState, describe_task
 from launcher.rundir.history import History, read_history
-from launcher.rundir.record import REPORT_LIMIT, read_limited, read_record
+from launcher.rundir.record import FILE_LIMIT, RecordedRun, read_limited, read_record
 from launcher.rundir.summary import RunSummary
 from launcher.spec.strategies import RULES
-from launcher.tasks import parse_task_id
 from worker_entry.system import clock
 
 
@@ -29,7 +27,7 @@ def read_end_report(files: RunPaths, summary: RunSummary) -> RunReport | None:
         RunDirectoryError: the folder is not a run's folder.
     """
     try:
-        report = RunReport.model_validate_json(read_limited(files.report, REPORT_LIMIT)[0])
+        report = RunReport.model_validate_json(read_limited(files.report, FILE_LIMIT)[0])
     except (OSError, ValueError):
         return None
     start = read_record(files)
@@ -68,13 +66,13 @@ def _read_tasks(files: RunPaths, history: History) -> list[TaskState]:
     """The tasks of the last attempt: as they ended, or as last seen."""
     if history.attempts and not history.is_open:
         return [_describe_ended(task) for task in history.attempts[-1].tasks]
-    try:
-        plan = json.loads(read_limited(files.plan, REPORT_LIMIT)[0])
-        tasks = [PlacedTask(parse_task_id(each["task"]), str(each["node"]), each["address"]) for each in plan["tasks"]]
-        nodes = {node: frozenset(each.task for each in tasks if each.node == node) for node in {t.node for t in tasks}}
-        policy = AttemptPolicy(nodes, frozenset(), 0, 0, 0, strategy=RULES[plan["strategy"]])
-    except (OSError, ValueError, KeyError, TypeError):  # not written completely, or not by distlaunch
+    plan = RecordedRun(files).plan
+    rules = next((rules for name, rules in RULES.items() if name == plan.strategy), None)
+    if rules is None:  # not written completely, or not by distlaunch
         return []
+    tasks = [PlacedTask(each.task, each.node, each.address) for each in plan.tasks]
+    nodes = {node: frozenset(each.task for each in tasks if each.node == node) for node in {t.node for t in tasks}}
+    policy = AttemptPolicy(nodes, frozenset(), 0, 0, 0, strategy=rules)
     state = functools.reduce(record, history.events, AttemptState(policy))
     return [describe_task(state, task) for task in tasks]
 

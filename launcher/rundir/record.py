@@ -1,4 +1,4 @@
-"""Reads the record of a run from its folder, without asking its controller: run.json and report.json.
+"""Reads what the folder of a run says about it, without asking its controller.
 
 The folder may belong to another user or be a copy, half-written, or not a run's folder at all. Therefore, the code
 trusts no content to be complete, and reads only regular files of limited size.
@@ -10,18 +10,26 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RunDirectoryError
 from launcher.plan.paths import RunPaths
-from launcher.rundir.journal_reading import open_regular
+from launcher.rundir.journal_reading import PIECE, Entry, JournalReader, open_regular, read_last_entries
 from launcher.rundir.owner import Controller, parse_controller
+from launcher.tasks import TaskId, parse_task_id
 from worker_entry.protocol.frozen import dataclass
 
+if TYPE_CHECKING:
+    from launcher.spec.models import ClusterSpec
+
+FORMAT = 1
+"""The format of run.json. Folders of earlier versions have none, and are read; those of later versions are refused."""
 RECORD_LIMIT = 1 << 20
-REPORT_LIMIT = 64 << 20
+FILE_LIMIT = 64 << 20
+"""Bytes of the longest plan, spec or report that is read."""
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,7 @@ class RecordedEnd:
 class RunRecord:
     """The content of run.json.
 
+    `name`: the name of the cluster.
     `directory`: the folder to which the controller writes, which differs if the run's folder was copied or moved.
     `started`: Unix seconds. `generation`: the number of earlier controllers. `socket`: the path of the controller's
     control socket. `ended`: whether an end is recorded; `end`: the recorded end. `cwd`: the folder where the run was
@@ -47,6 +56,7 @@ class RunRecord:
     """
 
     run_id: str
+    name: str
     controller: Controller
     ended: bool
     directory: str
@@ -61,32 +71,133 @@ class RunRecord:
     waits: bool
 
 
-def read_record(files: RunPaths) -> RunRecord:
-    """Reads run.json; if it has no start time, the file's modification time stands in.
+@dataclass(frozen=True)
+class RecordedTask:
+    """A task of plan.json."""
 
-    Raises:
-        RunDirectoryError: the folder is not a run's folder.
-    """
+    task: TaskId
+    node: str
+    address: str
+
+
+@dataclass(frozen=True)
+class RecordedPlan:
+    """The content of plan.json, and what all readers need of it; empty if the file cannot be read."""
+
+    content: Mapping[str, Any]
+    tasks: Sequence[RecordedTask]
+    strategy: str
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run, as the files of its folder describe it. Each property reads its file: a controller may be writing it."""
+
+    files: RunPaths
+
+    @property
+    def record(self) -> RunRecord:
+        """The content of run.json; if it has no start time, the file's modification time stands in.
+
+        Raises:
+            RunDirectoryError: the folder is not a run's folder, or that of a later version.
+        """
+        try:
+            content, written = read_limited(self.files.run, RECORD_LIMIT)
+            return _parse_record(json.loads(content), written)
+        except _UNREADABLE:
+            raise RunDirectoryError(f"{self.files.root} is not a run's folder") from None
+        except _LaterFormatError as error:
+            raise RunDirectoryError(
+                f"{self.files.root} is the folder of a later version of distlaunch (format {error})",
+                hint="update distlaunch",
+            ) from None
+
+    @property
+    def plan(self) -> RecordedPlan:
+        """The plan of the last attempt."""
+        content = _read_object(self.files.plan)
+        try:
+            tasks = [
+                RecordedTask(parse_task_id(each["task"]), str(each.get("node") or ""), str(each.get("address") or ""))
+                for each in content["tasks"]
+            ]
+        except _UNREADABLE:
+            return RecordedPlan(content, (), "")
+        return RecordedPlan(content, tasks, str(content.get("strategy") or ""))
+
+    @property
+    def spec(self) -> str:
+        """The spec as JSON, without secrets.
+
+        Raises:
+            RunDirectoryError: it cannot be read.
+        """
+        try:
+            return read_limited(self.files.spec, FILE_LIMIT)[0].decode()
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(f"cannot read {self.files.spec}: {error}") from None
+
+    def parse_spec(self) -> ClusterSpec:
+        """The spec; values that are secrets are hidden.
+
+        Raises:
+            RunDirectoryError: it cannot be read.
+        """
+        from launcher.spec.models import ClusterSpec  # commands that only read the record need no models
+
+        try:
+            return ClusterSpec.model_validate_json(self.spec)
+        except ValueError as error:
+            raise RunDirectoryError(f"cannot read {self.files.spec}: {error}") from None
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """The content of report.json; empty if it cannot be read."""
+        return _read_object(self.files.report)
+
+    def read_journal(self, size: int = PIECE) -> tuple[list[Entry], JournalReader]:
+        """Returns the entries in the last `size` bytes of events.jsonl, and a reader for later entries."""
+        return read_last_entries(self.files.events, size)
+
+
+class _LaterFormatError(Exception):
+    """run.json has a format that this version does not know."""
+
+
+def read_record(files: RunPaths) -> RunRecord:
+    """The record of the run; see `RecordedRun.record`."""
+    return RecordedRun(files).record
+
+
+def _parse_record(facts: Mapping[str, Any], written: float) -> RunRecord:
+    if (number := int(facts.get("format") or 0)) > FORMAT:
+        raise _LaterFormatError(number)
+    return RunRecord(
+        run_id=str(facts["run_id"]),
+        name=str(facts.get("name") or facts["run_id"]),
+        controller=parse_controller(facts["controller"]),
+        ended=bool(facts["ended"]),
+        directory=str(facts.get("directory") or ""),
+        started=float(facts.get("started") or written),
+        generation=int(facts.get("generation") or 0),
+        socket=str(facts.get("socket") or ""),
+        end=parse_end(facts, facts.get("ended_at")),
+        cwd=str(facts.get("cwd") or ""),
+        checks=bool(facts.get("checks", False)),
+        command=str(facts.get("command") or ""),
+        job=_job(facts.get("job")),
+        waits=bool(facts.get("waits", False)),
+    )
+
+
+def _read_object(path: Path) -> Mapping[str, Any]:
+    """The file's JSON object; empty if there is none."""
     try:
-        content, written = read_limited(files.run, RECORD_LIMIT)
-        facts = json.loads(content)
-        return RunRecord(
-            run_id=str(facts["run_id"]),
-            controller=parse_controller(facts["controller"]),
-            ended=bool(facts["ended"]),
-            directory=str(facts.get("directory") or ""),
-            started=float(facts.get("started") or written),
-            generation=int(facts.get("generation") or 0),
-            socket=str(facts.get("socket") or ""),
-            end=parse_end(facts, facts.get("ended_at")),
-            cwd=str(facts.get("cwd") or ""),
-            checks=bool(facts.get("checks", False)),
-            command=str(facts.get("command") or ""),
-            job=_job(facts.get("job")),
-            waits=bool(facts.get("waits", False)),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise RunDirectoryError(f"{files.root} is not a run's folder") from None
+        found = json.loads(read_limited(path, FILE_LIMIT)[0])
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _job(value: object) -> str:
@@ -104,15 +215,6 @@ def parse_end(facts: Mapping[str, Any], time: object) -> RecordedEnd:
         exit_status=status if isinstance(status, int) else None,
         time=float(time) if isinstance(time, (int, float)) else None,
     )
-
-
-def read_report(files: RunPaths) -> Mapping[str, Any]:
-    """The content of report.json; empty if it cannot be read."""
-    try:
-        report = json.loads(read_limited(files.report, REPORT_LIMIT)[0])
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return report if isinstance(report, dict) else {}
 
 
 def last_written(files: RunPaths) -> float:

@@ -10,17 +10,16 @@ from launcher.errors import EXIT_INFRASTRUCTURE
 from launcher.plan.paths import RunPaths
 from launcher.report.state_names import LiveState, Outcome, RunState
 from launcher.rundir.directory import RunDir
-from launcher.rundir.journal_reading import read_last_entries
 from launcher.rundir.logs import find_attempts
 from launcher.rundir.owner import ElsewhereError, is_alive
 from launcher.rundir.queued import Queued, find_queued
 from launcher.rundir.record import (
     RecordedEnd,
+    RecordedRun,
     RunRecord,
     last_written,
     parse_end,
     read_record,
-    read_report,
 )
 from worker_entry.protocol.frozen import asdict, dataclass, replace
 
@@ -187,8 +186,8 @@ def _find_end(files: RunDir, record: RunRecord) -> tuple[RecordedEnd, int]:
     The end is written to run.json, the journal and the report; on a full disk, only one of them may have it. The
     journal and the report of a resumed run have the ends of its earlier starts.
     """
-    path = files.events
-    events = read_last_entries(path, LAST_BYTES)[0] or read_last_entries(path, END_BYTES)[0]
+    run = RecordedRun(files)
+    events = run.read_journal(LAST_BYTES)[0] or run.read_journal(END_BYTES)[0]
     attempts = _read_attempt(events[-1]) if events else 0
     if record.end.outcome:
         return record.end, attempts
@@ -197,7 +196,7 @@ def _find_end(files: RunDir, record: RunRecord) -> tuple[RecordedEnd, int]:
             return parse_end(event, event.get("time")), attempts
         if event.get("event") == "run-started":
             break
-    report = read_report(files)
+    report = run.report
     verdict, tries = report.get("verdict"), report.get("attempts")
     reference = verdict.get("reference") if isinstance(verdict, dict) else ""
     end = parse_end({**report, "reference": reference}, report.get("ended"))
@@ -236,7 +235,7 @@ class LiveFacts:
 
 def live_facts(files: RunPaths, record: RunRecord) -> LiveFacts:
     """Returns the current attempt's facts from the journal, and its steps from the controller if it answers in time."""
-    facts = replay(read_last_entries(files.events, ATTEMPT_BYTES)[0], _count_tasks(files))
+    facts = replay(RecordedRun(files).read_journal(ATTEMPT_BYTES)[0], _count_tasks(files))
     epoch, step = _ask_progress(record)
     return facts if epoch is None and step is None else replace(facts, epoch=epoch, step=step)
 
@@ -309,7 +308,4 @@ def _furthest(progress: Iterable[Progress]) -> Progress:
 
 
 def _count_tasks(files: RunPaths) -> int | None:
-    try:
-        return len(json.loads(files.plan.read_bytes())["tasks"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return len(RecordedRun(files).plan.tasks) or None

@@ -34,7 +34,7 @@ SELECTS_NONE = (
     "tests/benchmarks",
 )
 """What no costly test depends on; documents have tests that always run."""
-LISTED = {"bad_specs", "golden"}
+LISTED = {"bad_specs", "golden", "old_runs"}
 """Folders of data that tests list, and so name as a whole."""
 
 
