@@ -12,16 +12,16 @@ from pathlib import Path
 from launcher.console.writer import Console
 from launcher.controller.answers import Answers
 from launcher.controller.assembly import make_context, make_folders, make_planner, opened_console
-from launcher.controller.context import AttemptSetup
+from launcher.controller.context import AttemptSetup, RunContext
 from launcher.controller.detach import Detachment
-from launcher.controller.goodput import watch_goodput
+from launcher.controller.goodput import GoodputWatch, watch_goodput
 from launcher.controller.live import keys_taken, show_run
 from launcher.controller.nodes import Recovery, Relisting
 from launcher.controller.supervisor import Supervisor
 from launcher.controller.task_input import open_input
 from launcher.errors import InterruptionError, RunDirectoryError, ShownError, StartError, TakenOverError
 from launcher.exporters.page_writing import write_at_end
-from launcher.exporters.start import opened_exporters
+from launcher.exporters.start import Exporters, opened_exporters
 from launcher.gang.faults import Fault
 from launcher.plan.launch_plan import make_plan, program_of, runs_in
 from launcher.plan.planner import Planner
@@ -38,13 +38,14 @@ from launcher.signals import Interruption, Interrupts
 from launcher.slurm.allocation import find_job
 from launcher.sources.kubernetes import KubernetesEngine, opened_pods
 from launcher.sources.node_list import know_nodes
+from launcher.sources.pods import RunPods
 from launcher.sources.slurm import SlurmEngine, find_engine, find_program_problems
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM, NodeSpec
-from launcher.transports.targets import find_targets
+from launcher.transports.targets import Targets, find_targets
 from launcher.wording import count_of
 from worker_entry.program.finding import find_problem
-from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.system import clock, hardware
 
 MANY_NODES = 100
@@ -147,63 +148,18 @@ def conduct(
         stdin: as for `run`.
     """
     targets = find_targets(spec)
-    leaves = detachment is not None and detachment.is_background
     interrupts = Interrupts()
     interrupts.install()  # before other processes can see the run and signal it
     try:
-        tasks = [task for _, task in spec.placements()]
-        with (
-            _rare_turns(len(spec.nodes)),
-            opened_exporters(spec, start.cwd) as exporters,
-            contextlib.nullcontext(open_folder()) as files,
-            contextlib.closing(ControlServer()) as control,
-            files.hold(replace(start, socket=control.path)) as journal,
-            _reporting_failure(files, start, journal, history, page=spec.report),
-            opened_console(tasks, interrupts, journal, verbose=verbose, needed=not leaves, live=live) as console,
-            keys_taken(console, interrupts, files.root, detachment),
-            exporters.warning_at(console),
-            opened_pods(spec, start.run_id, start.cwd) as pods,
-        ):
-            goodput = watch_goodput(files, journal, start.started, spec)
-            answers = Answers(start, files, journal, interrupts, goodput)
-            exporters.begin(answers.make_status, journal)
-            show_run(console, answers.make_status)
-            control.serve(answers)
-            planner = make_planner(spec, targets, files, start.cwd)
-            files.write_text(files.spec, render_spec(planner.spec))
-            verb = "Resuming" if start.generation else "Starting"
-            console.note(f"{verb} {_render_size(planner)}; logs in {files.root}")
-            taken_over = prepare(planner, console, interrupts)
-            make_folders(planner.spec, files)
-            context = make_context(
-                spec=planner.spec,
-                start=start,
-                files=files,
-                targets=targets,
-                console=console,
-                journal=journal,
-                goodput=goodput,
-                interrupts=interrupts,
-            )
-            context = replace(context, input=open_input(files, stdin, context.links.put, console.warn))
-            if detachment is not None and leaves:
-                context = replace(
-                    context, depart=lambda state: detachment.note(state, clock.now(), console, files.root)
-                )
+        with _opened_run(
+            spec, start, targets, interrupts, open_folder, history, verbose=verbose, live=live, detachment=detachment
+        ) as run:
+            planner = _plan(run)
+            taken_over = prepare(planner, run.console, interrupts)
             slurm = find_engine(spec, targets.values)
-            context = replace(context, engine=slurm if pods is None else KubernetesEngine(pods, console.warn))
-            if start.job:
-                for finding in find_program_problems(spec, start.cwd):
-                    console.warn(f"{finding.message} [{finding.reference}]")
-            relist = Relisting(context, Recovery(planner.spec, start.run_id), pods)
-            if taken_over is not None:
-                if pods is not None:
-                    pods.begin([node.host for node in planner.spec.nodes])
-            elif pods is not None:
-                with interrupts.raising():
-                    planner = relist(planner, lambda: True)
-            elif start.generation:
-                planner = relist(planner, lambda: interrupts.asked is None)  # the supervisor handles such a signal
+            context = _make_context(run, planner, slurm, detachment, stdin)
+            relist = Relisting(context, Recovery(planner.spec, start.run_id), run.pods)
+            planner = _choose_nodes(run, planner, relist, is_taken_over=taken_over is not None)
             supervisor = Supervisor(
                 context,
                 planner,
@@ -215,15 +171,129 @@ def conduct(
                 history=history,
                 taken_over=taken_over,
             )
-            answers.attach(supervisor, context.links)
-            exporters.attach(planner.spec, context.links)
+            run.answers.attach(supervisor, context.links)
+            run.exporters.attach(planner.spec, context.links)
             report = supervisor.run()
-            journal.waits = slurm is not None and supervisor.continues_later and _wait_for_nodes(slurm, console)
-        if journal.waits and slurm is not None and not slurm.is_requeued:
+            waits = slurm is not None and supervisor.continues_later and _wait_for_nodes(slurm, run.console)
+            run.journal.waits = waits
+        if waits and slurm is not None and not slurm.is_requeued:
             slurm.requeue()  # ends this process
         return report
     finally:
         interrupts.mute()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OpenRun:
+    """A run that other processes can see and stop: its folder, journal, console and exporters are open."""
+
+    spec: ClusterSpec
+    start: RunStart
+    targets: Targets
+    interrupts: Interrupts
+    files: RunDir
+    journal: Journal
+    console: Console
+    exporters: Exporters
+    pods: RunPods | None
+    goodput: GoodputWatch
+    answers: Answers
+
+
+@contextlib.contextmanager
+def _opened_run(
+    spec: ClusterSpec,
+    start: RunStart,
+    targets: Targets,
+    interrupts: Interrupts,
+    open_folder: Callable[[], RunDir],
+    history: History,
+    *,
+    verbose: bool,
+    live: bool,
+    detachment: Detachment | None,
+) -> Iterator[_OpenRun]:
+    """Opens all that the run needs before its nodes, and closes it at the end, the folder last."""
+    tasks = [task for _, task in spec.placements()]
+    needed = detachment is None or not detachment.is_background
+    with (
+        _rare_turns(len(spec.nodes)),
+        opened_exporters(spec, start.cwd) as exporters,
+        contextlib.nullcontext(open_folder()) as files,
+        contextlib.closing(ControlServer()) as control,
+        files.hold(replace(start, socket=control.path)) as journal,
+        _reporting_failure(files, start, journal, history, page=spec.report),
+        opened_console(tasks, interrupts, journal, verbose=verbose, needed=needed, live=live) as console,
+        keys_taken(console, interrupts, files.root, detachment),
+        exporters.warning_at(console),
+        opened_pods(spec, start.run_id, start.cwd) as pods,
+    ):
+        goodput = watch_goodput(files, journal, start.started, spec)
+        answers = Answers(start, files, journal, interrupts, goodput)
+        exporters.begin(answers.make_status, journal)
+        show_run(console, answers.make_status)
+        control.serve(answers)
+        yield _OpenRun(
+            spec=spec,
+            start=start,
+            targets=targets,
+            interrupts=interrupts,
+            files=files,
+            journal=journal,
+            console=console,
+            exporters=exporters,
+            pods=pods,
+            goodput=goodput,
+            answers=answers,
+        )
+
+
+def _plan(run: _OpenRun) -> Planner:
+    """Plans the run for the nodes that its spec names, and records the spec."""
+    planner = make_planner(run.spec, run.targets, run.files, run.start.cwd)
+    run.files.write_text(run.files.spec, render_spec(planner.spec))
+    verb = "Resuming" if run.start.generation else "Starting"
+    run.console.note(f"{verb} {_render_size(planner)}; logs in {run.files.root}")
+    return planner
+
+
+def _make_context(
+    run: _OpenRun, planner: Planner, slurm: SlurmEngine | None, detachment: Detachment | None, stdin: int | None
+) -> RunContext:
+    """The context of all attempts, with what allocates their nodes."""
+    make_folders(planner.spec, run.files)
+    context = make_context(
+        spec=planner.spec,
+        start=run.start,
+        files=run.files,
+        targets=run.targets,
+        console=run.console,
+        journal=run.journal,
+        goodput=run.goodput,
+        interrupts=run.interrupts,
+    )
+    engine = slurm if run.pods is None else KubernetesEngine(run.pods, run.console.warn)
+    context = replace(context, input=open_input(run.files, stdin, context.links.put, run.console.warn), engine=engine)
+    if detachment is None or not detachment.is_background:
+        return context
+    return replace(context, depart=lambda state: detachment.note(state, clock.now(), run.console, run.files.root))
+
+
+def _choose_nodes(run: _OpenRun, planner: Planner, relist: Relisting, *, is_taken_over: bool) -> Planner:
+    """The planner for the nodes as they are now, unless they are those of a running attempt."""
+    if run.start.job:
+        for finding in find_program_problems(run.spec, run.start.cwd):
+            run.console.warn(f"{finding.message} [{finding.reference}]")
+    if is_taken_over:
+        if run.pods is not None:
+            run.pods.begin([node.host for node in planner.spec.nodes])
+        return planner
+    if run.pods is not None:
+        with run.interrupts.raising():
+            return relist(planner, lambda: True)
+    if run.start.generation:
+        return relist(planner, lambda: run.interrupts.asked is None)  # the supervisor handles such a signal
+    return planner
 
 
 @contextlib.contextmanager
