@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from dataclasses import replace
 
@@ -31,13 +30,17 @@ from tests.harness.builders.gang import (
 )
 from tests.harness.builders.stalls import THREE, stalled, told
 from tests.harness.builders.verdicts import judged
-from tests.harness.processes.commands import Distlaunch
 from worker_entry.protocol.values import Activity, Progress
 
 COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")
 
+
 STACK = 'Thread 0x01 (most recent call first):\n  File "{file}", line {line} in {function}\n'
+
+
 WAITING = STACK.format(file="/venv/lib/python3.11/site-packages/tensorflow/execute.py", line=53, function="execute")
+
+
 SLEEPING = STACK.format(file="/home/me/train.py", line=41, function="load_batch")
 
 
@@ -281,13 +284,3 @@ def test_the_leaders_lines_about_missing_tasks_are_parsed() -> None:
     assert parse_not_joined(then + b"I0000 Waiting for 0/3 tasks to connect.\n") == frozenset()
     chief = TaskId("chief", 0)
     assert (find_leader([W1, W0]), find_leader([W0, chief]), find_leader([W1])) == (W0, chief, None)
-
-
-@pytest.mark.slow
-def test_a_command_that_goes_silent_has_stalled(distlaunch: Distlaunch) -> None:
-    """Each line counts as progress; how exact the limit is, simulated attempts show."""
-    program = "for n in 1 2 3 4 5 6; do echo $n; sleep 0.5; done; sleep 600"
-    ran = distlaunch("local", "-n", "1", "--set", "timeouts.stall_s=2", "--", "sh", "-c", program, timeout=60)
-    assert ran.status == 3
-    assert ran.log() == b"1\n2\n3\n4\n5\n6\n"
-    assert re.search(r"Error: no sign of progress for \d+ s \[stalled\]\n", ran.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.gang.events import TaskExited, TaskListening, TaskReported, TaskStarted
-from launcher.report.goodput import KINDS, SHORT_S, Goodput, make_goodput, render_goodput
+from launcher.report.goodput import KINDS, Goodput, make_goodput, render_goodput
 from launcher.report.goodput_count import IDLE, LIMIT, GoodputCount, Place, TrainingLine
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import (
@@ -33,17 +32,14 @@ from tests.harness.builders.goodput import (
     W0,
     W1,
     Happening,
-    check_by_hand,
-    count_by_hand,
     progresses,
     seconds_of,
     steps,
 )
-from tests.harness.places import PROGRAMS
-from tests.harness.processes.commands import Distlaunch
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 
 COVERS = ("launcher/report", "launcher/controller/goodput.py")
+
 
 History = Iterable[Happening]
 
@@ -115,7 +111,11 @@ def controller(at: float, generation: int) -> Happening:
 
 
 BEGINS = [controller(0, 0), to_state(0, "connecting"), *start(2)]
+
+
 KILLED = [exits(30.5, W1, -9), *ends(30.5, "task-killed"), *begins_again(33)]
+
+
 FAILS = [*BEGINS, *trained(10, 30, resumed=0), *KILLED]
 """21 steps, the first after 10 s, and a failure; the tasks of the restart start after 34 s."""
 
@@ -440,6 +440,8 @@ def test_samples_of_an_earlier_attempt_supply_progress_that_the_journal_lacks() 
 
 
 STATES = st.sampled_from(get_args(StateName))
+
+
 TASKS = st.sampled_from([W0, W1, TENSORBOARD])
 
 
@@ -524,14 +526,3 @@ def test_the_text_names_the_largest_kinds() -> None:
     long = make_goodput({**spent, "training_s": 7200.0, "waiting_s": 800.0})
     assert render_goodput(long) == "Goodput 90 %: 2 h of 2 h 13 min trained; 13 min 20 s waiting"
     assert render_goodput(make_goodput(spent)) == "Goodput 0 %: 0.0 s of 0.0 s trained"
-
-
-@pytest.mark.slow
-def test_goodput_agrees_with_a_count_by_hand(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "-n", "1", "--max-restarts", "1", str(PROGRAMS / "timed_steps.py"))
-    assert ran.status == 0, ran.stderr
-    check_by_hand(ran, count_by_hand(ran, "worker-0", 37, 30))
-    assert {entry["progress"]["total_steps"] for entry in ran.events("task-reported") if entry["progress"]} >= {60}
-    is_long = ran.report["ended"] - ran.report["started"] >= SHORT_S
-    shown = re.search(r"^  Goodput \d+ %: \d\.\d s of \d+\.\d s trained; ", ran.stderr, re.MULTILINE)
-    assert (shown is not None) == is_long
