@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from launcher.pages.material import LogEnd, Material, NodeSamples, TaskSamples
 from launcher.plan.paths import RunPaths
@@ -22,7 +20,7 @@ from launcher.rundir.journal_reading import open_regular
 from launcher.rundir.last_state import read_end_report
 from launcher.rundir.log_tails import last_lines
 from launcher.rundir.logs import find_attempts, find_logs
-from launcher.rundir.record import RecordedRun, read_limited, read_record
+from launcher.rundir.record import read_limited, read_object, read_record
 from launcher.rundir.summary import RunSummary, summarize
 from launcher.tasks import TaskId, parse_task_id
 
@@ -90,7 +88,7 @@ def read_material(
         tasks=tasks,
         nodes=nodes,
         logs=_read_logs(files, attempts),
-        plan=RecordedRun(files).plan.content,
+        plan=read_object(files.plan, TEXT_LIMIT),
         spec=_read_text(files.spec),
         stacks=_read_text(files.stacks),
         command=record.command,
@@ -212,11 +210,3 @@ def _read_text(path: Path) -> str:
         return read_limited(path, TEXT_LIMIT)[0].decode("utf-8", "replace").strip()
     except (OSError, ValueError):
         return ""
-
-
-def _read_object(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(_read_text(path))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -104,19 +104,14 @@ class RecordedRun:
         """
         try:
             content, written = read_limited(self.files.run, RECORD_LIMIT)
-            return _parse_record(json.loads(content), written)
+            return _parse_record(self.files, json.loads(content), written)
         except _UNREADABLE:
             raise RunDirectoryError(f"{self.files.root} is not a run's folder") from None
-        except _LaterFormatError as error:
-            raise RunDirectoryError(
-                f"{self.files.root} is the folder of a later version of distlaunch (format {error})",
-                hint="update distlaunch",
-            ) from None
 
     @property
     def plan(self) -> RecordedPlan:
         """The plan of the last attempt."""
-        content = _read_object(self.files.plan)
+        content = read_object(self.files.plan)
         try:
             tasks = [
                 RecordedTask(parse_task_id(each["task"]), str(each.get("node") or ""), str(each.get("address") or ""))
@@ -154,15 +149,11 @@ class RecordedRun:
     @property
     def report(self) -> Mapping[str, Any]:
         """The content of report.json; empty if it cannot be read."""
-        return _read_object(self.files.report)
+        return read_object(self.files.report)
 
     def read_journal(self, size: int = PIECE) -> tuple[list[Entry], JournalReader]:
         """Returns the entries in the last `size` bytes of events.jsonl, and a reader for later entries."""
         return read_last_entries(self.files.events, size)
-
-
-class _LaterFormatError(Exception):
-    """run.json has a format that this version does not know."""
 
 
 def read_record(files: RunPaths) -> RunRecord:
@@ -170,9 +161,11 @@ def read_record(files: RunPaths) -> RunRecord:
     return RecordedRun(files).record
 
 
-def _parse_record(facts: Mapping[str, Any], written: float) -> RunRecord:
+def _parse_record(files: RunPaths, facts: Mapping[str, Any], written: float) -> RunRecord:
     if (number := int(facts.get("format") or 0)) > FORMAT:
-        raise _LaterFormatError(number)
+        raise RunDirectoryError(
+            f"{files.root} is the folder of a later version of distlaunch (format {number})", hint="update distlaunch"
+        )
     return RunRecord(
         run_id=str(facts["run_id"]),
         name=str(facts.get("name") or facts["run_id"]),
@@ -191,10 +184,10 @@ def _parse_record(facts: Mapping[str, Any], written: float) -> RunRecord:
     )
 
 
-def _read_object(path: Path) -> Mapping[str, Any]:
-    """The file's JSON object; empty if there is none."""
+def read_object(path: Path, limit: int = FILE_LIMIT) -> Mapping[str, Any]:
+    """The file's JSON object; empty if there is none, or if the file is longer than `limit` bytes."""
     try:
-        found = json.loads(read_limited(path, FILE_LIMIT)[0])
+        found = json.loads(read_limited(path, limit)[0])
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""TODO"""
+"""A spec with secrets in all places where one can be."""
 
 from __future__ import annotations
 

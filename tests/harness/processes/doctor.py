@@ -1,4 +1,4 @@
-"""TODO"""
+"""`distlaunch doctor`, and what it reports."""
 
 from __future__ import annotations
 

@@ -23,8 +23,6 @@ from worker_entry.protocol.messages import Status
 from worker_entry.protocol.values import MOST_PARTS, ModelDigest, TaskStatus
 from worker_entry.task.status_file import StatusFile
 
-COVERS = ("worker_entry/keras_patches", "worker_entry/agent/tasks/status_reader.py", "launcher/gang")
-
 NAMES = ["dense/kernel", "dense/bias", "counting/above"]
 SAME = ["00000001", "00000002", "00000003"]
 LAST_DIFFERS = ["00000001", "00000002", "ffffffff"]

@@ -17,8 +17,6 @@ from tests.harness.builders.gang import ONE_NODE, W0, W1, W2, make_policy, play,
 from tests.harness.builders.verdicts import THREE, UNAVAILABLE, ended, failed, judged
 from worker_entry.protocol.values import CrashRecord, Place, TaskExit
 
-COVERS = ("launcher/gang", "launcher/verdict")
-
 OTHER_TYPE = "Collective instance 151 expected type 0 and data_type 1 but got type 2 and data_type 3"
 OTHER_SHAPE = (
     "Shape mismatch in the collective instance 157. Op at device /job:worker/replica:0/task:1/device:CPU:0 expected "

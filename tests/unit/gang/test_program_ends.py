@@ -27,8 +27,6 @@ from tests.harness.builders.verdicts import judged
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Activity, CrashRecord, TaskExit
 
-COVERS = ("launcher/gang", "worker_entry/task/runner.py", "worker_entry/agent/tasks/watches.py")
-
 CRASH = CrashRecord(1000.0, "ValueError", "no batch", "train.py", 9)
 RAISED = ProgramEnded(W1, 1000.0, CRASH)
 SAVED = replace(RAISED, crash=CrashRecord(1000.0, "SystemExit", "sys.exit(42)", exit_status=42))

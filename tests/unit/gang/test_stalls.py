@@ -32,9 +32,6 @@ from tests.harness.builders.stalls import THREE, stalled, told
 from tests.harness.builders.verdicts import judged
 from worker_entry.protocol.values import Activity, Progress
 
-COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")
-
-
 STACK = 'Thread 0x01 (most recent call first):\n  File "{file}", line {line} in {function}\n'
 
 

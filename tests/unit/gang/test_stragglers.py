@@ -29,8 +29,6 @@ from tests.harness.builders.gang import W0, W1, W2
 from tests.harness.builders.stragglers import ENOUGH_S
 from worker_entry.protocol.values import Progress
 
-COVERS = ("launcher/gang", "worker_entry/hooks", "worker_entry/task/meter.py")
-
 COLLECTIVE_S = 0.02
 """Seconds of a step in which the slowest task waits."""
 OwnTimes = Mapping[TaskId, Sequence[float]]

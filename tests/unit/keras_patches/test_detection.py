@@ -25,9 +25,6 @@ from worker_entry.keras_patches import seeds as seed_patches
 from worker_entry.keras_patches import trainer as keras_trainer
 from worker_entry.protocol.values import KerasPatch
 
-COVERS = ("worker_entry/keras_patches", "worker_entry/hooks", "worker_entry/strategies.py")
-
-
 # --- Without TensorFlow: detection -----------------------------------------------------------------------
 
 

@@ -15,8 +15,6 @@ from launcher.plan.resources import NodeFacts
 from launcher.spec.models import ClusterSpec
 from tests.harness.builders.golden_plans import GOLDEN, SPECS, load_example
 
-COVERS = ("cluster_specs", "launcher/plan", "launcher/spec")
-
 
 def plan_as_json(spec: ClusterSpec) -> dict[str, Any]:
     """The plan for nodes with 8 cores and 4 GPUs each."""

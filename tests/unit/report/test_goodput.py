@@ -38,9 +38,6 @@ from tests.harness.builders.goodput import (
 )
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 
-COVERS = ("launcher/report", "launcher/controller/goodput.py")
-
-
 History = Iterable[Happening]
 
 

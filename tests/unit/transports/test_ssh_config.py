@@ -10,8 +10,6 @@ from launcher.transports.base import LinkError
 from launcher.transports.ssh.config import SshTarget, load_target, parse_target
 from launcher.transports.ssh.limits import find_limit
 
-COVERS = ("launcher/transports/ssh",)
-
 PLAIN = """\
 user alice
 hostname 10.0.0.12

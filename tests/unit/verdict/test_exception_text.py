@@ -6,8 +6,6 @@ import pytest
 
 from launcher.verdict.exception_text import LENGTH, find_sentence
 
-COVERS = ("launcher/verdict", "worker_entry/task/crash_record.py")
-
 FRAMES = '  File "a.py", line 3, in f\n    g(x)\n\n  File "b.py", line 4, in g\n    h(x)'
 
 

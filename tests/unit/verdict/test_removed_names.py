@@ -8,8 +8,6 @@ from launcher.verdict.known_failures import find_known
 from launcher.verdict.removed_names import known_names
 from tests.harness.builders.removed_names import STATEMENTS
 
-COVERS = ("launcher/verdict/removed_names.py", "launcher/verdict/known_failures.py")
-
 
 def test_each_name_is_in_a_statement_here() -> None:
     assert [*STATEMENTS] == [hint.split("`")[1] for _, _, hint in known_names()]
