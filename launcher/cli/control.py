@@ -32,11 +32,11 @@ def clean(what: str, as_json: bool) -> int:
     from launcher.commands.clean import clean
     from launcher.printable import printable
 
-    good = True
+    ok = True
     for node in clean(what):
         click.echo(json.dumps(asdict(node)) if as_json else printable(str(node)))
-        good = good and node.good
-    return 0 if good else 3
+        ok = ok and node.ok
+    return 0 if ok else 3
 
 
 @click.command(cls=SectionedCommand)
@@ -86,7 +86,7 @@ def _end_warm(*, as_json: bool) -> int:
         click.echo(json.dumps(asdict(node)) if as_json else printable(str(node)))
     if not nodes:
         click.echo("Nothing is kept warm", err=True)
-    return 0 if all(node.good for node in nodes) else 3
+    return 0 if all(node.ok for node in nodes) else 3
 
 
 @click.command(cls=SectionedCommand)

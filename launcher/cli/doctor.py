@@ -50,4 +50,4 @@ def doctor(context: click.Context, /, hosts: tuple[str, ...], hostfile: Path | N
         click.echo(report.model_dump_json(indent=2))
     else:
         click.echo("\n".join(render(report)))
-    return 0 if report.good else 3
+    return 0 if report.ok else 3

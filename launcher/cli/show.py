@@ -152,13 +152,13 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
     OWN TIME is the time of a step without waiting for other tasks; CPU is in cores (100 % is one). For a run that has
     ended, shows how its tasks ended; for a lost one, how they were when its controller ended.
     """
-    from launcher.commands.status import describe_lost, read_said, read_status, render_status
+    from launcher.commands.status import describe_lost, read_messages, read_status, render_status
     from launcher.rundir.select import select_run
 
     files = select_run(run, reads=True)
     if not watch:
         found = read_status(files)
-        said = read_said(files, MESSAGES)
+        said = read_messages(files, MESSAGES)
         lines = [found.model_dump_json(indent=2)] if as_json else render_status(found, said, find_width())
         click.echo("\n".join(lines))
         if found.state == "lost":
@@ -172,7 +172,7 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
 
 def _make_picture(files: RunDir) -> Callable[[int, int], list[str]]:
     """A function that draws the live view, and the last messages below it."""
-    from launcher.commands.status import read_said, read_status, render_said
+    from launcher.commands.status import read_messages, read_status, render_messages
     from launcher.console.live_view import LiveRegion, Seen, paint_plain
     from launcher.console.opening import has_colour
     from launcher.console.terminal import Size
@@ -182,7 +182,7 @@ def _make_picture(files: RunDir) -> Callable[[int, int], list[str]]:
     def render(columns: int, rows: int) -> list[str]:
         status = read_status(files)
         region.look = lambda: Seen(status)
-        said = render_said(status, read_said(files, MESSAGES))[-max(rows - 3, 0) :]
+        said = render_messages(status, read_messages(files, MESSAGES))[-max(rows - 3, 0) :]
         said = [paint_plain(line, columns) for line in said]
         return [*region.lines(Size(columns, rows - len(said) - 1), ()), "", *said]
 
@@ -191,7 +191,7 @@ def _make_picture(files: RunDir) -> Callable[[int, int], list[str]]:
 
 def _follow_status(files: RunDir, *, as_json: bool) -> None:
     """Prints the status whenever a task or the state has changed, until the run has ended."""
-    from launcher.commands.status import ENDED, read_said, read_status, render_status
+    from launcher.commands.status import ENDED, read_messages, read_status, render_status
 
     last: list[object] = [None]
 
@@ -200,7 +200,7 @@ def _follow_status(files: RunDir, *, as_json: bool) -> None:
         news = found.model_copy(update={"now": 0.0})
         if news != last[0]:
             last[0] = news
-            lines = [found.model_dump_json()] if as_json else render_status(found, read_said(files, MESSAGES), None)
+            lines = [found.model_dump_json()] if as_json else render_status(found, read_messages(files, MESSAGES), None)
             click.echo("\n".join(lines))
         return found.state not in ENDED
 

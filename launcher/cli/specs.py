@@ -75,13 +75,13 @@ def check(
                 if cluster.source == "slurm"
                 else "the command that names its nodes was not run"
             )
-            click.echo(f"{spec}: good; {where}")
+            click.echo(f"{spec}: ok; {where}")
             return 0
         tasks = len(list(cluster.placements()))
         nodes = len(cluster.nodes)
         from launcher.wording import count_of
 
-        click.echo(f"{spec}: good, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
+        click.echo(f"{spec}: ok, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
         return 0
     cluster = find_nodes(cluster, rehearsal)
     from launcher.controller import preview
@@ -98,7 +98,7 @@ def check(
         for columns, rows in make_speed_tables(report.speed) if report.speed is not None else ():
             click.echo("\n".join(["", *render_table(columns, rows, room)]))
         click.echo("\n".join(render_findings(report)))
-    return 0 if report.good else 3
+    return 0 if report.ok else 3
 
 
 @click.command(cls=SectionedCommand)

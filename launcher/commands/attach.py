@@ -20,9 +20,10 @@ from launcher.console.labels import Labels, prefix_lines, style_message
 from launcher.console.log_lines import LogLines
 from launcher.errors import DistlaunchError
 from launcher.plan.paths import RunPaths
+from launcher.report.journal_line import Line
 from launcher.rundir.directory import RunDir
 from launcher.rundir.follow import RunWatch, looks
-from launcher.rundir.journal_reading import Entry, JournalReader, said_level, said_text
+from launcher.rundir.journal_reading import JournalReader
 from launcher.rundir.logs import Block, LogChoice, LogReader, find_logs
 from launcher.rundir.record import RecordedRun
 from launcher.tasks import TaskId, parse_task_id
@@ -75,9 +76,9 @@ class Attachment:
             OSError: the reader of our output is gone.
         """
         over = self.run.is_over()
-        entries, journal = RecordedRun(self._files).read_journal()
+        recorded, journal = RecordedRun(self._files).read_journal()
         blocks = self._reader.read(None if over else time.time())
-        lines = [*heapq.merge(self._render_own(entries), self._render(blocks), key=lambda line: line.time)]
+        lines = [*heapq.merge(self._render_own(recorded), self._render(blocks), key=lambda line: line.time)]
         for descriptor, group in groupby(lines[-self._rows :], key=lambda line: line.descriptor):
             write_all(descriptor, b"".join([line.text for line in group]))
         if not over:
@@ -92,12 +93,12 @@ class Attachment:
             for line in shown[block.task].feed(block.data).splitlines(keepends=True):
                 yield _Line(block.time or 0.0, sys.stdout.fileno(), prefix_lines(labels.of(block.task), line))
 
-    def _render_own(self, entries: Iterable[Entry]) -> Iterator[_Line]:
-        for entry in entries:
-            if entry["event"] == "said":
-                text = style_message(said_level(entry), said_text(entry), colour=self._colour)
+    def _render_own(self, recorded: Iterable[Line]) -> Iterator[_Line]:
+        for entry in recorded:
+            if (message := entry.message) is not None:
+                text = style_message(message.level, message.text, colour=self._colour)
                 for line in text.encode("utf-8", "backslashreplace").splitlines():
-                    yield _Line(entry["time"], sys.stderr.fileno(), line + b"\n")
+                    yield _Line(entry.time, sys.stderr.fileno(), line + b"\n")
 
     def _follow(self, journal: JournalReader) -> None:
         with contextlib.ExitStack() as opened:
@@ -199,8 +200,8 @@ class _Live:
     def show(self, journal: JournalReader) -> None:
         """Shows new messages of distlaunch, and follows new logs."""
         for entry in journal.read():
-            if entry["event"] == "said":
-                self.console.say(said_level(entry), said_text(entry))
+            if (message := entry.message) is not None:
+                self.console.say(message.level, message.text)
         self._follow_new()
         while self._files.attempt(self._attempt + 1).is_dir():
             self.console.end_logs()

@@ -14,9 +14,10 @@ from pathlib import Path
 from launcher.console.log_output import LogOutput
 from launcher.errors import UsageError
 from launcher.plan.paths import RunPaths
+from launcher.report.journal_line import Line, Message
 from launcher.rundir.directory import RunDir
 from launcher.rundir.follow import RunWatch, looks
-from launcher.rundir.journal_reading import Entry, JournalReader, said_level, said_text
+from launcher.rundir.journal_reading import JournalReader
 from launcher.rundir.logs import HOLE, Block, LogChoice, LogFile, LogReader, find_attempts, find_logs
 from launcher.tasks import TaskId, name_tasks
 from worker_entry.system.files import end_of_hole
@@ -107,10 +108,10 @@ def show_own(files: RunDir, choice: LogChoice, output: LogOutput, *, follow: boo
     """
     journal, tail = JournalReader(files.events), choice.tail
     for _ in _looks(files, lambda: [files.root, files.events], follow=follow, stdout=stdout):
-        entries = [entry for entry in journal.read() if _is_chosen(entry, choice)][: choice.head]
+        messages = [*_choose_messages(journal.read(), choice)][: choice.head]
         if tail is not None:
-            entries, tail = entries[max(len(entries) - tail, 0) :], None
-        rendered = [output.render_own(entry["time"], said_level(entry), said_text(entry)) for entry in entries]
+            messages, tail = messages[max(len(messages) - tail, 0) :], None
+        rendered = [output.render_own(moment, message.level, message.text) for moment, message in messages]
         write_all(stdout, b"".join(rendered))
 
 
@@ -140,12 +141,11 @@ def _join(blocks: Iterable[Block]) -> Iterator[Block]:
         yield Block(None, task, b"".join(parts))
 
 
-def _is_chosen(entry: Entry, choice: LogChoice) -> bool:
-    return (
-        entry["event"] == "said"
-        and (choice.attempt is None or entry.get("attempt") == choice.attempt)
-        and (choice.since is None or entry["time"] >= choice.since)
-    )
+def _choose_messages(lines: Iterable[Line], choice: LogChoice) -> Iterator[tuple[float, Message]]:
+    for line in lines:
+        is_chosen = choice.attempt in (None, line.attempt) and (choice.since is None or line.time >= choice.since)
+        if is_chosen and (message := line.message) is not None:
+            yield line.time, message
 
 
 def widen_pipe(output: int) -> None:

@@ -8,12 +8,12 @@ from typing import get_args
 from launcher.commands.requests import ask_status
 from launcher.printable import printable
 from launcher.report.goodput import SHORT_S, render_goodput
+from launcher.report.journal_line import Message
 from launcher.report.state_names import Outcome
 from launcher.report.status_report import RunStatus
 from launcher.report.status_text import COLUMNS, NODE_COLUMNS, make_node_rows, make_rows, render_header
 from launcher.report.table import render_table
 from launcher.rundir.directory import RunDir
-from launcher.rundir.journal_reading import Entry, said_text
 from launcher.rundir.last_state import read_last_status
 from launcher.rundir.logs import find_attempts
 from launcher.rundir.names import name_run
@@ -26,6 +26,8 @@ from worker_entry.system import clock
 TAIL_BYTES = 64 << 10
 ENDED = (*get_args(Outcome), "lost", "ended")
 """The states of a run without a controller."""
+TimedMessage = tuple[float, Message]
+"""When it was shown, in Unix seconds, and the message."""
 
 
 def read_status(files: RunDir) -> RunStatus:
@@ -60,12 +62,12 @@ def _make_waiting(files: RunDir, record: RunRecord, queued: Queued) -> RunStatus
     )
 
 
-def render_status(status: RunStatus, said: Sequence[Entry], room: int | None) -> list[str]:
+def render_status(status: RunStatus, messages: Sequence[TimedMessage], room: int | None) -> list[str]:
     """The lines: the run, tables of its tasks and nodes, and the last messages, each with its age.
 
     Args:
         status: the status.
-        said: the messages.
+        messages: the messages, with their times.
         room: the width of the tables; None for no limit.
     """
     lines = [render_header(status)]
@@ -75,15 +77,15 @@ def render_status(status: RunStatus, said: Sequence[Entry], room: int | None) ->
         lines += ["", *render_table(COLUMNS, make_rows(status), room)]
     if status.nodes:
         lines += ["", *render_table(NODE_COLUMNS, make_node_rows(status), room)]
-    return [*lines, *([""] if said else []), *render_said(status, said)]
+    return [*lines, *([""] if messages else []), *render_messages(status, messages)]
 
 
-def render_said(status: RunStatus, said: Sequence[Entry]) -> list[str]:
+def render_messages(status: RunStatus, messages: Sequence[TimedMessage]) -> list[str]:
     """The messages, each with its age."""
     lines = []
-    for entry in said:
-        first, *rest = printable(said_text(entry)).splitlines() or [""]
-        lines += [f"{render_ago(entry['time'], status.now):>16}  {first}", *(f"{'':18}{line}" for line in rest)]
+    for moment, message in messages:
+        first, *rest = printable(message.text).splitlines() or [""]
+        lines += [f"{render_ago(moment, status.now):>16}  {first}", *(f"{'':18}{line}" for line in rest)]
     return lines
 
 
@@ -95,7 +97,7 @@ def describe_lost(files: RunDir) -> str:
     )
 
 
-def read_said(files: RunDir, count: int) -> list[Entry]:
+def read_messages(files: RunDir, count: int) -> list[TimedMessage]:
     """The last messages to the user."""
-    entries, _ = RecordedRun(files).read_journal(TAIL_BYTES)
-    return [entry for entry in entries if entry["event"] == "said"][-count:]
+    lines, _ = RecordedRun(files).read_journal(TAIL_BYTES)
+    return [(line.time, message) for line in lines if (message := line.message) is not None][-count:]

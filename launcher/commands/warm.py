@@ -48,6 +48,6 @@ def end_all() -> Iterator[CleanedNode]:
             yield CleanedNode(host, problem=f"the folder of its run is gone: {node.run}; its agent ends by itself")
             continue
         cleaned = end_warm(spec, place)
-        if cleaned.good:
+        if cleaned.ok:
             forget(host)
         yield cleaned

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from launcher.console.terminal import PlainSink, TerminalSink
-from launcher.console.writer import Console, Level
+from launcher.console.writer import Console
+from launcher.report.journal_line import Level
 from launcher.tasks import TaskId
 
 

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from launcher.console.followed_log import FollowedLog
 from launcher.console.labels import Labels, prefix_lines, style_message, style_remark
 from launcher.console.log_lines import LogLines, Tracebacks
 from launcher.console.terminal import NowhereSink, Sink
+from launcher.report.journal_line import Level
 from launcher.tasks import TaskId
 from launcher.wording import count_of
 from worker_entry.protocol.units import render_size
@@ -38,7 +39,6 @@ HURRY_S = 1.0
 """How long `close` waits for a stuck reader after `hurry`."""
 PAUSE_S = 0.5
 """How long `pause` waits for a terminal that does not read."""
-Level = Literal["note", "warning", "error"]
 
 
 class _Order(enum.Enum):

@@ -36,7 +36,7 @@ from launcher.gang.events import (
 from launcher.gang.faults import Fault
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import AttemptState, Phase
-from launcher.gang.strangers import render_news_of_guards
+from launcher.gang.unknown_peers import render_news_of_guards
 from launcher.gang.watch.stragglers import Standing, StragglerWatch
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.paths import RunPaths

@@ -7,9 +7,10 @@ import threading
 from launcher.plan.paths import RunPaths
 from launcher.report.goodput import Goodput
 from launcher.report.goodput_count import GoodputCount
-from launcher.report.run_events import AttemptEnded, Record, RunStarted, parse_records
+from launcher.report.run_events import AttemptEnded, Record, RunStarted
 from launcher.report.samples import ProgressSample, parse_samples
 from launcher.rundir.journal import Journal
+from launcher.rundir.record import RecordedRun
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId
 from worker_entry.protocol.values import Progress
@@ -55,11 +56,7 @@ def watch_goodput(files: RunPaths, journal: Journal, started: float, spec: Clust
 def count_recorded(files: RunPaths, started: float, spec: ClusterSpec) -> GoodputCount:
     """Counts the records in a run's folder; ignores torn lines and unknown kinds."""
     count = GoodputCount(started, spec.rules.decides)
-    try:
-        lines = files.events.read_bytes().splitlines()
-    except OSError:
-        return count
-    for record in parse_records(lines):
+    for record in RecordedRun(files).read_records():
         if isinstance(record.event, (AttemptEnded, RunStarted)):
             _note_samples(count, files, record.time)
         count.note(record)

@@ -36,10 +36,10 @@ from launcher.gang.events import (
     TaskUnguarded,
     Tick,
 )
-from launcher.gang.strangers import render_stranger
+from launcher.gang.unknown_peers import render_rejected
 from launcher.report import run_events
 from launcher.report.models import CompileCacheReport
-from launcher.report.run_events import Checkpoint, StrangerRefused
+from launcher.report.run_events import Checkpoint, ConnectionRejected
 from launcher.rundir.samples import SampleFiles
 from launcher.spec.nodes import LOCAL
 from launcher.tasks import parse_task_id
@@ -51,6 +51,7 @@ from worker_entry.protocol.messages import (
     AskInput,
     Broken,
     CacheUsed,
+    ConnectionsRejected,
     Empty,
     Exited,
     Fetch,
@@ -63,7 +64,6 @@ from worker_entry.protocol.messages import (
     Prepared,
     Ready,
     Refused,
-    Repelled,
     Returned,
     Sampled,
     Saved,
@@ -191,11 +191,11 @@ class Observer:
                 self._note_cache(node, message)
             if isinstance(message, Sampled):
                 self.uses.note(node, message, offset_s)
-            if isinstance(message, Repelled):
+            if isinstance(message, ConnectionsRejected):
                 self._context.journal.write(
-                    StrangerRefused(parse_task_id(message.task), message.address, message.count)
+                    ConnectionRejected(parse_task_id(message.task), message.address, message.count)
                 )
-                self._context.console.warn(render_stranger(message))
+                self._context.console.warn(render_rejected(message))
             if isinstance(message, Status) and message.status.progress is not None:
                 self.uses.note_epochs(parse_task_id(message.task), message.status.progress.epoch_ends, offset_s)
             if isinstance(message, Stacks):

@@ -147,7 +147,7 @@ class NodeChoice:
 
 
 def make_transports(spec: ClusterSpec, targets: Targets, files: RunDir, run_id: str) -> dict[str, Transport]:
-    """The ways to all nodes of a spec, by host."""
+    """The connectors to all nodes of a spec, by host."""
     return {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
 
 
@@ -164,12 +164,12 @@ class Recovery:
         cleaned = clean_node(self.spec, node, [self.run_id], agent)
         if cleaned.unproven:
             return Recovered.UNPROVEN
-        return Recovered.YES if cleaned.good and not cleaned.gone else Recovered.NO
+        return Recovered.YES if cleaned.ok and not cleaned.gone else Recovered.NO
 
 
 @dataclass(frozen=True)
 class Relisting:
-    """A function that asks the spec's source for the current nodes, and prepares the ways to them."""
+    """A function that asks the spec's source for the current nodes, and prepares the connectors of them."""
 
     context: RunContext
     recovery: Recovery

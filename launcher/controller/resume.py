@@ -80,7 +80,7 @@ def resume(
         raise UsageError(
             f"run {record.run_id} is still running", hint=f"follow it: `distlaunch attach {name_run(files.root)}`"
         )
-    history = read_history(files.events)
+    history = read_history(files)
     attended = max(history.attended, last_written(files) if history.is_attended else 0.0)
     recorded = _load_recorded(files, environ) if spec is None else spec
     changed = spec is not None
@@ -205,7 +205,7 @@ def _prepare(
     )
     if any(node.gone for node in cleaned):
         _await_leases(attended, spec.timeouts.lease_s, console, interrupts)
-    left = [str(node) for node in cleaned if not node.good]
+    left = [str(node) for node in cleaned if not node.ok]
     if left:
         raise LeftoverError(
             "tasks of the last attempt may still run",

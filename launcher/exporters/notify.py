@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from launcher import helpers
 from launcher.printable import printable
-from launcher.report.notification import Happening, Happenings, make_payload, make_variables
+from launcher.report.notification import Notification, Notifications, make_payload, make_variables
 from launcher.report.run_events import Record
 from launcher.report.status_report import RunStatus
 from launcher.spec.redaction import hide_text
@@ -37,14 +37,14 @@ OVERTIME_S = 1.0
 LAST_S = 5.0
 """How long the end of a run waits for pending deliveries."""
 WAITING = 64
-"""Happenings that may wait for delivery; more are dropped."""
+"""Notifications that may wait for delivery; more are dropped."""
 STDERR_LIMIT = 4096
 REDIRECTS = 3
 
 
 @dataclass(frozen=True)
 class Recipients:
-    """The recipients of notifications, and the happenings they want. `url` is a secret."""
+    """The recipients of notifications, and the notifications they want. `url` is a secret."""
 
     url: str | None
     command: Sequence[str] | None
@@ -53,7 +53,7 @@ class Recipients:
 
 
 class Notifier:
-    """A thread that delivers the happenings of a run in order, each to all recipients at once.
+    """A thread that delivers the notifications of a run in order, each to all recipients at once.
 
     Calls `warn` once with each reason for a failure.
     """
@@ -65,25 +65,25 @@ class Notifier:
         self._make_status = make_status
         self._warn = warn
         self._warned: set[str] = set()
-        self._happenings = Happenings()
-        self._queue: queue.Queue[Happening | None] = queue.Queue(WAITING)
+        self._notifications = Notifications()
+        self._queue: queue.Queue[Notification | None] = queue.Queue(WAITING)
         """None ends the thread."""
         self._commands: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
         self._idle = threading.Condition()
         self._open = 0
-        """The number of happenings that are neither delivered nor failed."""
+        """The number of notifications that are neither delivered nor failed."""
         threading.Thread(target=self._deliver_all, name="notifier", daemon=True).start()
 
     def note(self, record: Record) -> None:
         """Takes an event of the run's journal; returns at once."""
-        happening = self._happenings.note(record)
-        if happening is None or happening.name not in self._recipients.on or self._stopped:
+        notification = self._notifications.note(record)
+        if notification is None or notification.event not in self._recipients.on or self._stopped:
             return
         with self._idle:
             self._open += 1
         try:
-            self._queue.put_nowait(happening)
+            self._queue.put_nowait(notification)
         except queue.Full:
             self._end_one()
             self._say("too many notifications wait for delivery; some are dropped")
@@ -114,18 +114,18 @@ class Notifier:
             self._idle.notify_all()
 
     def _deliver_all(self) -> None:
-        while (happening := self._queue.get()) is not None and not self._stopped:
+        while (notification := self._queue.get()) is not None and not self._stopped:
             try:
-                self._deliver(happening)
+                self._deliver(notification)
             except Exception as error:  # noqa: BLE001 - the run must continue whatever it is
                 self._fail("delivery", type(error).__name__)
             finally:
                 self._end_one()
 
-    def _deliver(self, happening: Happening) -> None:
+    def _deliver(self, notification: Notification) -> None:
         status = self._make_status()
         payload = make_payload(
-            happening,
+            notification,
             run_id=status.run_id,
             name=status.name,
             directory=status.directory,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.pages.material import LogEnd, Material, NodeSamples, TaskSamples
+from launcher.pages.page_data import LogEnd, NodeSamples, PageData, TaskSamples
 from launcher.plan.paths import RunPaths
 from launcher.report.models import AttemptReport, RunReport
 from launcher.report.run_events import AttemptEnded, NodeMet, Record, parse_records
@@ -45,9 +45,9 @@ _NODE = re.compile(rb'"node":("(?:[^"\\]|\\.)*")')
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
-def read_material(
+def read_page_data(
     files: RunDir, *, now: float, report: RunReport | None = None, status: RunStatus | None = None
-) -> Material:
+) -> PageData:
     """Reads a run.
 
     Args:
@@ -71,7 +71,7 @@ def read_material(
         attempts = [each.event.report for each in records if isinstance(each.event, AttemptEnded)]
     tasks, nodes = _read_samples(files)
     met = [each.event.ready for each in records if isinstance(each.event, NodeMet)]
-    return Material(
+    return PageData(
         run_id=record.run_id,
         name=report.name if report is not None else record.name,
         directory=str(files.root),

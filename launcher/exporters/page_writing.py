@@ -14,11 +14,11 @@ from worker_entry.system import clock
 
 
 def make_page(files: RunDir, *, report: RunReport | None = None, status: RunStatus | None = None) -> str:
-    """The page's text; see `read_material`."""
-    from launcher.exporters.page_reading import read_material
+    """The page's text; see `read_page_data`."""
+    from launcher.exporters.page_reading import read_page_data
     from launcher.pages.html import render_page  # both are needed only for a page
 
-    return render_page(read_material(files, now=clock.now(), report=report, status=status))
+    return render_page(read_page_data(files, now=clock.now(), report=report, status=status))
 
 
 def write_page(path: Path, text: str, mode: int = 0o600) -> None:

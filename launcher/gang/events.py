@@ -50,7 +50,7 @@ class NodeSynced:
 
 @dataclass(frozen=True)
 class NodePrepared:
-    """The node has checked its programs and holds these ports; `unguarded`: why strangers can reach some of them."""
+    """The node has checked its programs and holds these ports; `unguarded`: why unknown peers can reach some."""
 
     node: str
     ports: Mapping[TaskId, int]
@@ -121,7 +121,7 @@ class TaskListening:
 
 @dataclass(frozen=True)
 class TaskUnguarded:
-    """Strangers can reach the task's port after all."""
+    """Unknown peers can reach the task's port after all."""
 
     task: TaskId
     why: str

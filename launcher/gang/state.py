@@ -86,7 +86,7 @@ class AttemptState:
     ready: frozenset[str] = frozenset()
     ports: Mapping[TaskId, int] = field(default_factory=dict)
     unguarded: Mapping[TaskId, str] = field(default_factory=dict)
-    """Why strangers can reach a port; all others are guarded."""
+    """Why unknown peers can reach a port; all others are guarded."""
     asked: frozenset[str] = frozenset()
     """The nodes that have been asked to keep GPUs for the run, and have not answered."""
     claimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from launcher.tasks import TASK_TYPES
 
 _NO_CONTROLLER = "needs a controller, and exported pods have none; remove it, or run the spec with `up`"
 _CONTROLLED = ("check_speed", "collect", "metrics", "metrics_file", "notify", "report")
-_OF_MACHINES = ("way", "ssh", "host_keys", "slurm")
+_OF_MACHINES = ("connection", "ssh", "host_keys", "slurm")
 _WORKERS_ONLY = {
     "job": "an Indexed Job has pods of one kind; use --as jobset",
     "trainjob": "Trainer runs nodes of one kind; use --as jobset",
@@ -81,7 +81,7 @@ def _refuse_nodes(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
         for field in ("address", "addresses"):
             if getattr(node, field) is not None:
                 yield f"{path}.{field}", "pods get their names from the Service; remove it"
-        for field in ("way", "ssh"):
+        for field in ("connection", "ssh"):
             if field in node.model_fields_set:
                 yield f"{path}.{field}", "says how a machine is reached; remove it"
         for field in _unlike(first, node):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from launcher.pages.material import Material, NodeSamples, TaskSamples
+from launcher.pages.page_data import NodeSamples, PageData, TaskSamples
 from launcher.pages.series import Point, Series, downsample, make_series, quantile
 from launcher.report.samples import (
     NodeUse,
@@ -57,9 +57,9 @@ class Chart:
     grouped: int = 0
 
 
-def make_training_charts(material: Material) -> list[Chart]:
+def make_training_charts(data: PageData) -> list[Chart]:
     """Loss, all other metrics, steps per second, step times; only charts that have values."""
-    tasks = material.tasks
+    tasks = data.tasks
     names = dict.fromkeys(name for each in tasks for sample in each.progress for name in sample.metrics)
     metrics = sorted(names, key=lambda name: (name != "loss", "loss" not in name))
     charts = [
@@ -72,7 +72,7 @@ def make_training_charts(material: Material) -> list[Chart]:
             "step-time",
             "Step time, p50 and p99",
             "s",
-            _step_quantiles(material),
+            _step_quantiles(data),
             "Over all workers, in windows of time; each measurement is the mean of about one second of steps.",
         ),
         _chart(
@@ -95,10 +95,10 @@ def make_training_charts(material: Material) -> list[Chart]:
     return [chart for chart in charts if chart.series]
 
 
-def make_machine_charts(material: Material) -> list[Chart]:
+def make_machine_charts(data: PageData) -> list[Chart]:
     """The resource usage of nodes, GPUs and tasks; only charts that have values."""
-    nodes = material.nodes
-    tasks = [(each.task, [*map(use_of_task, (None, *each.use), each.use)]) for each in material.tasks]
+    nodes = data.nodes
+    tasks = [(each.task, [*map(use_of_task, (None, *each.use), each.use)]) for each in data.tasks]
     of_nodes = [(each.node, [*map(use_of_node, (None, *each.use), each.use)]) for each in nodes]
     charts = [
         _chart("node-cpu", "CPU per node", "cores", _node_curves(of_nodes, lambda use: use.cpu)),
@@ -174,17 +174,17 @@ def _waiting(samples: Sequence[ProgressSample]) -> _Values:
     ]
 
 
-def _step_quantiles(material: Material) -> list[Series]:
+def _step_quantiles(data: PageData) -> list[Series]:
     """p50 and p99 of the step times in each of many windows of time, in each attempt."""
-    width = material.duration / WINDOWS
+    width = data.duration / WINDOWS
     p50: list[_Values] = []
     p99: list[_Values] = []
-    for attempt in dict.fromkeys(each.attempt for each in material.tasks):
+    for attempt in dict.fromkeys(each.attempt for each in data.tasks):
         windows: dict[int, list[tuple[float, float]]] = {}
-        for task in material.tasks:
+        for task in data.tasks:
             for sample in task.progress if task.attempt == attempt else ():
                 if sample.step_s is not None:
-                    window = int((sample.time - material.started) / width)
+                    window = int((sample.time - data.started) / width)
                     windows.setdefault(window, []).append((sample.time, sample.step_s))
         middles = {window: median(time for time, _ in found) for window, found in windows.items()}
         ordered = {window: sorted(value for _, value in found) for window, found in windows.items()}

@@ -18,9 +18,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from launcher.pages.appendix import make_appendix
 from launcher.pages.charts import Chart, make_machine_charts, make_training_charts, thin
-from launcher.pages.material import Material, clean
-from launcher.pages.said import make_said
+from launcher.pages.page_data import PageData, clean
 from launcher.pages.series import pack, summarize
 from launcher.pages.task_states import STATES
 from launcher.pages.timeline import MARKS, describe, make_timeline
@@ -37,21 +37,21 @@ _ENDS_SCRIPT = re.compile(r"<(?=/script|!--)", re.IGNORECASE)
 """Text that would end an element `script`, or hide its end from the parser."""
 
 
-def render_page(material: Material) -> str:
+def render_page(data: PageData) -> str:
     """The page of a run."""
-    material = clean(material)
-    timeline = make_timeline(material)
-    training, machines = make_training_charts(material), make_machine_charts(material)
+    data = clean(data)
+    timeline = make_timeline(data)
+    training, machines = make_training_charts(data), make_machine_charts(data)
     thinned = iter(thin([*training, *machines]))
-    start = material.started
+    start = data.started
     script = read_script()
     plotly = read_plotly() if training or machines else ""
-    data = {chart.key: _chart_data(next(thinned), start) for chart in (*training, *machines)}
+    curves = {chart.key: _chart_data(next(thinned), start) for chart in (*training, *machines)}
     page: str = _template().render(
-        material=material,
+        run=data,
         policy=_policy([script, plotly]),
         style=_read("report.css"),
-        outcome=make_outcome(material),
+        outcome=make_outcome(data),
         timeline=timeline,
         ticks=make_ticks(timeline.duration),
         states=STATES,
@@ -59,11 +59,11 @@ def render_page(material: Material) -> str:
         training=training,
         machines=machines,
         summaries={chart.key: [summarize(each) for each in chart.series] for chart in (*training, *machines)},
-        workers=find_steps(material),
-        speed=make_speed_tables(material.report.speed) if material.report and material.report.speed else [],
-        said=make_said(material),
+        workers=find_steps(data),
+        speed=make_speed_tables(data.report.speed) if data.report and data.report.speed else [],
+        appendix=make_appendix(data),
         page=to_script({"duration": round(timeline.duration, 3), "restarts": _rounded(timeline.restarts)}),
-        data={key: to_script(value) for key, value in data.items()},
+        data={key: to_script(value) for key, value in curves.items()},
     )
     # plotly.js has control characters in its strings, so the scripts are added after `printable`. Its inert element
     # does not run while the page loads, so the page is visible first.

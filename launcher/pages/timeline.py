@@ -13,7 +13,7 @@ from launcher.gang.events import (
     TaskExited,
     TaskReported,
 )
-from launcher.pages.material import Material
+from launcher.pages.page_data import PageData
 from launcher.pages.task_states import STATES, Span, TaskStateName, find_changes, make_spans
 from launcher.pages.wording import render_duration, render_offset
 from launcher.report.run_events import (
@@ -96,20 +96,20 @@ class Timeline:
         return [kind for kind in MARKS if kind in found]
 
 
-def make_timeline(material: Material) -> Timeline:
+def make_timeline(data: PageData) -> Timeline:
     """The timeline of all attempts in the journal."""
-    duration = material.duration
-    names = material.task_names
+    duration = data.duration
+    names = data.task_names
     rows = {name: _RowInWork() for name in names[:ROWS]}
     run = _RowInWork()
     attempts: dict[int, list[Record]] = {}
-    for record in material.records:
+    for record in data.records:
         attempts.setdefault(record.attempt, []).append(record)
     numbers = sorted(number for number in attempts if number > 0)
     begins = [attempts[number][0].time for number in numbers]
-    reports = {report.attempt: report for report in material.attempts}
-    nodes = _find_nodes(material)
-    for number, begin, following in zip(numbers, begins, (*begins[1:], material.end), strict=False):
+    reports = {report.attempt: report for report in data.attempts}
+    nodes = _find_nodes(data)
+    for number, begin, following in zip(numbers, begins, (*begins[1:], data.end), strict=False):
         report = reports.get(number)
         ended = next((each.time for each in attempts[number] if isinstance(each.event, AttemptEnded)), following)
         tasks = {task.task: task for task in report.tasks} if report is not None else {}
@@ -120,9 +120,9 @@ def make_timeline(material: Material) -> Timeline:
             run.marks.append(Mark(begin, "restart", f"attempt {number} began"))
         if report is not None and report.verdict.reference == "stalled":
             run.marks.append(Mark(ended, "stall", f"attempt {number}: {report.verdict.message}"))
-    for record in material.records:
+    for record in data.records:
         _mark(record, rows, run)
-    start = material.started
+    start = data.started
     made = [("the run", run), *rows.items()]
     limit = max(SPANS // max(len(made), 1), LEAST_SPANS)
     marks = sum(len(row.marks) for _, row in made)
@@ -213,13 +213,13 @@ class _RowInWork:
         self.node = node
 
 
-def _find_nodes(material: Material) -> dict[str, str]:
+def _find_nodes(data: PageData) -> dict[str, str]:
     """The node of each task; the last node of a task that has moved."""
-    found = {str(task.get("task")): str(task.get("node", "")) for task in material.planned}
-    for report in material.attempts:
+    found = {str(task.get("task")): str(task.get("node", "")) for task in data.planned}
+    for report in data.attempts:
         found.update({task.task: task.node for task in report.tasks})
-    if material.status is not None:
-        found.update({task.task: task.node for task in material.status.tasks})
+    if data.status is not None:
+        found.update({task.task: task.node for task in data.status.tasks})
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from launcher.pages.material import Material
+from launcher.pages.page_data import PageData
 from launcher.pages.wording import render_duration, render_rate, render_times
 from launcher.report.goodput import Goodput
 from launcher.report.models import AttemptReport, TaskReport
@@ -99,49 +99,49 @@ class Outcome:
     chaos: Sequence[str]
 
 
-def make_outcome(material: Material) -> Outcome:
+def make_outcome(data: PageData) -> Outcome:
     """The outcome of the run, or its state so far."""
-    report, status = material.report, material.status
+    report, status = data.report, data.status
     goodput = report.goodput if report is not None else status.goodput if status is not None else None
-    attempts = list(material.attempts)
-    tasks = _make_tasks(material)
+    attempts = list(data.attempts)
+    tasks = _make_tasks(data)
     shown = attempts if len(attempts) <= SHOWN_ATTEMPTS else [*attempts[:20], *attempts[20 - SHOWN_ATTEMPTS :]]
     return Outcome(
-        title=_render_title(material),
-        tone=_tone(material),
-        cause=_find_cause(material),
-        facts=[*_find_facts(material)],
+        title=_render_title(data),
+        tone=_tone(data),
+        cause=_find_cause(data),
+        facts=[*_find_facts(data)],
         portions=[*_find_portions(goodput)] if goodput is not None else [],
         goodput=goodput.share if goodput is not None else None,
         attempts=shown,
-        left_out=_render_left_out(material, len(attempts) - len(shown)),
+        left_out=_render_left_out(data, len(attempts) - len(shown)),
         tasks=tasks,
         ends="; ".join(group_by_end({task.task: task.state for task in tasks})) if len(tasks) > SHOWN_TASKS else "",
         chaos=[fault.message for fault in report.chaos] if report is not None else [],
     )
 
 
-def _render_title(material: Material) -> str:
-    if material.running:
-        return f"Still {material.state}"
+def _render_title(data: PageData) -> str:
+    if data.running:
+        return f"Still {data.state}"
     titles = {"succeeded": "Succeeded", "failed": "Failed", "interrupted": "Interrupted", "lost": "Lost"}
-    return titles.get(material.state, "Ended")
+    return titles.get(data.state, "Ended")
 
 
-def _tone(material: Material) -> Tone:
-    if material.running:
+def _tone(data: PageData) -> Tone:
+    if data.running:
         return "live"
-    return "good" if material.state == "succeeded" else "bad" if material.state in ("failed", "lost") else "neutral"
+    return "good" if data.state == "succeeded" else "bad" if data.state in ("failed", "lost") else "neutral"
 
 
-def _find_cause(material: Material) -> Cause | None:
+def _find_cause(data: PageData) -> Cause | None:
     """The verdict, with the task and the line of code that caused it; None for a run that is still running."""
-    last = material.attempts[-1] if material.attempts else None
-    if material.report is not None:
-        verdict = material.report.verdict
-    elif material.running:
+    last = data.attempts[-1] if data.attempts else None
+    if data.report is not None:
+        verdict = data.report.verdict
+    elif data.running:
         return None
-    elif material.state == "lost":
+    elif data.state == "lost":
         message = "the controller of the run has ended without a report"
         followed = [f"the last attempt that had ended: {last.verdict.message}"] if last is not None else []
         verdict = Verdict(reference="lost", message=message, evidence=followed)
@@ -161,46 +161,46 @@ def _find_cause(material: Material) -> Cause | None:
     )
 
 
-def _find_facts(material: Material) -> Iterable[Fact]:
-    report, status = material.report, material.status
-    elapsed = (report.ended - report.started) if report is not None else material.end - material.started
-    yield Fact("elapsed", "elapsed" if not material.running else "elapsed so far", render_duration(elapsed))
-    yield Fact("restarts", "restarts", f"{_count_restarts(material):,}")
-    rate = _find_step_rate(material)
+def _find_facts(data: PageData) -> Iterable[Fact]:
+    report, status = data.report, data.status
+    elapsed = (report.ended - report.started) if report is not None else data.end - data.started
+    yield Fact("elapsed", "elapsed" if not data.running else "elapsed so far", render_duration(elapsed))
+    yield Fact("restarts", "restarts", f"{_count_restarts(data):,}")
+    rate = _find_step_rate(data)
     if rate is not None:
         yield Fact("steps-per-second", "steps per second", render_rate(rate))
-    step = _find_last_step(material)
+    step = _find_last_step(data)
     if step is not None:
         yield Fact("step", "last step", f"{step:,}")
-    for name, value in _find_rates(material):
+    for name, value in _find_rates(data):
         yield Fact("per-second", f"{name} per second", render_rate(value))
-    cache = material.attempts[-1].compile_cache if material.attempts else None
+    cache = data.attempts[-1].compile_cache if data.attempts else None
     if cache is not None:
         yield Fact("compile-cache", "compile cache", f"{cache.loaded:,} loaded, {cache.stored:,} added")
     if report is not None:
         yield Fact("exit-status", "exit status", str(report.exit_status))
-    tasks = material.task_names
-    nodes = {task.node for attempt in material.attempts for task in attempt.tasks}
+    tasks = data.task_names
+    nodes = {task.node for attempt in data.attempts for task in attempt.tasks}
     nodes = nodes or ({task.node for task in status.tasks} if status is not None else set())
     if tasks:
         on = f" on {count_of(len(nodes), 'node')}" if nodes else ""
         yield Fact("tasks", "tasks", f"{len(tasks):,}{on}")
-    ended = report.ended if report is not None else material.end
-    yield Fact("time", "from, to" if not material.running else "from, to now", render_times(material.started, ended))
+    ended = report.ended if report is not None else data.end
+    yield Fact("time", "from, to" if not data.running else "from, to now", render_times(data.started, ended))
 
 
-def _count_restarts(material: Material) -> int:
-    if material.status is not None:
-        return material.status.restarts
-    last = max((attempt.attempt for attempt in material.attempts), default=0)
-    return max(last, max((record.attempt for record in material.records), default=0), 1) - 1
+def _count_restarts(data: PageData) -> int:
+    if data.status is not None:
+        return data.status.restarts
+    last = max((attempt.attempt for attempt in data.attempts), default=0)
+    return max(last, max((record.attempt for record in data.records), default=0), 1) - 1
 
 
-def _find_step_rate(material: Material) -> float | None:
+def _find_step_rate(data: PageData) -> float | None:
     """Steps per second of training, for the task with the most steps; restarts and gaps do not count."""
     best, rate = 0, None
-    for task in material.task_names:
-        pieces = [each.progress for each in material.tasks if each.task == task]
+    for task in data.task_names:
+        pieces = [each.progress for each in data.tasks if each.task == task]
         pairs = [(before, after) for piece in pieces for before, after in pairwise(piece) if after.step >= before.step]
         steps = sum(after.step - before.step for before, after in pairs)
         seconds = sum(after.time - before.time for before, after in pairs)
@@ -208,25 +208,25 @@ def _find_step_rate(material: Material) -> float | None:
             best, rate = steps, steps / seconds
     if rate is not None:
         return rate
-    times = [task.step_s for task in material.status.tasks] if material.status is not None else []
-    last = material.attempts[-1] if material.attempts else None
+    times = [task.step_s for task in data.status.tasks] if data.status is not None else []
+    last = data.attempts[-1] if data.attempts else None
     times += [task.progress.step_s for task in last.tasks if task.progress is not None] if last is not None else []
     known = [step_s for step_s in times if step_s]
     return 1 / max(known) if known else None
 
 
-def _find_last_step(material: Material) -> int | None:
+def _find_last_step(data: PageData) -> int | None:
     """The last step of the task that is furthest, as in the table of tasks; without a table, as last measured."""
-    steps = [task.step for task in _make_tasks(material) if task.step is not None]
-    last = max((each.attempt for each in material.tasks), default=0)
-    steps = steps or [each.progress[-1].step for each in material.tasks if each.attempt == last and each.progress]
+    steps = [task.step for task in _make_tasks(data) if task.step is not None]
+    last = max((each.attempt for each in data.tasks), default=0)
+    steps = steps or [each.progress[-1].step for each in data.tasks if each.attempt == last and each.progress]
     return max(steps, default=None)
 
 
-def _find_rates(material: Material) -> Iterable[tuple[str, float]]:
+def _find_rates(data: PageData) -> Iterable[tuple[str, float]]:
     """Rates that the program itself reports, such as `images`, 1240.0: the last value from the first task with one."""
     found: dict[str, float] = {}
-    for task in material.tasks:
+    for task in data.tasks:
         for sample in task.progress[-1:]:
             for name, value in sample.metrics.items():
                 match = _RATE.fullmatch(name)
@@ -243,8 +243,8 @@ def _find_portions(goodput: Goodput) -> Iterable[Portion]:
             yield Portion(kind, _KINDS[kind], seconds[kind], seconds[kind] / whole)
 
 
-def _render_left_out(material: Material, hidden: int) -> str:
-    report = material.report
+def _render_left_out(data: PageData, hidden: int) -> str:
+    report = data.report
     out = report.left_out if report is not None else None
     parts = [f"{hidden:,} attempts in the middle are not shown"] if hidden else []
     if out is not None:
@@ -253,13 +253,13 @@ def _render_left_out(material: Material, hidden: int) -> str:
     return "; ".join(parts)
 
 
-def _make_tasks(material: Material) -> list[TaskRow]:
-    if material.status is not None and material.running:
+def _make_tasks(data: PageData) -> list[TaskRow]:
+    if data.status is not None and data.running:
         return [
             TaskRow(task.task, task.node, task.state, False, task.step, task.epoch, _render_metrics(task.metrics))
-            for task in material.status.tasks
+            for task in data.status.tasks
         ]
-    last = material.attempts[-1] if material.attempts else None
+    last = data.attempts[-1] if data.attempts else None
     return [_make_task(task) for task in last.tasks] if last is not None else []
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from statistics import median
 
-from launcher.pages.material import Material
+from launcher.pages.page_data import PageData
 from worker_entry.protocol.frozen import dataclass
 
 
@@ -32,11 +32,11 @@ class WorkerSteps:
         return None if self.own_s is None else max(self.step_s - self.own_s, 0.0)
 
 
-def find_steps(material: Material) -> list[WorkerSteps]:
+def find_steps(data: PageData) -> list[WorkerSteps]:
     """All tasks whose step times were measured."""
     found = []
-    for task in material.task_names:
-        samples = [sample for each in material.tasks if each.task == task for sample in each.progress]
+    for task in data.task_names:
+        samples = [sample for each in data.tasks if each.task == task for sample in each.progress]
         step_s = _median(sample.step_s for sample in samples)
         if step_s is not None:
             own_s = _median(sample.own_s for sample in samples)

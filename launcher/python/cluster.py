@@ -22,7 +22,7 @@ from launcher.python.process import ControllerProcess
 from launcher.python.specs import load_spec
 from launcher.report.models import RunReport
 from launcher.report.notebook import render_status
-from launcher.report.run_events import Record, make_record
+from launcher.report.run_events import Record, make_records
 from launcher.report.status_report import RunStatus
 from launcher.report.status_text import render_header
 from launcher.rundir.directory import RunDir
@@ -148,13 +148,7 @@ class Cluster:
         files = self._files
         journal = JournalReader(files.events)
         for _ in looks(RunWatch(files), lambda: [files.root, files.events]):
-            for entry in journal.read():
-                try:
-                    record = make_record(entry)
-                except ValueError:  # not written by distlaunch
-                    continue
-                if record is not None:
-                    yield record
+            yield from make_records(journal.read())
 
     def logs(self, task: TaskId | str, *, attempt: int | None = None) -> Iterator[str]:
         """The lines that a task prints, from the first until the end of the run, without line breaks.

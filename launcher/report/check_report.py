@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from launcher.gang.checks.findings import Finding
 from launcher.gang.checks.preflight import Answers, Preflight
 from launcher.gang.state import AttemptState, Reason
-from launcher.gang.strangers import render_unguarded
+from launcher.gang.unknown_peers import render_unguarded
 from launcher.report.models import CheckReport, FactsReport, JobReport, NodeReport
 from launcher.spec.models import ClusterSpec
 from launcher.verdict.judge import render_place
@@ -41,7 +41,7 @@ def make_check_report(
     findings = sorted([*findings, *more], key=lambda finding: finding.level != "error")
     return CheckReport(
         name=spec.name,
-        good=not any(finding.level == "error" for finding in findings),
+        ok=not any(finding.level == "error" for finding in findings),
         nodes=[
             _node_report(
                 node.host,

@@ -91,8 +91,8 @@ def render_findings(report: CheckReport) -> list[str]:
     """The lines below the table: one for all dials, all findings with their hints, and the result."""
     lines = []
     if report.dials:
-        good = sum(not dial.failure for dial in report.dials)
-        lines.append(f"{good} of {len(report.dials)} dials from {_render_rule(report.dials)} were answered")
+        answered = sum(not dial.failure for dial in report.dials)
+        lines.append(f"{answered} of {len(report.dials)} dials from {_render_rule(report.dials)} were answered")
     for node in report.nodes:
         if node.addresses:
             who = "anyone" if node.unguarded else "only the cluster"
@@ -103,6 +103,6 @@ def render_findings(report: CheckReport) -> list[str]:
         lines.append(f"{finding.level.capitalize()}: {finding.message} [{finding.reference}]")
         lines += [f"  {finding.hint}"] if finding.hint else []
     errors = sum(finding.level == "error" for finding in report.findings)
-    result = "good" if report.good else f"not startable: {count_of(errors, 'error')}"
+    result = "ok" if report.ok else f"not startable: {count_of(errors, 'error')}"
     lines.append(f"{report.name}: {result}")
     return lines

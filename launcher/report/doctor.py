@@ -11,7 +11,7 @@ from launcher.spec.nodes import LOCAL
 from launcher.wording import count_of
 from worker_entry.protocol.units import render_size
 
-Level = Literal["good", "warning", "error"]
+Level = Literal["ok", "warning", "error"]
 
 HERE = "this machine"
 """The place of what concerns the machine that runs distlaunch."""
@@ -60,13 +60,13 @@ class DoctorLine(Result):
     message: str
     """The fact."""
     hint: str = ""
-    """What to do; empty if it is good."""
+    """What to do; empty if it is ok."""
 
 
 class DoctorReport(Result):
     """What `distlaunch doctor --json` prints."""
 
-    good: bool
+    ok: bool
     """Whether there is no error."""
     lines: list[DoctorLine]
     """All lines, in the order of the machines."""
@@ -96,7 +96,7 @@ class OwnFacts(Result):
     proxies: list[str]
     """Variables that name a proxy."""
     tools: dict[str, str]
-    """The programs that some ways to a node need, and their paths; empty if missing."""
+    """The programs that some connections need, and their paths; empty if missing."""
 
 
 def make_report(own: OwnFacts, check: CheckReport, ports: tuple[int, int]) -> DoctorReport:
@@ -120,7 +120,7 @@ def make_report(own: OwnFacts, check: CheckReport, ports: tuple[int, int]) -> Do
         DoctorLine(place=place, level=level, subject=subject, message=message, hint=hint)
         for place, (level, subject, message, hint) in judged
     ]
-    return DoctorReport(good=not any(line.level == "error" for line in lines), lines=lines)
+    return DoctorReport(ok=not any(line.level == "error" for line in lines), lines=lines)
 
 
 def render(report: DoctorReport) -> list[str]:
@@ -139,11 +139,11 @@ def render(report: DoctorReport) -> list[str]:
         for level in ("error", "warning")
         if (number := sum(line.level == level for line in report.lines))
     ]
-    return [*lines, "", " and ".join(counts) if counts else "Everything is good."]
+    return [*lines, "", " and ".join(counts) if counts else "No problems found."]
 
 
 def _judge_own(own: OwnFacts) -> Iterator[Judgement]:
-    yield "good", "distlaunch", own.version, ""
+    yield "ok", "distlaunch", own.version, ""
     if own.state_problem:
         message = f"{own.state} cannot be written: {own.state_problem}"
         yield "error", "state folder", message, "set XDG_STATE_HOME, or use --run-dir"
@@ -151,39 +151,39 @@ def _judge_own(own: OwnFacts) -> Iterator[Judgement]:
         message = f"{own.state}, {render_size(own.state_free)} free"
         yield "warning", "state folder", message, "`distlaunch prune --dry-run` shows what old runs take"
     else:
-        yield "good", "state folder", f"{own.state}, {render_size(own.state_free)} free", ""
-    yield "good", "defaults", own.config or "none", ""
+        yield "ok", "state folder", f"{own.state}, {render_size(own.state_free)} free", ""
+    yield "ok", "defaults", own.config or "none", ""
     if own.key_problem:
         yield "warning", "ssh keys", own.key_problem, "correct ~/.ssh/config"
     elif own.keys:
-        yield "good", "ssh keys", ", ".join(own.keys), ""
+        yield "ok", "ssh keys", ", ".join(own.keys), ""
     elif not own.locked_keys:
         yield "warning", "ssh keys", "none, so no other machine lets distlaunch in", "make one with ssh-keygen"
     if own.locked_keys:
         message = f"{', '.join(own.locked_keys)} need{'s' if len(own.locked_keys) == 1 else ''} a passphrase"
-        yield "good" if own.keys else "warning", "locked keys", message, "unlock with ssh-add"
-    yield "good", "known hosts", str(own.known_hosts), ""
+        yield "ok" if own.keys else "warning", "locked keys", message, "unlock with ssh-add"
+    yield "ok", "known hosts", str(own.known_hosts), ""
     if own.proxies:
-        yield "good", "proxies", f"{', '.join(own.proxies)}; TensorFlow's own traffic bypasses them", ""
+        yield "ok", "proxies", f"{', '.join(own.proxies)}; TensorFlow's own traffic bypasses them", ""
     there = [name for name, path in own.tools.items() if path]
     missing = [name for name, path in own.tools.items() if not path]
-    yield "good", "tools", ", ".join([*there, *(f"no {name}" for name in missing)]), ""
+    yield "ok", "tools", ", ".join([*there, *(f"no {name}" for name in missing)]), ""
 
 
 def _judge_node(node: NodeReport, ports: tuple[int, int]) -> Iterator[Judgement]:
     if node.hostname is None:  # a finding says why
         return
-    yield "good", "Python", f"{node.python}, {node.executable}", ""
+    yield "ok", "Python", f"{node.python}, {node.executable}", ""
     facts = node.facts
     if facts is None:  # a finding says why the node was not inspected
         return
     yield from _judge_frameworks(node)
     memory = f", {render_size(facts.memory)} of memory" if facts.memory else ""
-    yield "good", "machine", f"{facts.kernel}, {count_of(node.cores or 0, 'core')}{memory}", ""
+    yield "ok", "machine", f"{facts.kernel}, {count_of(node.cores or 0, 'core')}{memory}", ""
     yield from _judge_gpus(node, facts)
     if node.node != LOCAL:
-        yield "good", "disk", f"{render_size(node.free_bytes or 0)} free", ""
-        yield "good", "clock", f"{node.clock_offset_s or 0:+.3f} s", ""
+        yield "ok", "disk", f"{render_size(node.free_bytes or 0)} free", ""
+        yield "ok", "clock", f"{node.clock_offset_s or 0:+.3f} s", ""
     if facts.open_files is not None and facts.open_files < FEW_FILES:
         yield "warning", "open files", f"at most {facts.open_files} per process", f"ulimit -n {4 * FEW_FILES}"
     yield _judge_ports(facts, ports)
@@ -191,23 +191,23 @@ def _judge_node(node: NodeReport, ports: tuple[int, int]) -> Iterator[Judgement]
         cost, hint = COSTS.get(name, ("", ""))
         yield "warning", name, f"missing: {cost}", hint
     if not facts.missing:
-        yield "good", "features", "all that distlaunch uses", ""
+        yield "ok", "features", "all that distlaunch uses", ""
 
 
 def _judge_frameworks(node: NodeReport) -> Iterator[Judgement]:
     if node.tensorflow is None:
         yield "warning", "TensorFlow", "not installed", "pip install tensorflow, or name another Python with --python"
         return
-    yield "good", "TensorFlow", node.tensorflow, ""
+    yield "ok", "TensorFlow", node.tensorflow, ""
     if node.keras is None:
         yield "warning", "Keras", "not installed", "pip install keras"
     else:
-        yield "good", "Keras", node.keras, ""
+        yield "ok", "Keras", node.keras, ""
 
 
 def _judge_gpus(node: NodeReport, facts: FactsReport) -> Iterator[Judgement]:
     if not node.gpus:
-        yield "good", "GPUs", "none", ""
+        yield "ok", "GPUs", "none", ""
         return
     count = count_of(len(node.gpus), "GPU")
     driver = f", driver {facts.driver}" if facts.driver else ""
@@ -224,7 +224,7 @@ def _judge_gpus(node: NodeReport, facts: FactsReport) -> Iterator[Judgement]:
         message = f"{count}{driver}, but TensorFlow sees {which} of them"
         yield "error", "GPUs", message, "pip install 'tensorflow[and-cuda]', with a driver for its CUDA"
     else:
-        yield "good", "GPUs", f"{count}{driver}", ""
+        yield "ok", "GPUs", f"{count}{driver}", ""
 
 
 def _judge_ports(facts: FactsReport, ports: tuple[int, int]) -> Judgement:
@@ -232,7 +232,7 @@ def _judge_ports(facts: FactsReport, ports: tuple[int, int]) -> Judgement:
     wanted = f"{first}-{last}"
     outgoing = facts.outgoing_ports
     if outgoing is None or outgoing[1] < first or outgoing[0] > last or _covers(facts.reserved_ports, ports):
-        return "good", "ports", wanted, ""
+        return "ok", "ports", wanted, ""
     message = f"the kernel gives ports of {wanted} to outgoing connections ({outgoing[0]}-{outgoing[1]})"
     return "warning", "ports", message, f"sysctl -w net.ipv4.ip_local_reserved_ports={wanted}"
 

@@ -62,7 +62,7 @@ class TaskReport(Result):
     address: str
     """`host:port` as in TF_CONFIG."""
     unguarded: str | None = None
-    """Why strangers could reach that port; null if they could not, or if the port was never held."""
+    """Why unknown peers could reach that port; null if they could not, or if the port was never held."""
     pid: int | None = None
     """The process ID on that machine; null if the task was never started."""
     started: float | None = None
@@ -189,7 +189,7 @@ class NodeReport(Result):
     addresses: list[str] = []
     """All addresses of the node's interfaces except the loopback; TensorFlow listens on all of them."""
     unguarded: dict[str, str] = {}
-    """By task, why strangers can reach its port; the ports of all other tasks are guarded."""
+    """By task, why unknown peers can reach its port; the ports of all other tasks are guarded."""
     executable: str | None = None
     """The node's Python interpreter."""
     python: str | None = None
@@ -241,7 +241,7 @@ class CheckReport(Result):
 
     name: str
     """The name of the cluster, from the spec."""
-    good: bool
+    ok: bool
     """Whether nothing keeps the cluster from starting."""
     nodes: list[NodeReport]
     """All nodes, in the order of the spec."""

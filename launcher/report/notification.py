@@ -1,4 +1,4 @@
-"""Notifications: selects the happenings among the events of a run's journal, and writes a message for each."""
+"""Notifications: selects the events of a run to notify people of, and writes a message for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.printable import printable
 from launcher.report.run_events import AttemptEnded, Ended, Record, State
-from launcher.spec.parts import HappeningName
+from launcher.spec.parts import NotifiedEvent
 from launcher.spec.redaction import hide_text
 from worker_entry.protocol import environment
 from worker_entry.protocol.frozen import dataclass
@@ -17,10 +17,10 @@ MESSAGE_LIMIT = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Happening:
+class Notification:
     """An event of a run to notify people of; `task` and `host` caused the event, if a task did."""
 
-    name: HappeningName
+    event: NotifiedEvent
     time: float
     attempt: int
     reference: str
@@ -29,15 +29,15 @@ class Happening:
     host: str | None = None
 
 
-class Happenings:
-    """Finds the happenings among the events of a run."""
+class Notifications:
+    """Finds the events to notify people of."""
 
     def __init__(self) -> None:
         self._cause: tuple[str | None, str | None] = (None, None)
         """The task and the node that ended the last attempt."""
 
-    def note(self, record: Record) -> Happening | None:
-        """Returns the happening for this event; None for an event without notification."""
+    def note(self, record: Record) -> Notification | None:
+        """Returns the notification of this event; None for an event without notification."""
         match record.event:
             case AttemptEnded(report):
                 verdict = report.verdict
@@ -54,11 +54,11 @@ class Happenings:
                 return self._make("succeeded", record, reference, message)
         return None
 
-    def _make(self, name: HappeningName, record: Record, reference: str, message: str) -> Happening:
+    def _make(self, event: NotifiedEvent, record: Record, reference: str, message: str) -> Notification:
         text = hide_text(message)
         task, host = self._cause
-        return Happening(
-            name=name,
+        return Notification(
+            event=event,
             time=record.time,
             attempt=record.attempt,
             reference=reference,
@@ -69,31 +69,31 @@ class Happenings:
 
 
 def make_payload(
-    happening: Happening, *, run_id: str, name: str, directory: str, started: float, goodput: float | None
+    notification: Notification, *, run_id: str, name: str, directory: str, started: float, goodput: float | None
 ) -> dict[str, Any]:
     """The JSON object of a notification; `goodput` is the share of training in the time so far, None if unknown."""
     return {
-        "happening": happening.name,
+        "event": notification.event,
         "run": run_id,
         "name": name,
-        "reference": happening.reference,
-        "message": happening.message,
-        "task": happening.task,
-        "host": happening.host,
-        "attempt": happening.attempt,
-        "time": round(happening.time, 3),
-        "elapsed_s": round(max(happening.time - started, 0.0), 3),
+        "reference": notification.reference,
+        "message": notification.message,
+        "task": notification.task,
+        "host": notification.host,
+        "attempt": notification.attempt,
+        "time": round(notification.time, 3),
+        "elapsed_s": round(max(notification.time - started, 0.0), 3),
         "goodput": goodput,
         "directory": directory,
         # The field that Slack, Mattermost and others show.
-        "text": f"{name} {happening.name}: {happening.message} ({run_id}, attempt {happening.attempt})",
+        "text": f"{name} {notification.event}: {notification.message} ({run_id}, attempt {notification.attempt})",
     }
 
 
 def make_variables(payload: Mapping[str, Any]) -> dict[str, str]:
     """The main fields of a notification as environment variables."""
     facts = {
-        environment.HAPPENING: payload["happening"],
+        environment.EVENT: payload["event"],
         environment.RUN: payload["run"],
         environment.RUN_NAME: payload["name"],
         environment.ATTEMPT: payload["attempt"],

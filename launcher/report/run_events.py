@@ -11,14 +11,15 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
 from launcher.gang import events as gang
 from launcher.gang.restarts import Ending
+from launcher.report.journal_line import Line, Message, parse_line, parse_lines
 from launcher.report.models import AttemptReport
 from launcher.report.state_names import StateName
 from launcher.tasks import TaskId
@@ -48,14 +49,6 @@ class State:
     state: StateName
     reference: str = ""
     message: str = ""
-
-
-@dataclass(frozen=True)
-class Said:
-    """A message to the user, as the terminal shows it."""
-
-    level: Literal["note", "warning", "error"]
-    text: str
 
 
 @dataclass(frozen=True)
@@ -89,7 +82,7 @@ class Straggler:
 
 
 @dataclass(frozen=True)
-class StrangerRefused:
+class ConnectionRejected:
     """A task's port has refused connections from this address outside the cluster; recorded once per address."""
 
     task: TaskId
@@ -143,12 +136,12 @@ class Ended:
 RunEvent = (
     RunStarted
     | State
-    | Said
+    | Message
     | NodeMet
     | LinkDropped
     | LinkResumed
     | Straggler
-    | StrangerRefused
+    | ConnectionRejected
     | Checkpoint
     | CompileCache
     | AttemptEnded
@@ -215,35 +208,41 @@ def parse_record(line: bytes) -> Record | None:
         ValueError: the line is incomplete, or not a line of a journal.
     """
     try:
-        return make_record(json.loads(line))
-    except (TypeError, ValueError) as error:
+        return make_record(parse_line(line))
+    except ValueError as error:
         raise ValueError(f"not a line of a journal: {error}") from None
 
 
 def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
     """Yields the records of a journal's lines, in order; ignores torn and malformed lines and unknown kinds."""
+    return make_records(parse_lines(lines))
+
+
+def make_records(lines: Iterable[Line]) -> Iterator[Record]:
+    """Yields the records of the lines, in order; ignores malformed lines and unknown kinds."""
     for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            record = parse_record(line)
+        with contextlib.suppress(ValueError):
+            record = make_record(line)
             if record is not None:
                 yield record
 
 
-def make_record(facts: Mapping[str, Any]) -> Record | None:
-    """Makes the record of a line's object; returns None for a kind that this version does not know.
+def make_record(line: Line) -> Record | None:
+    """Makes the record of a line; returns None for a kind that this version does not know.
 
     Raises:
-        ValueError: the object does not belong to a journal.
+        ValueError: the line has not the fields of its kind.
     """
+    facts = line.facts
+    cls: Any = KINDS.get(line.kind)
+    if cls is None:
+        return None
     try:
-        cls = KINDS.get(facts["event"])
-        if cls is None:
-            return None
         names = {field.name for field in fields(cls)}
         values = {name: facts[stored] for name in names if (stored := _OF_EVENT.get(name, name)) in facts}
         event = _adapter(cls).validate_python(values, strict=False)
         node = str(facts["node"]) if "frame" in facts else ""
-        return Record(float(facts["time"]), int(facts["attempt"]), event, node, int(facts.get("frame", 0)))
+        return Record(line.time, line.attempt, event, node, int(facts.get("frame", 0)))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not a record: {error}") from None
 

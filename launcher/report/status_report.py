@@ -50,7 +50,7 @@ class TaskState(Result):
     address: str | None = None
     """The task's address in TF_CONFIG, with the port; null until it is known."""
     unguarded: str | None = None
-    """Why strangers can reach that port; null if they cannot, or before the port is held."""
+    """Why unknown peers can reach that port; null if they cannot, or before the port is held."""
     pid: int | None = None
     """The process ID on the node."""
     epoch: int | None = None

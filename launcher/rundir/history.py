@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import get_args
 
 from launcher.gang import events as gang
@@ -13,10 +12,12 @@ from launcher.gang.facts import record
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.restarts import Ending
 from launcher.gang.state import AttemptState, Phase
+from launcher.plan.paths import RunPaths
 from launcher.report.models import AttemptReport
-from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, RunStarted, State, parse_records
+from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, RunStarted, State
 from launcher.report.run_report import Earlier
 from launcher.report.state_names import StateName
+from launcher.rundir.record import RecordedRun
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.messages import Ready
@@ -80,12 +81,8 @@ NO_HISTORY = History()
 """The history for a run's first controller."""
 
 
-def read_history(path: Path) -> History:
-    """Returns the history in a journal; empty if there is none. Ignores torn lines and unknown kinds."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return NO_HISTORY
+def read_history(files: RunPaths) -> History:
+    """Returns the history in a run's journal; empty if there is none."""
     attempts: list[AttemptReport] = []
     endings: list[Ending] = []
     records: list[Record] = []
@@ -94,7 +91,7 @@ def read_history(path: Path) -> History:
     state: StateName = "connecting"
     ended: Ended | None = None
     number, began, attended, is_attended = 0, 0.0, 0.0, False
-    for entry in parse_records(lines):
+    for entry in RecordedRun(files).read_records():
         if isinstance(entry.event, RunStarted):
             attended, is_attended = max(attended, entry.event.written if is_attended else 0.0), False
         if entry.attempt:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launcher.console.writer import Level
 from launcher.gang.claims import render_busy_gpus
 from launcher.gang.events import Event, Fact, NodeClaimed, TaskReported
 from launcher.gang.state import AttemptState
+from launcher.report.journal_line import Level, Message
 from launcher.report.models import RunReport
-from launcher.report.run_events import Ended, Record, RunEvent, Said, State, render_record
+from launcher.report.run_events import Ended, Record, RunEvent, State, render_record
 from launcher.report.state_names import StateName
 from launcher.report.status_report import name_state
 from launcher.tasks import TaskId
@@ -88,7 +88,7 @@ class Journal:
 
     def say(self, level: Level, text: str) -> None:
         """Appends a message to the user."""
-        self.write(Said(level, text))
+        self.write(Message(level, text))
 
     def begin_attempt(self, number: int, nodes: Mapping[str, int]) -> None:
         """Begins an attempt; `nodes`: how many tasks each has."""

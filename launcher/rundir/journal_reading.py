@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from launcher.console.writer import Level
+from launcher.report.journal_line import Line, parse_lines
 
 PIECE = 1 << 20
-
-Entry = dict[str, Any]
-"""One line: at least `time` (Unix seconds), `attempt` and `event`."""
 
 
 class JournalReader:
@@ -26,8 +20,11 @@ class JournalReader:
         self._offset = offset
         self._begins_within = offset > 0
 
-    def read(self) -> Iterator[Entry]:
-        """Yields the entries since the last call; none if there is no file. Skips lines that are not entries."""
+    def read(self) -> Iterator[Line]:
+        """Yields the lines since the last call; none if there is no file. Skips those that are malformed."""
+        return parse_lines(self._read_lines())
+
+    def _read_lines(self) -> Iterator[bytes]:
         rest = b""
         try:
             with os.fdopen(open_regular(self._path), "rb") as file:
@@ -38,14 +35,14 @@ class JournalReader:
                         self._offset += len(line) + 1
                         if self._begins_within:
                             self._begins_within = False
-                        elif (entry := _parse(line)) is not None:
-                            yield entry
+                        else:
+                            yield line
         except OSError:
             return
 
 
-def read_last_entries(path: Path, size: int = PIECE) -> tuple[list[Entry], JournalReader]:
-    """Returns the entries in the last `size` bytes, and a reader for later entries."""
+def read_last_lines(path: Path, size: int = PIECE) -> tuple[list[Line], JournalReader]:
+    """Returns the journal's lines in the last `size` bytes, and a reader for later lines."""
     try:
         offset = max(path.stat().st_size - size, 0)
     except OSError:
@@ -65,25 +62,3 @@ def open_regular(path: Path) -> int:
         os.close(descriptor)
         raise OSError(f"{path} is not a regular file")
     return descriptor
-
-
-def said_text(entry: Entry) -> str:
-    """The text of a `said` entry."""
-    return str(entry.get("text", ""))
-
-
-def said_level(entry: Entry) -> Level:
-    """The level of a `said` entry; `note` if the level is unknown."""
-    level = entry.get("level")
-    return level if level in ("warning", "error") else "note"
-
-
-def _parse(line: bytes) -> Entry | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
-        return None
-    is_time = isinstance(entry.get("time"), (int, float)) and not isinstance(entry["time"], bool)
-    return entry if is_time else None

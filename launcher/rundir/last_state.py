@@ -39,7 +39,7 @@ def read_last_status(files: RunPaths, summary: RunSummary) -> RunStatus:
     """The status of a run that is over, or whose controller is gone."""
     report = read_end_report(files, summary)
     if report is None:
-        history = read_history(files.events)
+        history = read_history(files)
         attempt, tasks = history.attempt, _read_tasks(files, history)
     elif report.attempts:
         last = report.attempts[-1]

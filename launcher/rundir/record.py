@@ -10,22 +10,27 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RunDirectoryError
 from launcher.plan.paths import RunPaths
-from launcher.rundir.journal_reading import PIECE, Entry, JournalReader, open_regular, read_last_entries
+from launcher.report.journal_line import Line
+from launcher.rundir.journal_reading import PIECE, JournalReader, open_regular, read_last_lines
 from launcher.rundir.owner import Controller, parse_controller
 from launcher.tasks import TaskId, parse_task_id
 from worker_entry.protocol.frozen import dataclass
 
 if TYPE_CHECKING:
+    from launcher.report.run_events import Record
     from launcher.spec.models import ClusterSpec
 
-FORMAT = 1
-"""The format of run.json. Folders of earlier versions have none, and are read; those of later versions are refused."""
+FORMAT = 2
+"""The format of a run's folder, which run.json names; those of later versions are refused.
+
+0: run.json names no format. 1: messages in events.jsonl are of the kind `said`, and `connection` in spec.json is `way`.
+"""
 RECORD_LIMIT = 1 << 20
 FILE_LIMIT = 64 << 20
 """Bytes of the longest plan, spec or report that is read."""
@@ -142,7 +147,7 @@ class RecordedRun:
         from launcher.spec.models import ClusterSpec  # commands that only read the record need no models
 
         try:
-            return ClusterSpec.model_validate_json(self.spec)
+            return ClusterSpec.model_validate(_rename_fields(json.loads(self.spec)))
         except ValueError as error:
             raise RunDirectoryError(f"cannot read {self.files.spec}: {error}") from None
 
@@ -151,9 +156,19 @@ class RecordedRun:
         """The content of report.json; empty if it cannot be read."""
         return read_object(self.files.report)
 
-    def read_journal(self, size: int = PIECE) -> tuple[list[Entry], JournalReader]:
-        """Returns the entries in the last `size` bytes of events.jsonl, and a reader for later entries."""
-        return read_last_entries(self.files.events, size)
+    def read_journal(self, size: int = PIECE) -> tuple[list[Line], JournalReader]:
+        """Returns the lines in the last `size` bytes of events.jsonl, and a reader for later lines."""
+        return read_last_lines(self.files.events, size)
+
+    def read_records(self) -> Iterator[Record]:
+        """Yields all events of the journal, complete, in order; ignores torn lines and unknown kinds."""
+        from launcher.report.run_events import parse_records  # commands that only read messages need no models
+
+        try:
+            lines = self.files.events.read_bytes().splitlines()
+        except OSError:
+            return
+        yield from parse_records(lines)
 
 
 def read_record(files: RunPaths) -> RunRecord:
@@ -182,6 +197,15 @@ def _parse_record(files: RunPaths, facts: Mapping[str, Any], written: float) -> 
         job=_job(facts.get("job")),
         waits=bool(facts.get("waits", False)),
     )
+
+
+def _rename_fields(spec: object) -> object:
+    """Gives the fields of a spec of format 1 their present names."""
+    if not isinstance(spec, dict):
+        return spec
+    nodes = spec.get("nodes")
+    renamed = {"connection" if name == "way" else name: value for name, value in spec.items()}
+    return renamed | ({"nodes": [_rename_fields(node) for node in nodes]} if isinstance(nodes, list) else {})
 
 
 def read_object(path: Path, limit: int = FILE_LIMIT) -> Mapping[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from launcher.errors import EXIT_INFRASTRUCTURE
 from launcher.plan.paths import RunPaths
+from launcher.report.journal_line import Line
 from launcher.report.state_names import LiveState, Outcome, RunState
 from launcher.rundir.directory import RunDir
 from launcher.rundir.logs import find_attempts
@@ -187,14 +188,14 @@ def _find_end(files: RunDir, record: RunRecord) -> tuple[RecordedEnd, int]:
     journal and the report of a resumed run have the ends of its earlier starts.
     """
     run = RecordedRun(files)
-    events = run.read_journal(LAST_BYTES)[0] or run.read_journal(END_BYTES)[0]
-    attempts = _read_attempt(events[-1]) if events else 0
+    lines = run.read_journal(LAST_BYTES)[0] or run.read_journal(END_BYTES)[0]
+    attempts = lines[-1].attempt if lines else 0
     if record.end.outcome:
         return record.end, attempts
-    for event in reversed(events):
-        if event.get("event") == "ended":
-            return parse_end(event, event.get("time")), attempts
-        if event.get("event") == "run-started":
+    for line in reversed(lines):
+        if line.kind == "ended":
+            return parse_end(line.facts, line.time), attempts
+        if line.kind == "run-started":
             break
     report = run.report
     verdict, tries = report.get("verdict"), report.get("attempts")
@@ -240,24 +241,23 @@ def live_facts(files: RunPaths, record: RunRecord) -> LiveFacts:
     return facts if epoch is None and step is None else replace(facts, epoch=epoch, step=step)
 
 
-def replay(events: Sequence[Mapping[str, Any]], tasks: int | None) -> LiveFacts:
-    """Returns the facts that follow from a journal's last events; earlier events are unknown."""
+def replay(lines: Iterable[Line], tasks: int | None) -> LiveFacts:
+    """Returns the facts that follow from a journal's last lines; earlier ones are unknown."""
     state: LiveState = "running"
     attempt = 0
     progress: dict[str, Progress] = {}
     up: set[str] | None = None
-    for event in events:
-        kind, number, task = event.get("event"), event.get("attempt"), event.get("task")
-        if kind == "run-started" or (isinstance(number, int) and number > attempt > 0):
+    for line in lines:
+        kind, task = line.kind, line.facts.get("task")
+        if kind == "run-started" or line.attempt > attempt > 0:
             up, progress = set(), {}
         if kind == "run-started":
             state = "connecting"
-        if isinstance(number, int):
-            attempt = number
-            if number == 0 and up is None:
-                up = set()
-        if kind == "state" and event.get("state") in get_args(LiveState):
-            state = event["state"]
+        attempt = line.attempt
+        if attempt == 0 and up is None:
+            up = set()
+        if kind == "state" and line.facts.get("state") in get_args(LiveState):
+            state = line.facts["state"]
         if not isinstance(task, str):
             continue
         if up is not None and kind == "task-started":
@@ -265,7 +265,7 @@ def replay(events: Sequence[Mapping[str, Any]], tasks: int | None) -> LiveFacts:
         elif up is not None and kind == "task-exited":
             up.discard(task)
         elif kind == "task-reported":
-            progress[task] = _read_progress(event.get("progress"))
+            progress[task] = _read_progress(line.facts.get("progress"))
     epoch, step = _furthest(progress.values())
     return LiveFacts(
         state=state,

@@ -102,9 +102,9 @@ def make_nodes(allocation: Allocation, spec: ClusterSpec) -> list[dict[str, Any]
     nodes: list[dict[str, Any]] = []
     for index, (host, count) in enumerate(zip(allocation.hosts, allocation.tasks, strict=True)):
         if index >= len(allocation.hosts) - spares:
-            nodes.append({"host": host, "way": "slurm", "spare": True})
+            nodes.append({"host": host, "connection": "slurm", "spare": True})
             continue
-        nodes.append({"host": host, "way": "slurm", "tasks": spec.tasks_for(count, index)})
+        nodes.append({"host": host, "connection": "slurm", "tasks": spec.tasks_for(count, index)})
     return nodes
 
 

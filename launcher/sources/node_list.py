@@ -101,7 +101,7 @@ def take_pods(spec: ClusterSpec, pods: Sequence[tuple[str, str | None]]) -> Clus
     nodes = [
         {
             "host": name,
-            "way": KUBERNETES,
+            "connection": KUBERNETES,
             "tasks": spec.tasks_for(spec.source.workers_per_pod, index),
             **({"address": address} if address is not None else {}),
             **({"python": spec.source.python} if spec.source.python is not None else {}),

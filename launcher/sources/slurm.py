@@ -18,7 +18,7 @@ from launcher.slurm.ending import KILL_WAIT_S, Job, explain_end, parse_job
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
 from launcher.spec.parts import ProgramSpec
-from launcher.transports.slurm import SlurmWay
+from launcher.transports.slurm import SlurmConnector
 from worker_entry.protocol.frozen import replace
 from worker_entry.system import clock
 from worker_entry.system.engine import is_managed
@@ -40,14 +40,16 @@ class SlurmEngine:
     Args:
         job: the job's ID.
         restarts: how often the job has been requeued before.
-        ways: returns the current ways to the job's nodes.
+        connectors: returns the current connectors to the job's nodes.
         stop_early_s: how long before the end of the job's time the tasks are stopped.
     """
 
-    def __init__(self, job: str, restarts: int, ways: Callable[[], Iterable[object]], stop_early_s: float) -> None:
+    def __init__(
+        self, job: str, restarts: int, connectors: Callable[[], Iterable[object]], stop_early_s: float
+    ) -> None:
         self.job = job
         self._restarts = restarts
-        self._ways = ways
+        self._connectors = connectors
         self._stop_early_s = stop_early_s
         self._began = clock.now()
         self._closed = threading.Event()
@@ -71,14 +73,19 @@ class SlurmEngine:
 
     def forget(self) -> None:
         """Forgets Slurm's messages about earlier attempts."""
-        for way in self._ways():
-            if isinstance(way, SlurmWay):
-                way.said.clear()
+        for connector in self._connectors():
+            if isinstance(connector, SlurmConnector):
+                connector.said.clear()
 
     def find_end(self, lost: Collection[str] = ()) -> EndAnnounced | None:
         """Why the job ends, and how long its tasks may still run; None if no end of the job is known."""
         job = self._show()
-        said = [line for way in self._ways() if isinstance(way, SlurmWay) for line in [*way.said]]
+        said = [
+            line
+            for connector in self._connectors()
+            if isinstance(connector, SlurmConnector)
+            for line in [*connector.said]
+        ]
         found = explain_end(job, self.job, said, restarts=self._restarts, since=self._began, now=clock.now())
         return replace(found, grace_s=self._find_grace(job)) if found is not None else None
 
@@ -141,12 +148,12 @@ class SlurmEngine:
         put(EndAnnounced("preempted", message, (), max(self._stop_early_s - margin_s, 0.0)))
 
 
-def find_engine(spec: ClusterSpec, ways: Callable[[], Iterable[object]]) -> SlurmEngine | None:
+def find_engine(spec: ClusterSpec, connectors: Callable[[], Iterable[object]]) -> SlurmEngine | None:
     """The Slurm job of this process, if the run depends on the job."""
     job = os.environ.get(JOB_ID, "")
-    if not job.isdigit() or not (is_managed() or any(node.way == SLURM for node in spec.nodes)):
+    if not job.isdigit() or not (is_managed() or any(node.connection == SLURM for node in spec.nodes)):
         return None
-    return SlurmEngine(job, count_restarts(), ways, spec.slurm.stop_early_s)
+    return SlurmEngine(job, count_restarts(), connectors, spec.slurm.stop_early_s)
 
 
 def count_restarts(environ: Mapping[str, str] = os.environ) -> int:

@@ -67,10 +67,14 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         yield ("cross_device",), "applies only to mirrored; remove it"
     if spec.cache is not None and spec.program.command is not None:
         yield ("cache",), "the compiler of a `command:` is unknown; name a script or a module, or remove it"
-    if spec.slurm != SlurmSpec() and spec.source != "slurm" and not any(node.way == "slurm" for node in spec.nodes):
+    if (
+        spec.slurm != SlurmSpec()
+        and spec.source != "slurm"
+        and not any(node.connection == "slurm" for node in spec.nodes)
+    ):
         yield ("slurm",), "applies only to `nodes: slurm`; remove it"
-    if isinstance(spec.source, PodsSpec) and "way" in spec.model_fields_set:
-        yield ("way",), "pods are reached by `kubectl exec`; remove it"
+    if isinstance(spec.source, PodsSpec) and "connection" in spec.model_fields_set:
+        yield ("connection",), "pods are reached by `kubectl exec`; remove it"
     if spec.keep_warm_s and isinstance(spec.source, PodsSpec):
         yield ("keep_warm_s",), "pods end with their run; remove it"
     if spec.keep_warm_s and (spec.preload is False or spec.program.command is not None):
@@ -118,8 +122,8 @@ def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         if first != index:
             yield (*path, "host"), f"{node.host} is already nodes[{first}]; give that node all of the tasks"
             continue
-        if node.is_local and node.way is not None:
-            yield (*path, "way"), "`local` is this machine, which needs no way; remove it"
+        if node.is_local and node.connection is not None:
+            yield (*path, "connection"), "`local` is this machine, which needs no connection; remove it"
         if node.address is not None and node.addresses is not None:
             yield (*path, "addresses"), "cannot be combined with `address:`; keep one of them"
         if node.is_local and node.address is None and node.addresses is None and len(spec.nodes) > 1:

@@ -136,7 +136,7 @@ def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
         choices = tuple(re.findall(r"'([^']+)'", context["expected"]))
         if isinstance(given, (dict, list)):
             return f"expected one of {', '.join(choices)}, got {shown}"
-        what = {"restart": "failure", "notify": "happening"}[str(path[0])] if field == "on" else field
+        what = {"restart": "failure", "notify": "event"}[str(path[0])] if field == "on" else field
         return f"unknown {what} {shown}{_suggest(str(given), choices)}"
     if kind == "string_pattern_mismatch":
         return _explain_pattern(path, given, is_key=is_key)
@@ -202,10 +202,14 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…'"
 
 
+_RENAMED = {"way": "connection"}
+"""Present names of fields that earlier versions had."""
+
+
 def _suggest(name: str, known: tuple[str, ...]) -> str:
     close = difflib.get_close_matches(name[:80].lower(), known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean `{close[0]}`?"
+    if (renamed := _RENAMED.get(name)) in known or close:
+        return f"; did you mean `{renamed or close[0]}`?"
     return f"; known: {', '.join(known)}"
 
 

@@ -30,6 +30,7 @@ from launcher.spec.fields import (
 )
 from launcher.spec.nodes import PYTHON, SLURM, MayBeListed, Nodes, NodeSpec, Source
 from launcher.spec.parts import (
+    Connection,
     KerasSpec,
     Model,
     NotifySpec,
@@ -39,7 +40,6 @@ from launcher.spec.parts import (
     SshSpec,
     SyncSpec,
     TimeoutsSpec,
-    Way,
 )
 from launcher.spec.pods import PodsSpec
 from launcher.spec.strategies import RULES, TORCH, Framework, StrategyRules
@@ -113,7 +113,7 @@ class ClusterSpec(Model):
     isolation: Literal["none", "namespace", "tunnel"] = "none"
     """Runs the tasks in a separate network that other users of the machine cannot reach: `namespace` on one machine;
     `tunnel` on several, with encrypted connections between them."""
-    way: Way = "paramiko"
+    connection: Connection = "paramiko"
     """How distlaunch runs a command on the nodes: over SSH, with its own client (`paramiko`) or the user's `ssh`
     (`openssh`); in running containers (`docker`); in running pods (`kubernetes`); in steps of a job (`slurm`); or with
     another program."""
@@ -193,7 +193,7 @@ class ClusterSpec(Model):
     @property
     def shares_files(self) -> bool:
         """Whether all nodes see the same run folder: true on one machine and, by convention, in a Slurm cluster."""
-        return all(node.is_local or node.way == SLURM for node in self.nodes)
+        return all(node.is_local or node.connection == SLURM for node in self.nodes)
 
     @property
     def logs(self) -> str | None:
@@ -221,7 +221,7 @@ class ClusterSpec(Model):
             own: the interpreter that runs distlaunch.
             found: the interpreter that the node uses, if it is known.
         """
-        own = own if node.is_local or node.way == SLURM else PYTHON
+        own = own if node.is_local or node.connection == SLURM else PYTHON
         return node.python or self.python or found or own
 
     def placements(self) -> Iterator[tuple[NodeSpec, TaskId]]:

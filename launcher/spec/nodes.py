@@ -10,7 +10,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from launcher.spec import field_options
 from launcher.spec.fields import MANY, ONE, PODS, Address, AtMost, Environment, FilledText, GpuName, HostName, Port
-from launcher.spec.parts import Model, NodeSourceSpec, SshSpec, Way
+from launcher.spec.parts import Connection, Model, NodeSourceSpec, SshSpec
 from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.tasks import TaskType
 from worker_entry.protocol.frozen import dataclass
@@ -49,8 +49,8 @@ class NodeSpec(Model):
     """The Python interpreter to use on this node. Default: the cluster's `python`."""
     env: Environment = {}
     """Environment variables of the tasks here; they override those of the cluster."""
-    way: Way | None = None
-    """How distlaunch runs a command on this node. Default: the cluster's `way`."""
+    connection: Connection | None = None
+    """How distlaunch runs a command on this node. Default: the cluster's `connection`."""
     ssh: SshSpec = SshSpec()
     """How to reach this node; overrides the cluster's `ssh`."""
 

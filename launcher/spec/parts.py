@@ -103,7 +103,7 @@ class SshSpec(Model):
     """Machines to go through, as for `ssh -J`."""
 
 
-class CommandWaySpec(Model):
+class ConnectionCommandSpec(Model):
     """A program that connects to a node: it runs a command there, and connects the command's stdin and stdout."""
 
     command: Annotated[list[Word], Field(min_length=1), Hides(hide_words)]
@@ -111,10 +111,10 @@ class CommandWaySpec(Model):
     Without `{command}`, the words of the command follow as arguments."""
 
 
-Way = Annotated[
+Connection = Annotated[
     Annotated[Literal["paramiko", "openssh", "docker", "kubernetes", "slurm"], Tag(ONE)]
-    | Annotated[CommandWaySpec, Tag(MANY)],
-    Discriminator(lambda value: MANY if isinstance(value, (dict, CommandWaySpec)) else ONE),
+    | Annotated[ConnectionCommandSpec, Tag(MANY)],
+    Discriminator(lambda value: MANY if isinstance(value, (dict, ConnectionCommandSpec)) else ONE),
 ]
 
 
@@ -237,11 +237,11 @@ class TimeoutsSpec(Model):
     """How long a node continues without contact with distlaunch; until then, a broken connection can be replaced."""
 
 
-HappeningName = Literal["failed", "restarted", "stalled", "succeeded"]
+NotifiedEvent = Literal["failed", "restarted", "stalled", "succeeded"]
 
 
 class NotifySpec(Model):
-    """The recipients of notifications about a run, and the happenings that they are notified of."""
+    """The recipients of notifications about a run, and the events that they are notified of."""
 
     webhook: Annotated[WebAddress | None, Field(repr=False)] = None
     """The URL to which a JSON object is POSTed; a secret, which is never shown and not written to the run's files."""
@@ -249,8 +249,8 @@ class NotifySpec(Model):
     """The variable of distlaunch's environment that has the URL."""
     command: Annotated[Words, Field(min_length=1)] | None = None
     """A program and its arguments, run here without a shell; reads the JSON object from stdin."""
-    on: Annotated[list[HappeningName], Field(min_length=1)] = ["failed", "stalled", "succeeded"]
-    """The happenings that cause a notification."""
+    on: Annotated[list[NotifiedEvent], Field(min_length=1)] = ["failed", "stalled", "succeeded"]
+    """The events that cause a notification."""
 
     def without_secrets(self) -> NotifySpec:
         """A webhook is replaced by the variable from which `resume` takes it."""

@@ -24,7 +24,7 @@ _MACHINE_FIELDS = {
     "gpus_per_worker": None,
     "python": None,
     "ssh": SshSpec(),
-    "way": None,
+    "connection": None,
 }
 """Fields of a node that apply only to the real machine, and their values in a container."""
 
@@ -52,7 +52,7 @@ def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> Clus
         return spec.changed(
             nodes=nodes,
             python=None,
-            way="paramiko",
+            connection="paramiko",
             ssh=SshSpec(),
             host_keys="strict",
             restart=restart,

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from launcher import helpers
 from launcher.bounded_server import BoundedServer
 from launcher.transports.base import LinkBroken, LinkError
+from launcher.transports.connector import FIRST_S, Opening
 from launcher.transports.payload import make_payload
 from launcher.transports.programs import ProgramStream
 from launcher.transports.streams import await_readable
-from launcher.transports.way import FIRST_S, Opening
 from worker_entry.bootstrap.callback import AGENT, CALL_S, CONTROLLER, FAILED, prove, receive_line, send_line
 from worker_entry.system.network import own_addresses
 
@@ -41,7 +41,7 @@ class Gathering:
         words: the command of the step, without that of the agents.
         environ: its environment.
         hosts: the nodes.
-        hear: gets what the step's program says on stderr; see ProgramWay.
+        hear: gets what the step's program says on stderr; see ProgramConnector.
     """
 
     def __init__(

@@ -8,10 +8,10 @@ from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.transports.base import AgentAddress, GoneError, LinkError
+from launcher.transports.connector import Opening
 from launcher.transports.payload import make_payload
 from launcher.transports.streams import ask
-from launcher.transports.targets import find_way, name_python
-from launcher.transports.way import Opening
+from launcher.transports.targets import find_connector, name_python
 from launcher.wording import count_of
 from worker_entry.agent import cleanup
 from worker_entry.protocol.frozen import dataclass
@@ -35,7 +35,7 @@ class CleanedNode:
     """Whether the node was reached, but an agent may still run where it cannot be seen."""
 
     @property
-    def good(self) -> bool:
+    def ok(self) -> bool:
         return not self.problem and not self.left
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ def end_warm(spec: ClusterSpec, node: NodeSpec) -> CleanedNode:
 
 def _ask(spec: ClusterSpec, node: NodeSpec, order: Clean) -> CleanedNode:
     try:
-        stream = find_way(spec, node).open(make_payload("clean"), name_python(spec, node), Opening())
+        stream = find_connector(spec, node).open(make_payload("clean"), name_python(spec, node), Opening())
         message = ask(stream, order, ANSWER_S)
     except GoneError:
         return CleanedNode(node.host, gone=True)

@@ -1,4 +1,4 @@
-"""Ways through a program of this machine: it runs a command on the node and connects its stdin and stdout to ours."""
+"""Connects through a program of this machine, which runs a command on the node and passes its stdin and stdout."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from launcher import helpers
 from launcher.spec.redaction import hide_text
 from launcher.transports.base import GoneError, LinkBroken, LinkError
+from launcher.transports.connector import Opening
 from launcher.transports.payload import Payload
 from launcher.transports.streams import await_readable
-from launcher.transports.way import Opening
 from worker_entry.protocol.frozen import dataclass
 
 HOST, COMMAND = "{host}", "{command}"
@@ -34,12 +34,13 @@ SAID_LINES = 20
 
 
 @dataclass(frozen=True)
-class ProgramWay:
-    """`words` is the program with its arguments, before `expand`; `address`: see Way. `note`: what the user is told.
+class ProgramConnector:
+    """`words` is the program with its arguments, before `expand`; `address`: see Connector.
 
-    `environ`: the program's environment, if it is not ours. `heard` gets each line that the program says on stderr, and
-    returns whether the user may see it. `gone` matches what it says about a machine that no longer exists; the group
-    `ended`, about one on which nothing runs. `hides_breaks`: it ends with status 0 even when its connection breaks.
+    `note`: a message for the user. `environ`: the program's environment, if it is not ours. `heard` gets each line of
+    the program's stderr, and returns whether the user may see it. `gone` matches its error for a machine that no longer
+    exists; the group `ended`, for one on which nothing runs. `hides_breaks`: it ends with status 0 even when its
+    connection breaks.
     """
 
     words: tuple[str, ...]
@@ -87,7 +88,7 @@ def expand(words: Sequence[str], host: str, payload: Payload) -> list[str]:
 
 
 class ProgramStream:
-    """The running program. `note` gets what it says on stderr before its first output; for the rest, see ProgramWay."""
+    """The running program. `note` gets its stderr before its first output; for the rest, see ProgramConnector."""
 
     def __init__(
         self,

@@ -1,15 +1,15 @@
-"""Starts an agent on another machine, by any way: one command there, and frames over its stdin and stdout."""
+"""Starts an agent on another machine: runs one command there, and exchanges frames over its stdin and stdout."""
 
 from __future__ import annotations
 
 import threading
 
 from launcher.transports.base import Deliver, FileSink, LinkError, LinkNote, Resumption
+from launcher.transports.connector import Connector, Opening
 from launcher.transports.framed_link import FramedLink
 from launcher.transports.payload import make_payload
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.streams import Stream, ask
-from launcher.transports.way import Opening, Way
 from worker_entry.protocol.messages import Cleaned
 from worker_entry.protocol.orders import VERSION, Clean
 
@@ -29,8 +29,8 @@ class RemoteTransport:
 
     shares_files = False
 
-    def __init__(self, way: Way, python: str, *, run_id: str = "", may_stay: bool = False) -> None:
-        self._way = way
+    def __init__(self, connector: Connector, python: str, *, run_id: str = "", may_stay: bool = False) -> None:
+        self._connector = connector
         self._python = python
         self._run_id = run_id
         self._verb = "warm-node" if may_stay else "node"
@@ -40,7 +40,7 @@ class RemoteTransport:
     ) -> RemoteLink:
         return RemoteLink(
             node=node,
-            way=self._way,
+            connector=self._connector,
             python=self._python,
             verb=self._verb,
             deliver=deliver,
@@ -58,7 +58,7 @@ class RemoteLink(FramedLink):
         self,
         *,
         node: str,
-        way: Way,
+        connector: Connector,
         python: str,
         verb: str,
         deliver: Deliver,
@@ -68,7 +68,7 @@ class RemoteLink(FramedLink):
         run_id: str = "",
     ) -> None:
         self._run_id = run_id
-        self._way = way
+        self._connector = connector
         self._python = python
         self._closing = threading.Event()
         self._opening = Opening(
@@ -78,7 +78,7 @@ class RemoteLink(FramedLink):
         self._began = resumption is not None
         self._frames = ResumableLink(
             node,
-            lambda: self._way.open(make_payload(verb), python, self._opening),
+            lambda: self._connector.open(make_payload(verb), python, self._opening),
             deliver,
             mirror,
             lease_s=lease_s,
@@ -110,7 +110,7 @@ class RemoteLink(FramedLink):
         run_ids = [self._run_id] if self._run_id else []
         order = Clean(VERSION, run_ids, frames.reattach_folder, frames.generation, process_view=frames.process_view)
         try:
-            stream = self._way.open(make_payload("clean"), self._python, Opening(within_s=LAST_TRY_S, attempts=1))
+            stream = self._connector.open(make_payload("clean"), self._python, Opening(within_s=LAST_TRY_S, attempts=1))
             answer = ask(stream, order, END_BY_GUARDIAN_S)
         except LinkError:
             return False
@@ -118,7 +118,7 @@ class RemoteLink(FramedLink):
 
     def _reopen(self, within_s: float) -> Stream:
         opening = Opening(within_s=within_s, attempts=1, cancelled=self._closing, begin=self._begin)
-        return self._way.open(make_payload("attach"), self._python, opening)
+        return self._connector.open(make_payload("attach"), self._python, opening)
 
     def _begin(self) -> None:
         """Notes that something may be started on the node, which `close` has to wait for."""

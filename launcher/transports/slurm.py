@@ -1,4 +1,4 @@
-"""The way to a node of a Slurm job: a step of the job there."""
+"""Connects to a node of a Slurm job by a step of the job there."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from launcher.slurm.calls import SlurmError
 from launcher.slurm.step import make_environment, make_step
 from launcher.transports.base import LinkError
+from launcher.transports.connector import Opening
 from launcher.transports.gathering import Gathering
 from launcher.transports.payload import Payload
-from launcher.transports.programs import ProgramWay
+from launcher.transports.programs import ProgramConnector
 from launcher.transports.streams import Stream
-from launcher.transports.way import Opening
 from worker_entry.protocol import environment
 from worker_entry.protocol.frozen import dataclass, field, replace
 
@@ -26,7 +26,7 @@ _UNBOUND = "lacks support for cpu binding"
 
 
 @dataclass(frozen=True)
-class SlurmWay:
+class SlurmConnector:
     """`job`: its id. `group`: the component of a heterogeneous job that the node belongs to.
 
     `said`: what srun and Slurm's daemons have said about our steps. `gathering`: the step that starts the first agents
@@ -48,22 +48,22 @@ class SlurmWay:
         except SlurmError as error:
             raise LinkError(error.message) from None
         environ = make_environment(os.environ)
-        way = ProgramWay(tuple(words), self.host, self.address, environ=environ, heard=listen(self.said))
-        return way.open(payload, python, opening)
+        connector = ProgramConnector(tuple(words), self.host, self.address, environ=environ, heard=listen(self.said))
+        return connector.open(payload, python, opening)
 
 
-def gather(ways: Sequence[SlurmWay], limit: int = STEPS) -> list[SlurmWay]:
-    """The same ways; more than `limit` of them share one step at first.
+def gather(connectors: Sequence[SlurmConnector], limit: int = STEPS) -> list[SlurmConnector]:
+    """The same connectors; more than `limit` of them share one step at first.
 
     Raises:
         SlurmError: srun is missing.
     """
-    if len(ways) <= limit or any(way.group is not None for way in ways):
-        return [*ways]
+    if len(connectors) <= limit or any(connector.group is not None for connector in connectors):
+        return [*connectors]
     said: deque[str] = deque(maxlen=SAID)
-    hosts = [way.host for way in ways]
-    gathering = Gathering(make_step(ways[0].job, *hosts), make_environment(os.environ), hosts, listen(said))
-    return [replace(way, said=said, gathering=gathering) for way in ways]
+    hosts = [connector.host for connector in connectors]
+    gathering = Gathering(make_step(connectors[0].job, *hosts), make_environment(os.environ), hosts, listen(said))
+    return [replace(connector, said=said, gathering=gathering) for connector in connectors]
 
 
 def listen(said: deque[str]) -> Callable[[str], bool]:

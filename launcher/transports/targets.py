@@ -16,17 +16,17 @@ from launcher.slurm.calls import SlurmError
 from launcher.slurm.calls import find_addresses as find_slurm_addresses
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import PYTHON, SLURM, NodeSpec
-from launcher.spec.parts import CommandWaySpec
+from launcher.spec.parts import ConnectionCommandSpec
 from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.spec.redaction import hide_words
 from launcher.transports.base import LinkError, Transport
+from launcher.transports.connector import FIRST_S, Connector
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.local import LocalTransport
 from launcher.transports.payload import IF_THERE
-from launcher.transports.programs import COMMAND, HOST, ProgramWay
+from launcher.transports.programs import COMMAND, HOST, ProgramConnector
 from launcher.transports.remote import RemoteTransport
-from launcher.transports.slurm import SlurmWay, gather
-from launcher.transports.way import FIRST_S, Way
+from launcher.transports.slurm import SlurmConnector, gather
 from worker_entry.protocol.frozen import replace
 
 ASKING_AT_ONCE = 8
@@ -44,8 +44,8 @@ OPENSSH = (
 """Options of `ssh` for a command that has no terminal and never prompts. They take precedence over the user's
 configuration: nothing of this machine, such as its ssh-agent, can be used from the node."""
 
-Targets = Mapping[str, "str | Way"]
-"""How each node is reached: a Python on this machine, or a way to another machine."""
+Targets = Mapping[str, "str | Connector"]
+"""How each node is reached: a Python on this machine, or the connector of another machine."""
 
 
 def find_targets(spec: ClusterSpec) -> Targets:
@@ -55,24 +55,24 @@ def find_targets(spec: ClusterSpec) -> Targets:
         UsageError: a node has no usable configuration or Python.
     """
     found = map_parallel(
-        lambda node: _find_own_python(spec, node) if node.is_local else find_way(spec, node),
+        lambda node: _find_own_python(spec, node) if node.is_local else find_connector(spec, node),
         spec.nodes,
         ASKING_AT_ONCE,
     )
     targets = {node.host: target for node, target in zip(spec.nodes, found, strict=True)}
-    steps = {host: way for host, way in targets.items() if isinstance(way, SlurmWay)}
+    steps = {host: each for host, each in targets.items() if isinstance(each, SlurmConnector)}
     if not steps:
         return targets
     try:
         addresses = find_slurm_addresses([*steps])
     except SlurmError:  # as in a container that has only srun: the names have to do
         addresses = {}
-    ways = gather([replace(way, address=addresses.get(way.host)) for way in steps.values()])
-    return {**targets, **{way.host: way for way in ways}}
+    gathered = gather([replace(each, address=addresses.get(each.host)) for each in steps.values()])
+    return {**targets, **{each.host: each for each in gathered}}
 
 
 def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
-    """For each node without an address in the spec, the address at which its way reaches it, by host.
+    """For each node without an address in the spec, the address at which its connector reaches it, by host.
 
     They are not merged into the spec, where one address for two hosts is a mistake; for SSH it is not.
     """
@@ -84,20 +84,20 @@ def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
     return reached
 
 
-def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
-    """The way to a node that is another machine.
+def find_connector(spec: ClusterSpec, node: NodeSpec) -> Connector:
+    """The connector of a node that is another machine.
 
     Raises:
         UsageError: its configuration cannot be used, or its program is missing.
     """
-    way = node.way or spec.way
-    if isinstance(way, CommandWaySpec):
-        return _by_program(node, way.command)
-    if way == "slurm":
-        return SlurmWay(find_job(os.environ), node.host, group=find_group(os.environ, node.host))
-    if way == "docker":
+    connection = node.connection or spec.connection
+    if isinstance(connection, ConnectionCommandSpec):
+        return _by_program(node, connection.command)
+    if connection == "slurm":
+        return SlurmConnector(find_job(os.environ), node.host, group=find_group(os.environ, node.host))
+    if connection == "docker":
         return _by_program(node, ["docker", "exec", "-i", HOST])
-    if way == KUBERNETES:
+    if connection == KUBERNETES:
         source = spec.source
         kubectl = Kubectl(source.context, source.namespace) if isinstance(source, PodsSpec) else Kubectl()
         return _by_program(node, [*kubectl.words, "exec", "-i", HOST, "--"], kubectl=True)
@@ -110,18 +110,18 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
     except LinkError as error:
         raise UsageError(f"{node.host}: {error}") from None
     accept_new = spec.host_keys == "accept-new"
-    is_chosen = node.way is not None or "way" in spec.model_fields_set
+    is_chosen = node.connection is not None or "connection" in spec.model_fields_set
     limit = "" if is_chosen or shutil.which("ssh") is None else find_limit(target)
-    if way == "openssh" or limit:
+    if connection == "openssh" or limit:
         options = [*OPENSSH, *given.options(), *given.known_hosts_options(), *target.cipher_options()]
         options += ["GSSAPIDelegateCredentials=no"] if target.delegates else []
         options.append(f"StrictHostKeyChecking={'accept-new' if accept_new else 'yes'}")
         words = [word for option in options for word in ("-o", option)]
-        note = f"node {node.host}: uses your own ssh, because {limit}; `way:` overrides this" if limit else ""
+        note = f"node {node.host}: uses your own ssh, because {limit}; `connection:` overrides this" if limit else ""
         return _by_program(node, ["ssh", "-T", *words, "--", HOST, COMMAND], target.hostname, note)
-    from launcher.transports.ssh.way import ParamikoWay
+    from launcher.transports.ssh.connector import ParamikoConnector
 
-    return ParamikoWay(target, accept_new=accept_new)
+    return ParamikoConnector(target, accept_new=accept_new)
 
 
 def _by_program(
@@ -131,21 +131,21 @@ def _by_program(
     note: str = "",
     *,
     kubectl: bool = False,
-) -> ProgramWay:
+) -> ProgramConnector:
     if shutil.which(words[0]) is None:
         raise UsageError(
-            f"{node.host}: {words[0]}, the program of its way, is not on PATH",
-            hint=f"the way is {shlex.join(hide_words(words))}",
+            f"{node.host}: {words[0]}, the program of its connection, is not on PATH",
+            hint=f"the connection is {shlex.join(hide_words(words))}",
         )
-    way = ProgramWay(tuple(words), node.host, address, note)
-    return replace(way, gone=POD_GONE, hides_breaks=True) if kubectl else way
+    connector = ProgramConnector(tuple(words), node.host, address, note)
+    return replace(connector, gone=POD_GONE, hides_breaks=True) if kubectl else connector
 
 
 def name_python(spec: ClusterSpec, node: NodeSpec) -> str:
     """The interpreter to ask another machine for; see `Payload.opening`."""
     if sys.prefix == sys.base_prefix or isinstance(spec.source, PodsSpec):
         return spec.find_python(node)
-    return spec.find_python(node, found="" if node.way == SLURM else f"{IF_THERE}{sys.prefix}/bin/{PYTHON}")
+    return spec.find_python(node, found="" if node.connection == SLURM else f"{IF_THERE}{sys.prefix}/bin/{PYTHON}")
 
 
 def _find_own_python(spec: ClusterSpec, node: NodeSpec) -> str:
@@ -159,7 +159,9 @@ def _find_own_python(spec: ClusterSpec, node: NodeSpec) -> str:
     return found
 
 
-def make_transport(spec: ClusterSpec, node: NodeSpec, target: str | Way, files: RunPaths, run_id: str) -> Transport:
+def make_transport(
+    spec: ClusterSpec, node: NodeSpec, target: str | Connector, files: RunPaths, run_id: str
+) -> Transport:
     if isinstance(target, str):
         return LocalTransport(files.agent_errors, target, run_id=run_id, may_stay=spec.keep_warm_s > 0)
     return RemoteTransport(target, name_python(spec, node), run_id=run_id, may_stay=spec.keep_warm_s > 0)

@@ -3,6 +3,7 @@
 import argparse
 
 from tests.benchmarks import (
+    connection_logs,
     fan_out,
     faults,
     guards,
@@ -27,7 +28,6 @@ from tests.benchmarks import (
     stragglers,
     verdicts,
     warm_start,
-    way_logs,
 )
 
 BENCHMARKS = {
@@ -55,7 +55,7 @@ BENCHMARKS = {
     "stragglers": stragglers.measure,
     "verdicts": verdicts.measure,
     "warm": warm_start.measure,
-    "way-logs": way_logs.measure,
+    "connection-logs": connection_logs.measure,
 }
 
 

@@ -20,7 +20,7 @@ from launcher.transports.base import LinkNews, LogMirror
 from launcher.transports.remote import RemoteTransport
 from launcher.transports.ssh.config import SshTarget, load_target
 from launcher.transports.ssh.connect import connect
-from launcher.transports.ssh.way import ParamikoWay
+from launcher.transports.ssh.connector import ParamikoConnector
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.protocol.orders import VERSION, Goodbye, Hello
 
@@ -42,7 +42,7 @@ def start_agents(targets: Sequence[SshTarget], python: str) -> float:
     mirror = LogMirror(lambda _attempt, _task: Path("/dev/null"))
     links = []
     for target in targets:
-        link = RemoteTransport(ParamikoWay(target), python).connect(target.host, deliver, mirror, hello.lease_s)
+        link = RemoteTransport(ParamikoConnector(target), python).connect(target.host, deliver, mirror, hello.lease_s)
         link.send(hello)
         links.append(link)
     for _ in targets:

@@ -26,12 +26,12 @@ from launcher.controller import assembly, launch
 from launcher.rundir.directory import RunDir
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Transport
+from launcher.transports.connector import Opening
 from launcher.transports.gathering import Gathering
 from launcher.transports.payload import Payload, make_payload
 from launcher.transports.remote import RemoteTransport
 from launcher.transports.streams import Stream
 from launcher.transports.targets import Targets
-from launcher.transports.way import Opening
 from worker_entry.bootstrap import callback
 from worker_entry.bootstrap.install import HERE
 from worker_entry.protocol import orders
@@ -93,7 +93,7 @@ def control(count: int, folder: Path) -> None:
     """Runs the cluster with the played agents."""
     setattr(assembly, "make_transports", _make_transports)  # noqa: B010 - `assembly` imported it by name
     nodes = [
-        {"host": f"node{number}", "address": f"10.{number >> 8}.{number & 255}.1", "way": {"command": ["true"]}}
+        {"host": f"node{number}", "address": f"10.{number >> 8}.{number & 255}.1", "connection": {"command": ["true"]}}
         for number in range(count)
     ]
     program = {"command": ["./train"]}

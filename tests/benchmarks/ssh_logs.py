@@ -42,20 +42,20 @@ def _compare(title: str, runs: int) -> None:
         big = Path(folder) / "big"
         big.write_bytes(LINE * (MEGABYTES * 1_000_000 // len(LINE)))
         peaks: list[tuple[int, int]] = []
-        for way in ("openssh", "paramiko"):
-            pair = time_pairs(partial(_ours, hosts, big, peaks, way), lambda: _plain(hosts, big), runs)
+        for connection in ("openssh", "paramiko"):
+            pair = time_pairs(partial(_ours, hosts, big, peaks, connection), lambda: _plain(hosts, big), runs)
             ours, rival = ([MEGABYTES / seconds for seconds in side] for side in pair)
-            print_pair(f"{title}, {way}", ours, rival, "MB/s")
+            print_pair(f"{title}, {connection}", ours, rival, "MB/s")
         controller, agents = (max(column) / 2**20 for column in zip(*peaks, strict=True))
         print(f"  peak RSS: controller {controller:.0f} MiB, agent and guardian together {agents:.0f} MiB", flush=True)
 
 
-def _ours(hosts: Hosts, big: Path, peaks: list[tuple[int, int]], way: str) -> float:
+def _ours(hosts: Hosts, big: Path, peaks: list[tuple[int, int]], connection: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         spec = Path(folder) / "spec.yaml"
         spec.write_text(
             f"nodes: [{{host: gpu-a, python: {sys.executable}}}]\nprogram: {{command: [cat, {big}]}}\n"
-            f"working_directory: {folder}\nway: {way}\n"
+            f"working_directory: {folder}\nconnection: {connection}\n"
         )
         command = [sys.executable, "-m", "launcher", "up", "--no-check", "--run-dir", f"{folder}/run", str(spec)]
         peak = [0, 0]

@@ -58,19 +58,19 @@ def node_of(host: str = "local", facts: FactsReport | None = None, **changes: An
 
 
 def examined(*nodes: NodeReport, own: OwnFacts | None = None, findings: tuple[Finding, ...] = ()) -> DoctorReport:
-    check = CheckReport(name="x", good=not findings, nodes=[*nodes], dials=[], findings=[*findings])
+    check = CheckReport(name="x", ok=not findings, nodes=[*nodes], dials=[], findings=[*findings])
     return make_report(own or own_of(), check, PORTS)
 
 
 def bad(report: DoctorReport) -> list[tuple[str, str, str, str]]:
-    """The place, level, subject and hint of each line that is not good."""
-    return [(line.place, line.level, line.subject, line.hint) for line in report.lines if line.level != "good"]
+    """The place, level, subject and hint of each line that is not ok."""
+    return [(line.place, line.level, line.subject, line.hint) for line in report.lines if line.level != "ok"]
 
 
 def test_of_a_good_machine_all_lines_are_good() -> None:
     report = examined(node_of())
-    assert (report.good, bad(report), {line.hint for line in report.lines}) == (True, [], {""})
-    assert render(report)[-1] == "Everything is good."
+    assert (report.ok, bad(report), {line.hint for line in report.lines}) == (True, [], {""})
+    assert render(report)[-1] == "No problems found."
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_of_a_good_machine_all_lines_are_good() -> None:
 def test_what_is_wrong_here_has_a_hint(changes: dict[str, Any], level: str, subject: str, hint: str) -> None:
     report = examined(node_of(), own=own_of(**changes))
     assert bad(report) == [(HERE, level, subject, hint)]
-    assert report.good == (level != "error")
+    assert report.ok == (level != "error")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_wrong_with_a_node_has_a_hint(
     facts: dict[str, Any], node: dict[str, Any], level: str, subject: str, said: str
 ) -> None:
     report = examined(node_of("gpu-a", facts_of(**facts), **node))
-    [line] = [line for line in report.lines if line.level != "good"]
+    [line] = [line for line in report.lines if line.level != "ok"]
     assert (line.place, line.level, line.subject, bool(line.hint)) == ("gpu-a", level, subject, True)
     assert said in line.message
 
@@ -123,7 +123,7 @@ def test_what_is_wrong_with_a_node_has_a_hint(
     ],
 )
 def test_what_is_not_wrong_is_not_reported(facts: dict[str, Any], node: dict[str, Any]) -> None:
-    lines = [line.subject for line in examined(node_of("a", facts_of(**facts), **node)).lines if line.level != "good"]
+    lines = [line.subject for line in examined(node_of("a", facts_of(**facts), **node)).lines if line.level != "ok"]
     assert set(lines) <= {"TensorFlow"}
 
 
@@ -172,7 +172,7 @@ def test_the_command_examines_this_machine(tmp_path: Path) -> None:
     assert {"distlaunch", "state folder", "ssh keys", "Python", "TensorFlow", "machine", "GPUs", "ports"} <= {*subjects}
     assert subjects["state folder"]["message"].startswith(f"{tmp_path}/distlaunch/runs, ")
     assert sys.executable in subjects["Python"]["message"]
-    assert (status, report["good"]) == (0, True)
+    assert (status, report["ok"]) == (0, True)
     assert not [*tmp_path.iterdir()]
 
 
@@ -209,5 +209,5 @@ def test_other_machines_are_examined_over_ssh_and_reach_each_other(network: Netw
         assert {"Python", "TensorFlow", "machine", "disk", "clock", "ports"} <= {*by_place[host]}
         assert "error" not in by_place[host].values()
     assert by_place["gpu-none"] == {"node-unreachable": "error"}
-    assert by_place[HERE]["ssh keys"] == "good"
+    assert by_place[HERE]["ssh keys"] == "ok"
     assert done.returncode == 3

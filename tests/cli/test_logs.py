@@ -14,7 +14,7 @@ import pytest
 
 from launcher.rundir import follow
 from launcher.rundir.follow import NAMES, STAT_S, FileWatch
-from launcher.rundir.journal_reading import JournalReader, read_last_entries
+from launcher.rundir.journal_reading import JournalReader, read_last_lines
 from tests.harness.apart import linux
 from tests.harness.builders.run_folders import RunFolder
 from tests.harness.polling import eventually
@@ -278,13 +278,13 @@ def test_a_journal_is_read_line_by_line_while_it_is_written(tmp_path: Path) -> N
         for place in range(0, len(data), 37):
             file.write(data[place : place + 37])
             got += [*reader.read()]
-    assert got == entries
-    last, follows = read_last_entries(path, 300)
-    assert last == entries[-len(last) :]
+    assert [line.facts for line in got] == entries
+    last, follows = read_last_lines(path, 300)
+    assert [line.facts for line in last] == entries[-len(last) :]
     assert 0 < len(last) < len(entries)
     with path.open("ab") as file:
         file.write(json.dumps(entries[0]).encode() + b"\n")
-    assert [*follows.read()] == entries[:1]
+    assert [line.facts for line in follows.read()] == entries[:1]
 
 
 # --- following ---

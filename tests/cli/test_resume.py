@@ -57,13 +57,13 @@ def test_the_time_of_the_last_contact_is_that_of_a_controller_with_tasks(tmp_pat
         journal.note_state("running")
         os.utime(files.events, (2e9, 2e9))  # as `touch` does, long after the last event
     os.utime(files.run, (1.0, 1.0))
-    history = read_history(files.events)
+    history = read_history(files)
     assert history.is_attended
     assert last_written(files) == 2e9
     for generation in (1, 2):
         with files.hold(replace(start, generation=generation)) as journal:
             journal.note_state("stopping")
-        history = read_history(files.events)
+        history = read_history(files)
         assert (history.attended, history.is_attended) == (2e9, False)
 
 

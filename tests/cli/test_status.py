@@ -21,10 +21,10 @@ from launcher.gang.decide import new_attempt
 from launcher.gang.events import TaskExited, TaskReported
 from launcher.gang.state import AttemptState, Phase
 from launcher.report.goodput import KINDS
+from launcher.report.journal_line import Message
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState, estimate_eta_s
 from launcher.report.status_text import COLUMNS, make_node_rows, make_rows, render_header
 from launcher.rundir.directory import RunDir
-from launcher.rundir.journal_reading import Entry
 from launcher.wording import render_age
 from tests.harness.builders.gang import W0, W1, make_policy
 from tests.harness.polling import eventually
@@ -390,8 +390,8 @@ def test_a_run_that_has_ended_shows_how_long_it_took_and_when_it_ended(later_s: 
     now = 1042.0 + later_s
     when = text or time.strftime("%Y-%m-%d %H:%M", time.localtime(1042.0))
     header = f"{ENDED.run_id}: failed, attempt 1, 42 s, ended {when}"
-    said: list[Entry] = [{"event": "said", "time": 1042.0, "attempt": 1, "level": "note", "text": "Failed"}]
-    lines = render_status(ENDED.model_copy(update={"now": now}), said, None)
+    messages = [(1042.0, Message("note", "Failed"))]
+    lines = render_status(ENDED.model_copy(update={"now": now}), messages, None)
     assert lines[0] == header
     assert lines[-1] == f"{when:>16}  Failed"
     lost = ENDED.model_copy(update={"now": now, "state": "lost"})

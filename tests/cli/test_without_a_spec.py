@@ -45,7 +45,7 @@ class TestCheckOfHosts:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
         report = json.loads(done.stdout)
         assert [node["node"] for node in report["nodes"]] == ["local"]
-        assert report["good"]
+        assert report["ok"]
 
 
 class TestHosts:

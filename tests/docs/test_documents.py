@@ -42,7 +42,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "timeouts": ("$defs", "TimeoutsSpec"),
     "restart": ("$defs", "RestartSpec"),
     "ssh": ("$defs", "SshSpec"),
-    "ways-to-a-node": ("$defs", "CommandWaySpec"),
+    "connections": ("$defs", "ConnectionCommandSpec"),
     "slurm": ("$defs", "SlurmSpec"),
     "kubernetes": ("$defs", "PodNodesSpec"),
     "sync": ("$defs", "SyncSpec"),

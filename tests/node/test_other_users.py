@@ -187,8 +187,10 @@ COMMANDS = ("resume", "clean", "down", "attach", "report", "stacks", "profile", 
 def trap(shared: Path) -> Path:
     """A run of another user, or one that others can write to; its spec runs a program here."""
     files = write_run(shared / "trap", outcome="failed")
-    way = {"command": ["sh", "-c", f"echo caught > {shared}/caught"]}
-    spec = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], "way": way, "program": {"script": "x.py"}})
+    connection = {"command": ["sh", "-c", f"echo caught > {shared}/caught"]}
+    spec = ClusterSpec.model_validate(
+        {"nodes": [{"host": "gpu-a"}], "connection": connection, "program": {"script": "x.py"}}
+    )
     files.spec.write_text(spec.model_dump_json(exclude_unset=True))
     if os.geteuid() == 0:
         for path in (files.root, *files.root.rglob("*")):
@@ -241,8 +243,10 @@ def test_a_run_that_has_just_gone_is_reported_by_who_reads_it(tmp_path: Path) ->
 
 
 def test_a_name_without_a_slash_is_no_spec_file_of_the_current_folder(shared: Path) -> None:
-    way = {"command": ["sh", "-c", f"echo caught > {shared}/caught"]}
-    spec = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], "way": way, "program": {"script": "x.py"}})
+    connection = {"command": ["sh", "-c", f"echo caught > {shared}/caught"]}
+    spec = ClusterSpec.model_validate(
+        {"nodes": [{"host": "gpu-a"}], "connection": connection, "program": {"script": "x.py"}}
+    )
     (shared / "exp1").write_text(spec.model_dump_json(exclude_unset=True))
     done = run_here("clean", "exp1", cwd=shared, env={"XDG_STATE_HOME": str(shared / "state")})
     assert (done.returncode, (shared / "caught").exists()) == (2, False)

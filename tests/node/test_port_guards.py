@@ -23,7 +23,7 @@ from tests.harness.witness import wait_until
 from worker_entry.agent.checks.answering import CALLERS_OF_ADDRESS, PROOF_S
 from worker_entry.agent.checks.calls import make_call
 from worker_entry.agent.port_guards import PortGuards, _address
-from worker_entry.protocol.messages import Refused, Repelled, Unguarded
+from worker_entry.protocol.messages import ConnectionsRejected, Refused, Unguarded
 from worker_entry.protocol.values import Program, TaskRequest
 from worker_entry.system.address_filter import LIMIT, Network, TooManyError, compile_filter
 from worker_entry.system.network import own_addresses
@@ -175,7 +175,7 @@ class _Node:
 
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     ports: HeldPorts = field(default_factory=HeldPorts)
-    said: list[Repelled | Unguarded | Refused] = field(default_factory=list)
+    said: list[ConnectionsRejected | Unguarded | Refused] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.guards = PortGuards(self.selector, self.said.append, lambda _connection, _mode: None)
@@ -250,9 +250,9 @@ def test_a_stranger_is_reset_in_every_phase_and_reported_once() -> None:
 
     def told() -> None:
         node.turn()
-        assert [said for said in node.said if isinstance(said, Repelled)] == [
-            Repelled("worker:0", STRANGER, 3),
-            Repelled("worker:0", "fd00::99", 1),
+        assert [said for said in node.said if isinstance(said, ConnectionsRejected)] == [
+            ConnectionsRejected("worker:0", STRANGER, 3),
+            ConnectionsRejected("worker:0", "fd00::99", 1),
         ]
 
     eventually(told)
@@ -424,7 +424,7 @@ def test_a_link_local_address_counts_on_its_own_interface_only() -> None:
         node.guards.end()
         repelled = f"fe80::99%{socket.if_nametoindex('b0')}"
         other.kill()
-    assert {str(each.address) for each in node.said if isinstance(each, Repelled)} == {repelled}
+    assert {str(each.address) for each in node.said if isinstance(each, ConnectionsRejected)} == {repelled}
 
 
 def test_an_interface_that_is_not_here_has_no_addresses() -> None:
@@ -480,7 +480,7 @@ def test_very_many_strangers_are_counted_together() -> None:
     for number in range(300):
         assert node.hears(call(f"10.1.{number // 200}.{number % 200 + 1}", port)) is None
     node.guards.end()
-    counts = {said.address: said.count for said in node.said if isinstance(said, Repelled)}
+    counts = {said.address: said.count for said in node.said if isinstance(said, ConnectionsRejected)}
     assert len(counts) == 101
     assert counts["other addresses"] == 200
 
@@ -525,4 +525,4 @@ def test_without_ipv6_the_guard_is_of_ipv4_as_the_server_is() -> None:
         assert node.guards.is_joined("worker:0", port)
     assert not node.guards.is_joined("worker:0", port)
     node.guards.end()
-    assert node.said == [Repelled("worker:0", STRANGER, 21)]
+    assert node.said == [ConnectionsRejected("worker:0", STRANGER, 21)]

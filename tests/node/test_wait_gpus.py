@@ -568,7 +568,7 @@ def test_the_tasks_get_the_gpus_that_the_node_keeps(tmp_path: Path) -> None:
         [preload] = [order for order in run.nodes.orders_of(node) if isinstance(order, Preload)]
         assert preload.env["CUDA_VISIBLE_DEVICES"] == gpu
     # A controller that takes the run over makes the same plan.
-    assert replay(read_history(run.files.events), POLICY).claimed == {"gpu-a": ("0",), "gpu-b": ("1",)}
+    assert replay(read_history(run.files), POLICY).claimed == {"gpu-a": ("0",), "gpu-b": ("1",)}
 
 
 def test_the_run_waits_says_for_whom_and_starts_when_the_gpus_are_free(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def test_plan_dry_run_and_check_ask_too(in_process: Distlaunch, folder: Path) ->
 
 def test_check_of_the_file_alone_runs_nothing(in_process: Distlaunch, folder: Path) -> None:
     ran = in_process("check", "--spec-only", "spec.yaml", run_dir=False)
-    assert (ran.status, ran.stdout) == (0, "spec.yaml: good; the command that names its nodes was not run\n")
+    assert (ran.status, ran.stdout) == (0, "spec.yaml: ok; the command that names its nodes was not run\n")
     assert not (folder / "asked").exists()
 
 

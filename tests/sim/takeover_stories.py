@@ -35,6 +35,7 @@ from launcher.gang.events import (
 )
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import AttemptState, Phase
+from launcher.plan.paths import RunPaths
 from launcher.report.run_events import State, parse_records
 from launcher.rundir.history import History, read_history, replay
 from launcher.rundir.journal import Journal
@@ -78,12 +79,12 @@ class Takeover:
 
 
 class World:
-    """The nodes of a story, and its controllers; `journal` is their file."""
+    """The nodes of a story, and its controllers; `folder` has their journal."""
 
-    def __init__(self, story: Story, journal: Path) -> None:
+    def __init__(self, story: Story, folder: Path) -> None:
         self.story = story
         self.now = self._told = 0.0
-        self._path = journal
+        self._files = RunPaths(folder)
         self._queue: list[tuple[float, int, Event]] = []
         self._number = 0
         self._running = set(story.policy.tasks)
@@ -217,7 +218,7 @@ class World:
     # --- controllers ---
 
     def _open(self) -> Journal:
-        journal = Journal(self._path, lambda: 1e9 + self.now + self._clock_s)
+        journal = Journal(self._files.events, lambda: 1e9 + self.now + self._clock_s)
         journal.begin_attempt(1, {})
         return journal
 
@@ -250,10 +251,10 @@ class World:
 
     def _take_over(self, takeover: Takeover) -> bool:
         self._journal.close()
-        lines = self._path.read_bytes().splitlines(keepends=True)
+        lines = self._files.events.read_bytes().splitlines(keepends=True)
         kept = lines[: len(lines) - takeover.lines] if self._are_of_nodes(takeover.lines) else lines
-        self._path.write_bytes(b"".join(kept))
-        self.took_over = history = read_history(self._path)
+        self._files.events.write_bytes(b"".join(kept))
+        self.took_over = history = read_history(self._files)
         if history.state != "running":
             return False
         self._clock_s = takeover.clock_s
@@ -274,7 +275,7 @@ class World:
 
         Nor would anybody know why the tasks were stopped, if they were.
         """
-        events = [record.event for record in parse_records(self._path.read_bytes().splitlines())][-lines:]
+        events = [record.event for record in parse_records(self._files.events.read_bytes().splitlines())][-lines:]
         return lines > 0 and not self._has_stopped and all(isinstance(event, (*REPEATED, State)) for event in events)
 
     def _attach(self, node: str) -> None:

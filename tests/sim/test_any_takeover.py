@@ -78,7 +78,7 @@ def stories(draw: st.DrawFn) -> Story:
     reports = draw(st.booleans())
     tasks, names = st.sampled_from(sorted(everyone)), st.sampled_from(sorted(nodes))
     ends = st.sampled_from([TaskExit(0), TaskExit(1), TaskExit(42), TaskExit(None, signal.SIGKILL)])
-    happenings: st.SearchStrategy[Event] = st.one_of(
+    occurrences: st.SearchStrategy[Event] = st.one_of(
         st.builds(TaskExited, tasks, ends, st.just(1000.0)),
         st.builds(TaskExited, tasks, st.just(TaskExit(1)), st.just(1000.0), st.just(OUT_OF_STEP)),
         st.builds(TaskExited, tasks, st.just(TaskExit(0)), st.just(1000.0)),
@@ -94,7 +94,7 @@ def stories(draw: st.DrawFn) -> Story:
         st.sampled_from([EndAnnounced("preempted", "taken", (), 20.0), EndAnnounced("oom", "", (), stays=True)]),
     )
     waits = st.sampled_from([0.0, 20.0, 50.0])
-    events = draw(st.lists(st.tuples(waits, happenings), max_size=8))
+    events = draw(st.lists(st.tuples(waits, occurrences), max_size=8))
     return Story(policy, tuple(events), reports, draw(st.sampled_from(["finish", "hang", "work"])))
 
 
@@ -123,9 +123,9 @@ def end_of(state: AttemptState) -> tuple[Reason | None, int | None, TaskId | Non
 
 
 def check(story: Story, takeover: Takeover) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        alone = World(story, Path(folder, "alone.jsonl")).play()
-        world = World(story, Path(folder, "events.jsonl"))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+        alone = World(story, Path(other)).play()
+        world = World(story, Path(folder))
         taken = world.play(takeover)
     if taken is None or world.took_over is None:
         return  # it could not be taken over, or ended before
@@ -135,7 +135,7 @@ def check(story: Story, takeover: Takeover) -> None:
 
 def check_facts(story: Story, at: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        world = World(story, Path(folder, "events.jsonl"))
+        world = World(story, Path(folder))
         seen: list[AttemptState] = []
         original = world._take_over
 

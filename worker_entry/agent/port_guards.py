@@ -1,4 +1,4 @@
-"""Keeps strangers from the tasks' ports: TensorFlow's server would run whatever anybody asks it to.
+"""Keeps unknown peers from the tasks' ports: TensorFlow's server would run whatever anybody asks it to.
 
 TensorFlow listens on all interfaces, without authentication, and no option changes that. But the agent holds each
 port with a socket that listens as well, in the same reuseport group, before TensorFlow does. A filter in the kernel
@@ -24,7 +24,7 @@ from worker_entry.agent.checks.answering import Answering
 from worker_entry.agent.helpers.child_work import ChildWork
 from worker_entry.agent.helpers.works import RESOLVE
 from worker_entry.agent.network.outer import OuterNetwork
-from worker_entry.protocol.messages import Refused, Repelled, Unguarded
+from worker_entry.protocol.messages import ConnectionsRejected, Refused, Unguarded
 from worker_entry.system.address_filter import Network, TooManyError, compile_filter
 from worker_entry.system.callers import Listener
 from worker_entry.system.network import HERE, Address, own_addresses
@@ -39,9 +39,9 @@ ACCEPTED_AT_ONCE = 64
 LOOPBACK_INDEX = 1
 """The index of the loopback interface, in every network namespace."""
 ADDRESSES = 100
-"""Strangers that are counted separately for each port."""
+"""Unknown peers that are counted separately for each port."""
 SETTLE_S = 1.0
-"""How long the connections of a stranger are counted before they are reported."""
+"""How long the connections of an unknown peer are counted before they are reported."""
 RESOLVE_S = 5.0
 """How long the start of the tasks waits for a name server; a node resolved later may reach the ports from then on."""
 _RESET = struct.pack("ii", 1, 0)
@@ -56,7 +56,7 @@ class PortGuards:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        send: Callable[[Union[Repelled, Unguarded, Refused]], None],
+        send: Callable[[Union[ConnectionsRejected, Unguarded, Refused]], None],
         serve: Callable[[socket.socket, str], None],
     ) -> None:
         self.outer: Optional[OuterNetwork] = None
@@ -140,11 +140,11 @@ class PortGuards:
         return True
 
     def poll(self, now: float) -> None:
-        """Reports the strangers that have called, and drops callers that are late; `now`: monotonic seconds."""
+        """Reports the unknown peers that have called, and drops callers that are late; `now`: monotonic seconds."""
         self._answering.poll(now)
         for guard in self._guards.values():
-            for address, count in guard.take_strangers(now):
-                self._send(Repelled(guard.task, address, count))
+            for address, count in guard.take_unknown(now):
+                self._send(ConnectionsRejected(guard.task, address, count))
 
     def end(self) -> None:
         """Removes the guards; the caller releases the ports."""
@@ -206,8 +206,8 @@ class _Guard:
         self.answer = answer
         self._accepting = Listener(listener)
         self._may_reach = may_reach
-        self._strangers: dict[str, tuple[float, int]] = {}
-        """When each stranger has first called, and how often since; -1 once it was reported."""
+        self._unknown: dict[str, tuple[float, int]] = {}
+        """When each unknown peer first called, and how often since; -1 once it was reported."""
 
     def accept(self, probe: Optional[tuple[str, int]] = None) -> bool:
         """Takes all connections that the filter has left to the guard; returns whether `probe` was one of them."""
@@ -238,13 +238,11 @@ class _Guard:
                 return False
             return not self.accept(caller.getsockname())
 
-    def take_strangers(self, now: float) -> list[tuple[str, int]]:
+    def take_unknown(self, now: float) -> list[tuple[str, int]]:
         """Those that were counted for long enough."""
-        due = [
-            (name, count) for name, (since, count) in self._strangers.items() if count > 0 and now - since > SETTLE_S
-        ]
+        due = [(name, count) for name, (since, count) in self._unknown.items() if count > 0 and now - since > SETTLE_S]
         for name, _ in due:
-            self._strangers[name] = (0.0, -1)
+            self._unknown[name] = (0.0, -1)
         return due
 
     def close(self) -> None:
@@ -256,11 +254,11 @@ class _Guard:
         name = str(address)
         if self._may_reach(address):  # a peer that is early: TensorFlow does not listen yet
             return
-        if name not in self._strangers and len(self._strangers) >= ADDRESSES:
+        if name not in self._unknown and len(self._unknown) >= ADDRESSES:
             name = "other addresses"
-        since, count = self._strangers.get(name, (time.monotonic(), 0))
+        since, count = self._unknown.get(name, (time.monotonic(), 0))
         if count >= 0:
-            self._strangers[name] = (since, count + 1)
+            self._unknown[name] = (since, count + 1)
 
 
 def _is_scoped(address: Address) -> TypeGuard[ipaddress.IPv6Address]:

@@ -24,11 +24,11 @@ WEBHOOK = "DISTLAUNCH_WEBHOOK"
 """Where `distlaunch resume` finds the URL of the spec's webhook: the run's files do not contain the URL."""
 RUN = "DISTLAUNCH_RUN"
 RUN_NAME = "DISTLAUNCH_RUN_NAME"
-HAPPENING = "DISTLAUNCH_HAPPENING"
+EVENT = "DISTLAUNCH_EVENT"
 REFERENCE = "DISTLAUNCH_REFERENCE"
 MESSAGE = "DISTLAUNCH_MESSAGE"
 DIRECTORY = "DISTLAUNCH_DIRECTORY"
-OF_NOTIFICATIONS = (HAPPENING, RUN, RUN_NAME, ATTEMPT, REFERENCE, MESSAGE, TASK, DIRECTORY)
+OF_NOTIFICATIONS = (EVENT, RUN, RUN_NAME, ATTEMPT, REFERENCE, MESSAGE, TASK, DIRECTORY)
 """Variables that the command of `notify` may read. It gets the run's id in RUN, not RUN_ID: every process with RUN_ID
 counts as a process of the run."""
 

@@ -338,7 +338,7 @@ class CacheUsed:
 
 
 @dataclass(frozen=True)
-class Repelled:
+class ConnectionsRejected:
     """The task's port has refused connections from an address outside the cluster; sent once for each address."""
 
     task: OwnTask
@@ -375,7 +375,7 @@ ToController = Union[
     Halted,
     Status,
     Sampled,
-    Repelled,
+    ConnectionsRejected,
     Unguarded,
     Saved,
     Stacks,

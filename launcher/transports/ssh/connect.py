@@ -55,7 +55,7 @@ def connect(
     if target.other_checks:
         raise LinkError(
             f"{' and '.join(target.other_checks)} in ssh's configuration decides on its host key, and only OpenSSH can "
-            "read that; set `way: openssh`"
+            "read that; set `connection: openssh`"
         )
     known = load_known_keys(target.key_name, target.known_hosts)
     deadline = time.monotonic() + within_s

@@ -27,7 +27,7 @@ BEGAN = 1000.0
 
 
 @dataclass(frozen=True)
-class Happening:
+class TimedEvent:
     at: float
     event: RunEvent
     attempt: int = 1
@@ -35,10 +35,10 @@ class Happening:
 
 def steps(
     at: float, step: int, first: int = 1, began: float = 0.0, attempt: int = 1, task: TaskId = W0, **more: Any
-) -> Happening:
+) -> TimedEvent:
     """The task did step `first` at `began`, and has just done `step`."""
     progress = Progress(step, first, step, BEGAN + began, BEGAN + at, **more)
-    return Happening(at, TaskReported(task, "is training", BEGAN, progress), attempt)
+    return TimedEvent(at, TaskReported(task, "is training", BEGAN, progress), attempt)
 
 
 MOMENTS = st.floats(-50, 250)

@@ -9,7 +9,8 @@ from typing import Any
 from launcher.gang import events as gang
 from launcher.gang.checks.findings import Finding, NodeSpeed, SpeedReport
 from launcher.pages.html import render_page
-from launcher.pages.material import LogEnd, Material, NodeSamples, TaskSamples
+from launcher.pages.page_data import LogEnd, NodeSamples, PageData, TaskSamples
+from launcher.report.journal_line import Message
 from launcher.report.models import AttemptReport, CrashReport, ProgressReport, RunReport, TaskReport
 from launcher.report.run_events import (
     AttemptEnded,
@@ -18,7 +19,6 @@ from launcher.report.run_events import (
     Record,
     RunEvent,
     RunStarted,
-    Said,
     State,
 )
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
@@ -34,7 +34,7 @@ W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\0\x1b[31m\u202e\u2028&'\""
 
 
-def make_material(**changes: Any) -> Material:
+def make_page_data(**changes: Any) -> PageData:
     facts: dict[str, Any] = {
         "run_id": "20261122-local-c36f",
         "name": "local-2",
@@ -47,7 +47,7 @@ def make_material(**changes: Any) -> Material:
         "plan": {"tasks": [{"task": "worker:0", "node": "gpu-a"}, {"task": "worker:1", "node": "gpu-b"}]},
         **changes,
     }
-    return Material(**facts)
+    return PageData(**facts)
 
 
 def make_attempt(number: int, begin: float, end: float, *, failed: bool) -> AttemptReport:
@@ -126,7 +126,7 @@ def one_attempt(number: int, begin: float, end: float, *, failed: bool) -> list[
     return [*records, record(end, AttemptEnded(report), number)]
 
 
-def hostile_material() -> Material:
+def hostile_page_data() -> PageData:
     attempt = make_attempt(1, T0, T0 + 20, failed=True)
     samples = TaskSamples(
         attempt=1,
@@ -139,7 +139,7 @@ def hostile_material() -> Material:
     node = NodeSpeed(node=HOSTILE, method=HOSTILE, gflop_s=1.0, memory_gb_s=1.0)
     speed = SpeedReport(nodes=[node], links=[], findings=[finding], seconds=1.0)
     report = make_report([attempt], verdict=verdict, versions={HOSTILE: HOSTILE}, name=HOSTILE, speed=speed)
-    return make_material(
+    return make_page_data(
         run_id=HOSTILE,
         name=HOSTILE,
         directory=HOSTILE,
@@ -148,7 +148,7 @@ def hostile_material() -> Material:
         records=[
             *one_attempt(1, 0, 20, failed=True),
             record(3, RunStarted(HOSTILE, HOSTILE, HOSTILE)),
-            record(4, Said("note", HOSTILE * 1000)),
+            record(4, Message("note", HOSTILE * 1000)),
             record(5, LinkDropped(HOSTILE, HOSTILE)),
             record(6, Checkpoint(HOSTILE, T0 + 6)),
         ],
@@ -199,7 +199,7 @@ def write_page(path: Path, *, points: int) -> Path:
         )
         for index in range(4)
     ]
-    material = make_material(
+    data = make_page_data(
         state="succeeded",
         ended=T0 + points,
         report=make_report([attempt], ended=T0 + points),
@@ -208,7 +208,7 @@ def write_page(path: Path, *, points: int) -> Path:
         tasks=tasks,
         nodes=nodes,
     )
-    path.write_text(render_page(material), encoding="utf-8")
+    path.write_text(render_page(data), encoding="utf-8")
     return path
 
 

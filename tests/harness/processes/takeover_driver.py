@@ -96,9 +96,9 @@ def make_transport(case: Case) -> Transport:
     if not case.host:
         return PipesTransport()
     from launcher.transports.ssh.config import load_target
-    from launcher.transports.ssh.way import ParamikoWay
+    from launcher.transports.ssh.connector import ParamikoConnector
 
-    return RemoteTransport(ParamikoWay(load_target(case.host)), sys.executable)
+    return RemoteTransport(ParamikoConnector(load_target(case.host)), sys.executable)
 
 
 class Controller:

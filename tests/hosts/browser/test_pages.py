@@ -19,7 +19,7 @@ from launcher.pages.html import render_page
 from launcher.rundir.directory import RunDir
 from tests.harness.browser import CHROMIUM, Browser, open_browser
 from tests.harness.builders.pages import (
-    hostile_material,
+    hostile_page_data,
     to_curves,
     write_page,
 )
@@ -301,12 +301,19 @@ def test_verdict_and_what_was_said_can_be_read_without_scripts(browser: Browser,
     # Chromium still answers over its protocol.
     document = browser.call("DOM.getDocument", depth=0)["root"]["nodeId"]
     shown = {}
-    for selector in ("#message", "#command-line", "#said ~ details .log", "table.events", "#spec", "#metric-0 details"):
+    for selector in (
+        "#message",
+        "#command-line",
+        "#appendix ~ details .log",
+        "table.events",
+        "#spec",
+        "#metric-0 details",
+    ):
         node = browser.call("DOM.querySelector", nodeId=document, selector=selector)["nodeId"]
         shown[selector] = browser.call("DOM.getOuterHTML", nodeId=node)["outerHTML"] if node else ""
     assert report["verdict"]["message"] in shown["#message"]
     assert "loss.py" in shown["#command-line"]
-    assert "step 20" in shown["#said ~ details .log"]
+    assert "step 20" in shown["#appendix ~ details .log"]
     assert "task-exited" in shown["table.events"]
     assert "max_restarts" in shown["#spec"] or "loss.py" in shown["#spec"]
     assert "median" in shown["#metric-0 details"]
@@ -349,7 +356,7 @@ def test_a_narrow_screen_does_not_scroll_sideways(browser: Browser, runs: Mappin
 @pytest.mark.smoke
 def test_hostile_text_neither_runs_nor_breaks_the_page(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "hostile.html"
-    path.write_text(render_page(hostile_material()), encoding="utf-8")
+    path.write_text(render_page(hostile_page_data()), encoding="utf-8")
     open_all(browser, path)
     to_curves(browser, "#gpu-use")
     mouse(browser, "#gpu-use", "mouseMoved", 0.2)

@@ -107,7 +107,7 @@ def test_the_demo_runs_from_inside_with_one_command_and_leaves_nothing(version: 
         assert len(accuracies) == 2
         assert accuracies[0] == accuracies[1] > "0.9"
         report = made.compose("run", "--rm", "-T", "controller", "check", "--json", "cluster_specs/compose.yaml")
-        assert '"good": true' in report
+        assert '"ok": true' in report
         assert '"cores": 1' in report  # what `cpus:` allows, not what the machine has
         assert_empty(made, "worker-1", "worker-2")
 
@@ -130,7 +130,7 @@ def test_containers_are_reached_without_sshd(cluster: Cluster, tmp_path: Path) -
     ]
     nodes = "".join(f"  - {{host: {name}, address: worker-{number}}}\n" for number, name in enumerate(names, 1))
     spec = cluster.project / "exec.yaml"
-    spec.write_text(f"way: docker\nnodes:\n{nodes}working_directory: /project\nprogram: {{script: train.py}}\n")
+    spec.write_text(f"connection: docker\nnodes:\n{nodes}working_directory: /project\nprogram: {{script: train.py}}\n")
     command = distlaunch_command("up", "--run-dir", str(tmp_path / "run"), str(spec))
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -198,7 +198,7 @@ def test_a_stranger_does_not_reach_a_port_of_a_pod(cluster: KubernetesCluster, t
             stranger.settimeout(5)
             assert stranger.recv(1) == b""
     run.await_end()
-    strangers = [event for event in run.events("stranger-refused") if event["count"]]
+    strangers = [event for event in run.events("connection-rejected") if event["count"]]
     assert {event["task"] for event in strangers} == {"worker:0", "worker:1"}
 
 

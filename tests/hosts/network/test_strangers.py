@@ -15,7 +15,7 @@ from tests.harness.hosts.namespaces import CONTROLLER, Host, Network, needs_name
 from tests.harness.places import PROGRAMS
 from tests.harness.processes.commands import Ran, distlaunch_command
 
-COVERS = ("worker_entry/agent/port_guards.py", "launcher/gang/strangers.py", "worker_entry/system")
+COVERS = ("worker_entry/agent/port_guards.py", "launcher/gang/unknown_peers.py", "worker_entry/system")
 
 pytestmark = [pytest.mark.tensorflow, needs_namespaces]
 
@@ -44,7 +44,7 @@ def run(network: Network, directory: Path, *arguments: str) -> Ran:
 def refused(ran: Ran) -> set[tuple[str, str]]:
     """The tasks whose ports refused a stranger, with the stranger's address."""
     lines = [json.loads(line) for line in (ran.directory / "events.jsonl").read_text().splitlines()]
-    return {(line["task"], line["address"]) for line in lines if line["event"] == "stranger-refused"}
+    return {(line["task"], line["address"]) for line in lines if line["event"] == "connection-rejected"}
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from launcher.transports.base import LinkError
+from launcher.transports.connector import Opening
 from launcher.transports.gathering import Gathering
-from launcher.transports.way import Opening
 from tests.harness.hosts.slurm import KILL_WAIT_S, SlurmCluster, running_slurm
 from tests.harness.places import PROGRAMS
 from tests.harness.processes.commands import distlaunch_command

@@ -69,7 +69,7 @@ def check(network: Network, schema: dict[str, Any]) -> Check:
         done = network.run(distlaunch_command("check", "--json", spec), **options)
         report: dict[str, Any] = json.loads(done.stdout)
         jsonschema.validate(report, schema, jsonschema.Draft202012Validator)
-        assert done.returncode == (0 if report["good"] else 3)
+        assert done.returncode == (0 if report["ok"] else 3)
         return report
 
     return run
@@ -164,12 +164,12 @@ def test_check_shows_a_row_for_every_node_and_the_count_of_answered_dials(networ
         assert re.fullmatch(r"[+-]\d+\.\d{3} s", clock)
         assert abs(float(clock[:-2])) < SECONDS
     assert dials == "4 of 4 dials from every node to every task's address were answered"
-    assert verdict == "cluster: good"
+    assert verdict == "cluster: ok"
 
 
 def test_check_as_json_shows_the_same_and_every_dial(network: Network, check: Check) -> None:
     report = check(network.write_spec(SHOW))
-    assert (report["name"], report["good"], report["findings"]) == ("cluster", True, [])
+    assert (report["name"], report["ok"], report["findings"]) == ("cluster", True, [])
     assert [(node["node"], node["hostname"], node["usable"]) for node in report["nodes"]] == [
         ("gpu-a", "gpu-a", True),
         ("gpu-b", "gpu-b", True),
@@ -197,7 +197,7 @@ def test_check_leaves_nothing_anywhere(network: Network, check: Check, tmp_path:
             stack.enter_context(mounted(host, OTHER_CACHE, "-t", "tmpfs", "none"))
             stack.enter_context(mounted(host, host.home, "-t", "tmpfs", "none"))
         spec = network.write_spec(f"{SHOW}checkpoint_directory: {shared}\n")
-        assert check(spec, env={name: str(place) for name, place in places.items()})["good"]
+        assert check(spec, env={name: str(place) for name, place in places.items()})["ok"]
         for host in network.hosts.values():
             wait_until(lambda h=host: processes(h) == {h.daemon.pid}, f"{host.name} is as it was")  # type: ignore[misc]
             assert listing(host, memory) == {"distlaunch-0"}
@@ -389,7 +389,7 @@ def test_ports_that_answered_during_the_checks_are_the_programs_alone_afterwards
     script = network.folder / "serve_and_dial.py"
     script.write_text(SERVE_AND_DIAL)
     spec = spec_of(network, "port: 20730", "port: 20730", f"program: {{script: {script}, args: [{network.folder}]}}\n")
-    assert check(spec)["good"]
+    assert check(spec)["ok"]
     ran = up(network, spec, tmp_path)  # on the same ports at once: no connection of the checks is left on them
     assert ran.status == 0, ran.stderr
     assert [ran.log(task) for task in ("worker-0", "worker-1")] == [b"50 the program of 1\n", b"50 the program of 0\n"]
@@ -470,7 +470,7 @@ def test_a_command_found_on_path_may_differ_between_nodes(network: Network, chec
             install(host, tools / "trainer", f"#!/bin/sh\n# as on {host.name}\n")
         by_name = check(network.write_spec("program: {command: [trainer]}\n"))
         by_path = check(network.write_spec(f"program: {{command: [{tools}/trainer]}}\n"))
-    assert by_name["good"]
+    assert by_name["ok"]
     assert [finding["reference"] for finding in by_path["findings"]] == ["program-differs"]
 
 
@@ -543,7 +543,7 @@ def test_a_disk_with_little_space_is_warned_about(network: Network, check: Check
     b = network.hosts["gpu-b"]
     with mounted(b, b.home, "-t", "tmpfs", "-o", "size=64m", "none"):
         report = check(network.write_spec(SHOW))
-    assert report["good"]
+    assert report["ok"]
     [finding] = report["findings"]
     assert (finding["level"], finding["node"], finding["reference"]) == ("warning", "gpu-b", "disk-space")
     assert re.fullmatch(r"gpu-b has 6[0-4](\.\d)? MiB left for the run's files", finding["message"])
@@ -629,7 +629,7 @@ def warnings(report: Mapping[str, Any], reference: str) -> list[str]:
 
 
 def test_warnings_do_not_make_the_report_bad(oddities: dict[str, Any]) -> None:
-    assert oddities["good"]
+    assert oddities["ok"]
 
 
 def test_versions_that_differ_are_warned_about(oddities: dict[str, Any]) -> None:

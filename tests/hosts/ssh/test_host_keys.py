@@ -15,13 +15,13 @@ from paramiko.hostkeys import HostKeys
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.transports.base import LinkBroken, LinkError
+from launcher.transports.connector import Opening
 from launcher.transports.payload import make_payload
-from launcher.transports.programs import ProgramWay
+from launcher.transports.programs import ProgramConnector
 from launcher.transports.ssh.config import load_target
 from launcher.transports.ssh.connect import connect
-from launcher.transports.ssh.way import ParamikoWay
-from launcher.transports.targets import find_way
-from launcher.transports.way import Opening
+from launcher.transports.ssh.connector import ParamikoConnector
+from launcher.transports.targets import find_connector
 from tests.harness.hosts.sshd import Hosts, running_hosts, skip_without_openssh
 
 COVERS = ("launcher/transports/ssh", "launcher/transports/targets.py")
@@ -180,21 +180,21 @@ def test_an_option_that_decides_on_host_keys_is_followed_by_openssh_and_nobody_e
     keys.configure(option)
     keys.write("{name} {key}")
     assert accepts() != decides
-    way = find_way(make_spec(), NodeSpec(host=NODE))
-    assert isinstance(way, ProgramWay) == decides
-    if isinstance(way, ProgramWay):
-        assert f"because {option.split()[0]} of ssh decides on its host key" in way.note
-        assert can_open(way) == keys.openssh_accepts()
+    connector = find_connector(make_spec(), NodeSpec(host=NODE))
+    assert isinstance(connector, ProgramConnector) == decides
+    if isinstance(connector, ProgramConnector):
+        assert f"because {option.split()[0]} of ssh decides on its host key" in connector.note
+        assert can_open(connector) == keys.openssh_accepts()
 
 
 def make_spec(**fields: object) -> ClusterSpec:
     return ClusterSpec.model_validate({"nodes": [{"host": NODE}], "program": {"script": "x.py"}, **fields})
 
 
-def can_open(way: ProgramWay | ParamikoWay) -> bool:
-    """Whether the way opens; a node that is reached says that it has, or lacks, worker_entry."""
+def can_open(connector: ProgramConnector | ParamikoConnector) -> bool:
+    """Whether the connector opens; a node that is reached says that it has, or lacks, worker_entry."""
     try:
-        stream = way.open(make_payload("clean"), "python3", Opening(within_s=20, attempts=3))
+        stream = connector.open(make_payload("clean"), "python3", Opening(within_s=20, attempts=3))
         try:
             return b"worker_entry" in stream.read(1000, 30.0)
         finally:
@@ -216,22 +216,24 @@ KNOWN = {"changed": "{name} {other}", "revoked": "{name} {key}\n@revoked * {key}
 
 @pytest.mark.parametrize("option", WEAKER)
 @pytest.mark.parametrize("case", KNOWN)
-@pytest.mark.parametrize("way", ["openssh", "paramiko"])
-def test_a_weaker_check_in_the_users_configuration_does_not_count(keys: Keys, option: str, case: str, way: str) -> None:
+@pytest.mark.parametrize("connection", ["openssh", "paramiko"])
+def test_a_weaker_check_in_the_users_configuration_does_not_count(
+    keys: Keys, option: str, case: str, connection: str
+) -> None:
     keys.configure(option)
     keys.write(KNOWN[case])
-    found = find_way(make_spec(way=way), NodeSpec(host=NODE))
-    assert isinstance(found, (ProgramWay, ParamikoWay))
+    found = find_connector(make_spec(connection=connection), NodeSpec(host=NODE))
+    assert isinstance(found, (ProgramConnector, ParamikoConnector))
     assert not can_open(found)
     keys.write("{name} {key}")
     assert can_open(found)
 
 
 def test_a_new_key_is_accepted_if_the_spec_says_so(keys: Keys) -> None:
-    for way in ("openssh", "paramiko"):
+    for connection in ("openssh", "paramiko"):
         keys.write("{name} {other}")
-        found = find_way(make_spec(way=way, host_keys="accept-new"), NodeSpec(host=NODE))
-        assert isinstance(found, (ProgramWay, ParamikoWay))
+        found = find_connector(make_spec(connection=connection, host_keys="accept-new"), NodeSpec(host=NODE))
+        assert isinstance(found, (ProgramConnector, ParamikoConnector))
         assert not can_open(found)
         keys.write("")
         assert can_open(found)
@@ -247,9 +249,9 @@ def ssh_agent(tmp_path: Path) -> Iterator[Mapping[str, str]]:
         agent.terminate()
 
 
-@pytest.mark.parametrize("way", ["openssh", "paramiko"])
+@pytest.mark.parametrize("connection", ["openssh", "paramiko"])
 def test_a_node_gets_no_access_to_this_machine(
-    keys: Keys, way: str, ssh_agent: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    keys: Keys, connection: str, ssh_agent: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", ssh_agent["SSH_AUTH_SOCK"])
     monkeypatch.setenv("DISPLAY", "127.0.0.1:77")
@@ -263,7 +265,7 @@ def test_a_node_gets_no_access_to_this_machine(
     assert plain.stdout.strip()  # the configuration has an effect
     assert ran.exists()
     ran.unlink()
-    found = find_way(make_spec(way=way), NodeSpec(host=NODE))
+    found = find_connector(make_spec(connection=connection), NodeSpec(host=NODE))
     seen = keys.hosts.folder / "seen"
     python = keys.hosts.folder / "shows"
     python.write_text(f'#!/bin/sh\necho "agent=$SSH_AUTH_SOCK display=$DISPLAY" > {seen}\n')
@@ -280,9 +282,9 @@ def test_a_node_gets_no_access_to_this_machine(
 
 def test_kerberos_credentials_are_not_delegated(keys: Keys) -> None:
     keys.configure("GSSAPIDelegateCredentials yes")
-    way = find_way(make_spec(way="openssh"), NodeSpec(host=NODE))
-    assert isinstance(way, ProgramWay)
-    assert "GSSAPIDelegateCredentials=no" in way.words
+    connector = find_connector(make_spec(connection="openssh"), NodeSpec(host=NODE))
+    assert isinstance(connector, ProgramConnector)
+    assert "GSSAPIDelegateCredentials=no" in connector.words
 
 
 @pytest.mark.parametrize("words", ["%n %h %p %r", "%% %%h"])

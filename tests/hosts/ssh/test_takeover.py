@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.plan.paths import RunPaths
 from launcher.rundir.history import read_history
 from tests.harness.hosts.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.harness.places import PROGRAMS
@@ -162,7 +163,7 @@ class TestTakeover:
         process.wait()
         process = run.resume()
         run.wait_for_state("running")
-        attempt = read_history(run.folder / "events.jsonl").attempt
+        attempt = read_history(RunPaths(run.folder)).attempt
         run.wait_for(3, attempt)
         run.finish()
         assert process.wait(60) == 0, run.said

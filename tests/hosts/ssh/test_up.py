@@ -81,7 +81,7 @@ def test_a_host_with_a_certificate_is_reached_by_openssh_with_a_note(distlaunch:
         assert ran.log("worker-1") == b"begun\n"
         for host in hosts.addresses:
             assert f"node {host}: uses your own ssh, because a certificate authority vouches for" in ran.stderr
-        chosen = hosts.write_spec("way: paramiko\nprogram: {command: [echo, begun]}\n")
+        chosen = hosts.write_spec("connection: paramiko\nprogram: {command: [echo, begun]}\n")
         assert distlaunch("up", chosen, env=hosts.env, run_dir=False).status == 3
 
 

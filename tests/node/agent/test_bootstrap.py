@@ -14,11 +14,11 @@ import pytest
 
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import LinkError
+from launcher.transports.connector import Opening
 from launcher.transports.payload import IF_THERE, make_payload
-from launcher.transports.programs import ProgramStream, ProgramWay
+from launcher.transports.programs import ProgramConnector, ProgramStream
 from launcher.transports.streams import ask, bring_archive
 from launcher.transports.targets import name_python
-from launcher.transports.way import Opening
 from tests.harness.processes.agent_streams import FarEnd
 from tests.harness.witness import wait_until
 from worker_entry.bootstrap import install
@@ -138,7 +138,7 @@ def test_a_question_brings_the_archive_if_it_is_missing(tmp_path: Path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for _ in range(2):
-        stream = ProgramWay((), "node").open(PAYLOAD, sys.executable, Opening())
+        stream = ProgramConnector((), "node").open(PAYLOAD, sys.executable, Opening())
         assert isinstance(ask(stream, Clean(VERSION, [], None), 20.0), Cleaned)
 
 
@@ -179,7 +179,7 @@ def test_a_node_that_asks_twice_is_refused() -> None:
 
 
 def open_program(program: str) -> ProgramStream:
-    return ProgramWay(("sh", "-c", program), "node").open(PAYLOAD, sys.executable, Opening())
+    return ProgramConnector(("sh", "-c", program), "node").open(PAYLOAD, sys.executable, Opening())
 
 
 @pytest.mark.parametrize("program", ["sleep 600", r"printf '\036worker_entry: none\036\n'; exec sleep 600"])

@@ -145,7 +145,7 @@ def test_cleaning_where_the_agent_is_not_seen_proves_nothing(tmp_path: Path) -> 
 
 
 def test_a_node_that_is_not_proven_to_be_clean_is_not(tmp_path: Path) -> None:
-    assert not CleanedNode("gpu-a", problem="nothing proves that its last agent has ended", unproven=True).good
+    assert not CleanedNode("gpu-a", problem="nothing proves that its last agent has ended", unproven=True).ok
     assert tmp_path.exists()
 
 

@@ -18,9 +18,10 @@ from launcher.errors import SpecError
 from launcher.exporters.notify import DeliveryError, Notifier, Recipients, post
 from launcher.plan.rendering import render_spec
 from launcher.report.goodput import Goodput
+from launcher.report.journal_line import Message
 from launcher.report.models import AttemptReport, TaskReport
-from launcher.report.notification import MESSAGE_LIMIT, Happening, Happenings, make_payload, make_variables
-from launcher.report.run_events import AttemptEnded, Ended, Record, RunEvent, Said, State
+from launcher.report.notification import MESSAGE_LIMIT, Notification, Notifications, make_payload, make_variables
+from launcher.report.run_events import AttemptEnded, Ended, Record, RunEvent, State
 from launcher.report.status_report import RunStatus
 from launcher.spec.loading import load_spec
 from launcher.spec.mistakes import explain_fields
@@ -41,10 +42,10 @@ COVERS = (
 ALL = ("failed", "restarted", "stalled", "succeeded")
 
 
-def happen(*events: RunEvent) -> list[Happening]:
-    happenings = Happenings()
-    found = [happenings.note(Record(10.0 + n, 1, event)) for n, event in enumerate(events)]
-    return [happening for happening in found if happening is not None]
+def happen(*events: RunEvent) -> list[Notification]:
+    notifications = Notifications()
+    found = [notifications.note(Record(10.0 + n, 1, event)) for n, event in enumerate(events)]
+    return [notification for notification in found if notification is not None]
 
 
 def attempt_ended(reference: str, message: str = "it broke") -> AttemptEnded:
@@ -55,10 +56,10 @@ def attempt_ended(reference: str, message: str = "it broke") -> AttemptEnded:
     )
 
 
-class TestHappenings:
+class TestNotifications:
     def test_a_failure_names_the_task_that_caused_it_and_its_machine(self) -> None:
         [failed] = happen(attempt_ended("task-failed"), Ended("failed", 1, "task-failed", "it broke"))
-        assert (failed.name, failed.task, failed.host, failed.time) == ("failed", "worker:1", "gpu-b", 11.0)
+        assert (failed.event, failed.task, failed.host, failed.time) == ("failed", "worker:1", "gpu-b", 11.0)
 
     def test_a_stall_is_reported_when_it_is_found_and_then_its_restart(self) -> None:
         found = happen(
@@ -67,11 +68,13 @@ class TestHappenings:
             State("forming"),
             Ended("succeeded", 0, "succeeded", "all succeeded"),
         )
-        assert [happening.name for happening in found] == ["stalled", "restarted", "succeeded"]
-        assert [happening.task for happening in found] == ["worker:1", "worker:1", None]
+        assert [notification.event for notification in found] == ["stalled", "restarted", "succeeded"]
+        assert [notification.task for notification in found] == ["worker:1", "worker:1", None]
 
     def test_a_run_that_the_user_ends_is_not_reported(self) -> None:
-        assert happen(Said("error", "x"), State("running"), Ended("interrupted", 130, "interrupted", "by SIGINT")) == []
+        assert (
+            happen(Message("error", "x"), State("running"), Ended("interrupted", 130, "interrupted", "by SIGINT")) == []
+        )
 
     def test_a_message_has_no_secret_and_an_end(self) -> None:
         [failed] = happen(Ended("failed", 1, "task-failed", "cannot reach https://alice:sesame@host/ " + "x" * 9999))
@@ -82,7 +85,7 @@ class TestHappenings:
         [failed] = happen(attempt_ended("task-failed"), Ended("failed", 1, "task-failed", "it broke"))
         payload = make_payload(failed, run_id="r-1", name="mnist", directory="/runs/r-1", started=1.0, goodput=0.9)
         assert payload == {
-            "happening": "failed",
+            "event": "failed",
             "run": "r-1",
             "name": "mnist",
             "reference": "task-failed",
@@ -285,24 +288,24 @@ def notifying(
 
 
 class TestNotifier:
-    def test_happenings_arrive_in_their_order_with_the_goodput(self, tmp_path: Path) -> None:
+    def test_notifications_arrive_in_order_with_the_goodput(self, tmp_path: Path) -> None:
         with serving() as server, notifying(tmp_path, server.url) as (notifier, warnings):
             for record in (FAILED, SUCCEEDED):
                 notifier.note(record)
             notifier.settle()
-        assert [said["happening"] for said in server.said] == ["failed", "succeeded"]
+        assert [said["event"] for said in server.said] == ["failed", "succeeded"]
         assert [said["goodput"] for said in server.said] == [0.75, 0.75]
         assert warnings == []
 
-    def test_only_requested_happenings_are_reported(self, tmp_path: Path) -> None:
+    def test_only_requested_events_are_reported(self, tmp_path: Path) -> None:
         with serving() as server, notifying(tmp_path, server.url, on=("succeeded",)) as (notifier, _):
             for record in (FAILED, SUCCEEDED):
                 notifier.note(record)
             notifier.settle()
-        assert [said["happening"] for said in server.said] == ["succeeded"]
+        assert [said["event"] for said in server.said] == ["succeeded"]
 
     def test_a_command_reads_the_object_and_has_the_main_facts(self, tmp_path: Path) -> None:
-        command = ["sh", "-c", 'cat > got.json; echo "$DISTLAUNCH_HAPPENING $DISTLAUNCH_RUN" > got.txt; seq 200000']
+        command = ["sh", "-c", 'cat > got.json; echo "$DISTLAUNCH_EVENT $DISTLAUNCH_RUN" > got.txt; seq 200000']
         with notifying(tmp_path, command=command) as (notifier, warnings):
             notifier.note(FAILED)
             notifier.settle()
@@ -398,7 +401,7 @@ class TestRuns:
             )
             ran = distlaunch("up", "--no-check", spec)
         assert ran.status == 1
-        assert [said["happening"] for said in server.said] == ["restarted", "failed"]
+        assert [said["event"] for said in server.said] == ["restarted", "failed"]
         last = server.said[-1]
         assert (last["attempt"], last["reference"], last["task"], last["host"]) == (
             2,
@@ -427,7 +430,7 @@ class TestRuns:
             )
             ran = distlaunch("up", "--no-check", spec)
         assert ran.status == 3, ran.stderr
-        assert [(said["happening"], said["reference"]) for said in server.said] == [
+        assert [(said["event"], said["reference"]) for said in server.said] == [
             ("stalled", "stalled"),
             ("failed", "stalled"),
         ]
@@ -437,7 +440,7 @@ class TestRuns:
             spec = write_spec(tmp_path, f"{{webhook: '{server.url}'}}", "['true']")
             ran = distlaunch("up", "--no-check", "--python", "/bin/true", spec)
         assert ran.status == 3
-        assert [(said["happening"], said["reference"]) for said in server.said] == [("failed", "node-unreachable")]
+        assert [(said["event"], said["reference"]) for said in server.said] == [("failed", "node-unreachable")]
 
     def test_no_command_shows_the_url(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         spec = write_spec(tmp_path, "{webhook: 'https://127.0.0.1/sesame'}")
@@ -463,7 +466,7 @@ class TestRuns:
         with serving() as server:
             ran = distlaunch("up", "--no-check", spec, env={"MY_HOOK": f"{server.url}\n"})
         assert ran.status == 0
-        assert [said["happening"] for said in server.said] == ["succeeded"]
+        assert [said["event"] for said in server.said] == ["succeeded"]
 
     def test_a_resumed_run_takes_the_url_from_the_environment(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         with serving() as server:
@@ -480,14 +483,14 @@ class TestRuns:
         assert distlaunch("up", "-d", "--no-check", spec).status == 0
         told = tmp_path / "told.json"
         wait_until(lambda: told.exists() and told.read_text().endswith("}"), "the command has run")
-        assert json.loads(told.read_text())["happening"] == "failed"
+        assert json.loads(told.read_text())["event"] == "failed"
 
     def test_a_command_that_runs_at_the_end_of_a_run_is_left_alone(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         """It is a process below the controller, like what a task may have left."""
         told = tmp_path / "told"
-        script = f"sleep 2; echo $DISTLAUNCH_HAPPENING > {told}"
+        script = f"sleep 2; echo $DISTLAUNCH_EVENT > {told}"
         notify = f"{{command: {json.dumps(['sh', '-c', script])}, on: [restarted]}}"
         command = "['sh', '-c', '[ $DISTLAUNCH_ATTEMPT = 2 ]']"
         more = "restart: {max_restarts: 1}\n"
@@ -550,7 +553,10 @@ def test_a_spec_without_its_url_is_still_one() -> None:
         ),
         ({"command": [""]}, "notify: the first word of `command:` is empty"),
         ({"command": []}, "notify.command: is empty"),
-        ({"webhook_from": "A", "on": ["failde"]}, "notify.on[0]: unknown happening 'failde'; did you mean `failed`?"),
+        (
+            {"webhook_from": "A", "on": ["failde"]},
+            "notify.on[0]: unknown event 'failde'; did you mean `failed`?",
+        ),
         ({"webhook_from": "A", "on": []}, "notify.on: is empty"),
         ({"webhook_from": "A-B"}, "notify.webhook_from: 'A-B' is not a valid variable name"),
         ({"webhok": "https://h/sesame"}, "notify.webhok: unknown field; did you mean `webhook`?"),

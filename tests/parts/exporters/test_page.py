@@ -18,7 +18,7 @@ import pytest
 from launcher.commands import page
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
-from launcher.exporters.page_reading import LINES_OF_KIND, read_material
+from launcher.exporters.page_reading import LINES_OF_KIND, read_page_data
 from launcher.exporters.page_writing import write_at_end, write_page
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample, render_sample
 from launcher.rundir.directory import RunDir
@@ -169,7 +169,7 @@ class TestRunning:
     def test_an_older_report_of_a_resumed_run_does_not_count(self, running: RunDir) -> None:
         running.report.write_text(make_report([make_attempt(1, T0, T0 + 20, failed=True)]).model_dump_json())
         try:
-            assert read_material(running, now=0.0).report is None
+            assert read_page_data(running, now=0.0).report is None
         finally:
             running.report.unlink()
 
@@ -234,9 +234,9 @@ def test_of_very_many_samples_enough_are_read(tmp_path: Path) -> None:
         for number in range(60_000):
             node = f"gpu-{number % 2}"
             file.write(render_sample(NodeUseSample(T0 + number, node, NodeSample(1.0, 8, 5, 9))))
-    material = read_material(files, now=T0)
-    assert [(each.node, len(each.use)) for each in material.nodes] == [("gpu-0", 15_000), ("gpu-1", 15_000)]
-    [samples] = material.tasks
+    data = read_page_data(files, now=T0)
+    assert [(each.node, len(each.use)) for each in data.nodes] == [("gpu-0", 15_000), ("gpu-1", 15_000)]
+    [samples] = data.tasks
     assert LINES_OF_KIND / 2 < len(samples.progress) <= LINES_OF_KIND
     assert len(samples.use) == 5000
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from launcher.gang import events as gang
 from launcher.gang.state import AttemptState
-from launcher.report.run_events import KINDS, Record, Said, State, kind_of, make_schema, parse_record, render_record
+from launcher.report.journal_line import Message
+from launcher.report.run_events import KINDS, Record, State, kind_of, make_schema, parse_record, render_record
 from launcher.rundir.journal import Journal
 from launcher.tasks import TaskId
 from tests.harness.builders.gang import make_policy
@@ -70,7 +71,7 @@ def journal_lines(folder: Path) -> list[bytes]:
 
 @given(st.text(), st.floats(0, 2e9), st.integers(0, 99))
 def test_a_message_is_one_line_whatever_it_contains(text: str, time: float, attempt: int) -> None:
-    record = Record(round(time, 6), attempt, Said("note", text))
+    record = Record(round(time, 6), attempt, Message("note", text))
     line = render_record(record)
     assert line.count(b"\n") == 1
     assert parse_record(line) == record
@@ -101,7 +102,7 @@ def test_a_line_after_a_torn_line_is_whole(tmp_path: Path) -> None:
     journal = Journal(path, lambda: 2.0)
     journal.say("note", "again")
     journal.close()
-    assert parse_record(path.read_bytes().splitlines()[-1]) == Record(2.0, 0, Said("note", "again"))
+    assert parse_record(path.read_bytes().splitlines()[-1]) == Record(2.0, 0, Message("note", "again"))
 
 
 def test_a_full_disk_costs_only_lines(tmp_path: Path) -> None:
@@ -119,8 +120,8 @@ def test_a_full_disk_costs_only_lines(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
     first, torn, last = path.read_bytes().splitlines()
     assert (parse_record(first), parse_record(last)) == (
-        Record(1.0, 0, Said("note", "first")),
-        Record(1.0, 0, Said("note", "last")),
+        Record(1.0, 0, Message("note", "first")),
+        Record(1.0, 0, Message("note", "last")),
     )
     with pytest.raises(ValueError, match="not a line of a journal"):
         parse_record(torn)
@@ -134,7 +135,7 @@ def test_a_run_that_restarts_is_recorded_in_order(distlaunch: Distlaunch) -> Non
     exits = [(record.attempt, record.event.task) for record in told if isinstance(record.event, gang.TaskExited)]
     assert {*exits} == {(1, W0), (1, W1), (2, W0), (2, W1)}
     assert [record.time for record in told] == sorted(record.time for record in told)
-    said = "\n".join(record.event.text for record in told if isinstance(record.event, Said))
+    said = "\n".join(record.event.text for record in told if isinstance(record.event, Message))
     assert said.strip() == ran.stderr.strip()
     ended: Any = told[-1].event
     assert (ended.outcome, ended.exit_status, ended.reference) == ("failed", 1, "task-failed")
@@ -150,5 +151,5 @@ def test_a_controller_that_is_killed_leaves_the_events_so_far(tmp_path: Path) ->
         journal = folder / "events.jsonl"
         wait_until(lambda: journal.exists() and b"task-started" in journal.read_bytes(), "the task has started")
         process.send_signal(signal.SIGKILL)
-    assert [type(record.event).__name__ for record in records(journal)][-1] in ("TaskStarted", "State", "Said")
+    assert [type(record.event).__name__ for record in records(journal)][-1] in ("TaskStarted", "State", "Message")
     assert not json.loads((folder / "run.json").read_text())["ended"]

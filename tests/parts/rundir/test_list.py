@@ -21,8 +21,9 @@ import pytest
 from launcher.commands.listing import render_runs
 from launcher.controller import leftovers
 from launcher.errors import UsageError
+from launcher.report.journal_line import Line
 from launcher.rundir.directory import RunDir
-from launcher.rundir.journal_reading import read_last_entries
+from launcher.rundir.journal_reading import read_last_lines
 from launcher.rundir.owner import this_process
 from launcher.rundir.select import list_runs, select_run
 from launcher.rundir.summary import RunSummary, replay, summarize
@@ -266,8 +267,7 @@ class TestState:
         assert found.tasks_up is None  # the attempt began before the part that is read
 
     def test_is_that_of_the_last_start_of_a_run_that_was_resumed(self) -> None:
-        up = {"attempt": 2, "event": "task-started", "task": "worker:0"}
-        facts = replay([up, {"attempt": 2, "event": "run-started", "generation": 1}], 1)
+        facts = replay([Line(1.0, 2, "task-started", {"task": "worker:0"}), Line(2.0, 2, "run-started", {})], 1)
         assert (facts.attempt, facts.tasks_up) == (2, 0)
 
     def test_of_a_run_on_another_machine_names_the_machine(self, runs: Path) -> None:
@@ -330,14 +330,15 @@ class TestFolderOfRuns:
     def test_may_hold_runs_with_broken_files(self, runs: Path) -> None:
         files = write_run(runs / "a")
         files.events.write_bytes(
-            b'\xff\n{"time": 1, "event": "state"}\n[]\n"x"\n{"time": 2, "attempt": "y", "event": "x", "task": []}\n'
+            b'\xff\n{"time": 1, "attempt": 1, "event": "state"}\n[]\n"x"\n'
+            b'{"time": 2, "attempt": "y", "event": "x", "task": []}\n'
         )
         files.plan.write_text("[]")
         ended = write_run(runs / "b", outcome="")
         ended.report.write_text('{"outcome": [], "verdict": 3, "attempts": [[]], "ended": true}')
 
         assert sorted((run.name, run.state) for run in list_runs()) == [("a", "running"), ("b", "ended")]
-        assert len(read_last_entries(files.events, 1 << 20)[0]) == 2
+        assert len(read_last_lines(files.events, 1 << 20)[0]) == 1
 
     def test_may_hold_folders_that_cannot_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """They belong to another user, as after a run by sudo."""

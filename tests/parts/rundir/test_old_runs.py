@@ -12,15 +12,55 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RunDirectoryError
-from launcher.exporters.page_reading import read_material
+from launcher.exporters.page_reading import read_page_data
+from launcher.pages.html import render_page
 from launcher.rundir.directory import RunDir
 from launcher.rundir.history import read_history
 from launcher.rundir.last_state import read_end_report, read_last_status
 from launcher.rundir.record import FORMAT, RecordedRun
 from launcher.rundir.summary import summarize
+from launcher.spec.parts import ConnectionCommandSpec
 from tests.harness.places import ROOT
 from tests.harness.processes.in_process import run_here
+from worker_entry.protocol.frozen import dataclass
 
+
+@dataclass(frozen=True)
+class Expected:
+    """`states`: of the tasks, at the end of the last attempt. `references`: of the attempts."""
+
+    name: str
+    outcome: str
+    exit_status: int
+    nodes: dict[str, str]
+    connections: list[object]
+    references: list[str]
+    states: list[str]
+
+
+RUNS = {
+    "restarted": Expected(
+        name="local-2",
+        outcome="succeeded",
+        exit_status=0,
+        nodes={"worker:0": "local", "worker:1": "local"},
+        connections=["paramiko"],
+        references=["task-failed", "succeeded"],
+        states=["exit status 0", "exit status 0"],
+    ),
+    "failed": Expected(
+        name="two-machines",
+        outcome="failed",
+        exit_status=1,
+        nodes={"worker:0": "gpu-a", "worker:1": "gpu-b"},
+        connections=[
+            ConnectionCommandSpec(command=["sh", "-c", "{command}"]),
+            ConnectionCommandSpec(command=["sh", "-c", "export SITE=b; {command}"]),
+        ],
+        references=["task-failed"],
+        states=["SIGTERM (signal 15), stopped by distlaunch", "exit status 3"],
+    ),
+}
 OLD = sorted((ROOT / "tests" / "old_runs").glob("format_*/*"))
 
 
@@ -36,34 +76,41 @@ def test_every_format_but_the_current_one_has_a_folder() -> None:
 
 
 def test_all_files_of_an_old_run_are_read(folder: Path) -> None:
-    run = RecordedRun(RunDir(folder))
-    assert (run.record.name, run.record.ended, run.record.end.outcome) == ("local-2", True, "succeeded")
-    assert [str(task.task) for task in run.plan.tasks] == ["worker:0", "worker:1"]
-    assert {task.node for task in run.plan.tasks} == {"local"}
-    assert run.parse_spec().restart.max_restarts == 1
-    assert run.report["exit_status"] == 0
-    entries, _ = run.read_journal()
-    assert [entry["event"] for entry in (entries[0], entries[-1])] == ["run-started", "ended"]
+    run, expected = RecordedRun(RunDir(folder)), RUNS[folder.name]
+    assert (run.record.name, run.record.ended) == (expected.name, True)
+    assert (run.record.end.outcome, run.record.end.exit_status) == (expected.outcome, expected.exit_status)
+    assert {str(task.task): task.node for task in run.plan.tasks} == expected.nodes
+    spec = run.parse_spec()
+    assert spec.restart.max_restarts == len(expected.references) - 1
+    assert [node.connection or spec.connection for node in spec.nodes] == expected.connections
+    assert run.report["exit_status"] == expected.exit_status
+    lines, _ = run.read_journal()
+    assert [line.kind for line in (lines[0], lines[-1])] == ["run-started", "ended"]
 
 
 def test_commands_show_an_old_run(folder: Path) -> None:
-    summary = summarize(RunDir(folder))
-    assert (summary.state, summary.restarts, summary.exit_status) == ("succeeded", 1, 0)
+    summary, expected = summarize(RunDir(folder)), RUNS[folder.name]
+    assert (summary.state, summary.exit_status) == (expected.outcome, expected.exit_status)
+    assert summary.restarts == len(expected.references) - 1
     report = read_end_report(RunDir(folder), summary)
     assert report is not None
-    assert [attempt.verdict.reference for attempt in report.attempts] == ["task-failed", "succeeded"]
-    assert {task.state for task in read_last_status(RunDir(folder), summary).tasks} == {"exit status 0"}
+    assert [attempt.verdict.reference for attempt in report.attempts] == expected.references
+    assert [task.state for task in read_last_status(RunDir(folder), summary).tasks] == expected.states
     shown = run_here("logs", str(folder), "--attempt", "1", cwd=folder.parent, env=None)
     assert sorted(shown.stdout.splitlines()) == [
         f"worker:{index} │ {line}" for index in (0, 1) for line in ("a warning", "epoch 1")
     ]
+    messages = run_here("logs", str(folder), "--distlaunch", cwd=folder.parent, env=None).stdout
+    assert messages.startswith("Starting 2 tasks on ")
 
 
 def test_an_old_run_has_its_history_and_its_page(folder: Path) -> None:
-    history = read_history(folder / "events.jsonl")
-    assert (history.attempt, [ending.reference for ending in history.endings]) == (2, ["task-failed", "succeeded"])
-    material = read_material(RunDir(folder), now=0.0)
-    assert (material.state, material.task_names) == ("succeeded", ["worker:0", "worker:1"])
+    history, expected = read_history(RunDir(folder)), RUNS[folder.name]
+    assert [ending.reference for ending in history.endings] == expected.references
+    assert history.attempt == len(expected.references)
+    data = read_page_data(RunDir(folder), now=0.0)
+    assert (data.state, data.task_names) == (expected.outcome, ["worker:0", "worker:1"])
+    assert "Starting 2 tasks on " in render_page(data)
 
 
 def test_a_folder_of_a_later_version_is_refused(folder: Path) -> None:

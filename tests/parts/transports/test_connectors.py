@@ -1,4 +1,4 @@
-"""What every way to a node has to do: the same tests over each of them."""
+"""What every connection to a node has to do: the same tests over each of them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ import psutil
 import pytest
 
 from launcher.transports.base import LinkBroken
+from launcher.transports.connector import Opening
 from launcher.transports.payload import make_payload
-from launcher.transports.programs import LINE, SAID_LINES, ProgramWay, expand
-from launcher.transports.ssh.way import ChannelStream
-from launcher.transports.way import Opening
+from launcher.transports.programs import LINE, SAID_LINES, ProgramConnector, expand
+from launcher.transports.ssh.connector import ChannelStream
 from tests.harness.hosts.containers import running_container
 from tests.harness.hosts.kubernetes import find_cluster
 from tests.harness.hosts.slurm import running_slurm
@@ -39,10 +39,10 @@ HOSTILE = ["a b", "'", '"', "$HOME `id` \\", "line\nbreak", "ünïcode ⚙", "-x
 
 @dataclass(frozen=True)
 class Place:
-    """A node that is reached by `way`, as YAML; `client` finds the program that is the way among our descendants."""
+    """A node. `connection`: YAML. `client` finds the program that connects, among our descendants."""
 
     host: str
-    way: str
+    connection: str
     env: Mapping[str, str]
     client: str
     python: str = sys.executable
@@ -50,21 +50,22 @@ class Place:
     def write_spec(self, folder: Path, settings: str) -> str:
         path = folder / "spec.yaml"
         path.write_text(
-            f"way: {self.way}\nnodes: [{{host: {self.host}, address: 127.0.0.1, python: {self.python}}}]\n{settings}"
+            f"connection: {self.connection}\n"
+            f"nodes: [{{host: {self.host}, address: 127.0.0.1, python: {self.python}}}]\n{settings}"
         )
         return str(path)
 
 
-WAY = f"{sys.executable}, {PROGRAMS / 'way.py'}"
-PROGRAM_WAYS = {
-    "a line for a shell": f"{{command: [{WAY}, sh, -c, '{{command}}']}}",
-    "words": f"{{command: [{WAY}]}}",
+CONNECTION = f"{sys.executable}, {PROGRAMS / 'connection.py'}"
+PROGRAM_CONNECTIONS = {
+    "a line for a shell": f"{{command: [{CONNECTION}, sh, -c, '{{command}}']}}",
+    "words": f"{{command: [{CONNECTION}]}}",
 }
 
 
 @pytest.fixture(
     params=[
-        *PROGRAM_WAYS,
+        *PROGRAM_CONNECTIONS,
         pytest.param("paramiko", marks=pytest.mark.ssh),
         pytest.param("openssh", marks=pytest.mark.ssh),
         pytest.param("ssh as a command", marks=pytest.mark.ssh),
@@ -74,8 +75,8 @@ PROGRAM_WAYS = {
     ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    if request.param in PROGRAM_WAYS:
-        yield Place("node", PROGRAM_WAYS[request.param], {}, "way.py")
+    if request.param in PROGRAM_CONNECTIONS:
+        yield Place("node", PROGRAM_CONNECTIONS[request.param], {}, "connection.py")
         return
     if request.param == "docker":
         with running_container(tmp_path) as name:
@@ -98,8 +99,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pyte
     hosts = make_hosts(folder)
     with running_sshd(hosts, *hosts.addresses.values()):
         hosts.trust()
-        way = request.param if request.param != "ssh as a command" else "{command: [ssh, -T, '{host}', '{command}']}"
-        yield Place("gpu-a", way, hosts.env, "ssh")
+        connection = (
+            request.param if request.param != "ssh as a command" else "{command: [ssh, -T, '{host}', '{command}']}"
+        )
+        yield Place("gpu-a", connection, hosts.env, "ssh")
 
 
 def up(distlaunch: Distlaunch, place: Place, folder: Path, settings: str, **env: str) -> Ran:
@@ -151,8 +154,8 @@ def test_a_way_that_breaks_is_opened_again_and_nothing_is_lost(place: Place, tmp
 
 
 def break_way(place: Place, controller: int) -> None:
-    """Ends the connection: the program that is the way, or the server's end of it."""
-    if place.way == "paramiko":
+    """Ends the connection: the program that connects, or the server's end of it."""
+    if place.connection == "paramiko":
         sessions = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "sshd"]
         mine = psutil.Process().children(recursive=True)
         for session in sessions:
@@ -160,11 +163,11 @@ def break_way(place: Place, controller: int) -> None:
                 session.kill()
         return
     children = psutil.Process(controller).children()
-    [way] = [child for child in children if place.client in " ".join(child.cmdline())]
-    if place.way == "slurm":  # both processes of srun: if only the first dies, the second cancels the step
-        os.killpg(way.pid, signal.SIGKILL)
+    [client] = [child for child in children if place.client in " ".join(child.cmdline())]
+    if place.connection == "slurm":  # both processes of srun: if only the first dies, the second cancels the step
+        os.killpg(client.pid, signal.SIGKILL)
     else:
-        way.send_signal(signal.SIGKILL)
+        client.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -184,13 +187,13 @@ def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
     await_none_left(mark)
 
 
-# --- programs that are no way ---
+# --- programs that are no connection ---
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("connection", "said"),
     [
-        ("{command: [no-such-program]}", "node: no-such-program, the program of its way, is not on PATH"),
+        ("{command: [no-such-program]}", "node: no-such-program, the program of its connection, is not on PATH"),
         ("{command: ['false']}", "false ended with status 1"),
         ("{command: [sh, -c, 'echo no such machine >&2; exit 255']}", "sh ended with status 255: no such machine"),
         ("{command: [sh, -c, 'echo Welcome; exit 3']}", "Welcome"),
@@ -198,9 +201,9 @@ def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
     ],
 )
 def test_a_program_that_is_no_way_is_reported_with_its_reason(
-    distlaunch: Distlaunch, tmp_path: Path, way: str, said: str
+    distlaunch: Distlaunch, tmp_path: Path, connection: str, said: str
 ) -> None:
-    ran = distlaunch("up", Place("node", way, {}, "").write_spec(tmp_path, as_yaml("true")))
+    ran = distlaunch("up", Place("node", connection, {}, "").write_spec(tmp_path, as_yaml("true")))
     assert ran.status in (2, 3)
     assert "node" in ran.stderr
     assert said in ran.stderr, ran.stderr
@@ -220,8 +223,8 @@ def test_a_program_that_is_no_way_is_reported_with_its_reason(
 def test_output_of_shells_and_programs_around_the_agent_does_not_matter(
     distlaunch: Distlaunch, tmp_path: Path, around: str
 ) -> None:
-    way = f"{{command: [sh, -c, {json.dumps(around)}]}}"
-    ran = distlaunch("up", Place("node", way, {}, "").write_spec(tmp_path, as_yaml("echo begun")))
+    connection = f"{{command: [sh, -c, {json.dumps(around)}]}}"
+    ran = distlaunch("up", Place("node", connection, {}, "").write_spec(tmp_path, as_yaml("echo begun")))
     assert ran.status == 0, ran.stderr
     assert ran.log("worker-0") == b"begun\n"
 
@@ -236,8 +239,8 @@ def test_a_way_with_a_terminal_is_reported_as_such(distlaunch: Distlaunch, tmp_p
             """)
     )
     program.chmod(0o755)
-    way = f"{{command: [{program}, '{{command}}']}}"
-    ran = distlaunch("up", Place("node", way, {}, "").write_spec(tmp_path, as_yaml("echo begun")))
+    connection = f"{{command: [{program}, '{{command}}']}}"
+    ran = distlaunch("up", Place("node", connection, {}, "").write_spec(tmp_path, as_yaml("echo begun")))
     assert ran.status == 3
     assert "a terminal" in ran.stderr
 
@@ -258,9 +261,9 @@ def test_words_and_lines_stand_where_they_are_named() -> None:
 def test_a_program_that_says_endless_lines_costs_no_memory() -> None:
     """As a node can make its `ssh` do: 200 MB without a line break, and then 200,000 lines."""
     script = "head -c 200000000 /dev/zero | tr '\\0' x >&2; yes | head -200000 >&2; echo the last >&2; exit 1"
-    way = ProgramWay(("sh", "-c", script), "gpu-a")
+    connector = ProgramConnector(("sh", "-c", script), "gpu-a")
     before = psutil.Process().memory_info().rss
-    stream = way.open(make_payload("clean"), "python3", Opening())
+    stream = connector.open(make_payload("clean"), "python3", Opening())
     with pytest.raises(LinkBroken, match="the last"):
         stream.read(10, 60.0)
     assert len(stream._said) <= SAID_LINES
@@ -273,9 +276,9 @@ def test_the_last_line_of_a_program_that_has_ended_is_shown_however_long_its_lin
         time.sleep(0.2)  # as a busy machine, which takes its time for many lines
         return True
 
-    way = ProgramWay(("sh", "-c", "seq 5 >&2; echo the last >&2; exit 1"), "gpu-a", heard=hear)
+    connector = ProgramConnector(("sh", "-c", "seq 5 >&2; echo the last >&2; exit 1"), "gpu-a", heard=hear)
     with pytest.raises(LinkBroken, match="the last"):
-        way.open(make_payload("clean"), "python3", Opening()).read(10, 60.0)
+        connector.open(make_payload("clean"), "python3", Opening()).read(10, 60.0)
 
 
 def test_a_connection_that_breaks_while_paramiko_makes_room_is_broken() -> None:

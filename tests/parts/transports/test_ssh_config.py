@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec
-from launcher.transports.targets import find_way
+from launcher.transports.targets import find_connector
 
 COVERS = ("launcher/transports/ssh",)
 
@@ -19,4 +19,4 @@ def test_an_ssh_that_does_not_start_is_reported_with_its_node(tmp_path: Path, mo
     (tmp_path / "ssh").chmod(0o755)
     spec = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], "program": {"script": "train.py"}})
     with pytest.raises(UsageError, match=r"^gpu-a: `ssh -G` cannot be started: No such file or directory$"):
-        find_way(spec, spec.nodes[0])
+        find_connector(spec, spec.nodes[0])

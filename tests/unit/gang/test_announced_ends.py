@@ -11,6 +11,7 @@ from launcher.gang.decide import FAILURE_GRACE_S, SIGNALLED_GRACE_S, STOP_MARGIN
 from launcher.gang.events import Action, EndAnnounced, Event, NodeEmpty, NodeLost, NodeSignalled, StopNodes
 from launcher.gang.restarts import Ending
 from launcher.gang.state import AttemptState, Phase, Reason
+from launcher.plan.paths import RunPaths
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import AttemptEnded
 from launcher.rundir.history import read_history
@@ -109,4 +110,4 @@ def test_endings_are_known_to_the_controller_after_a_requeue(tmp_path: Path) -> 
         )
         journal.write(AttemptEnded(report, each))
     journal.close()
-    assert read_history(tmp_path / "events.jsonl").endings == tuple(endings)
+    assert read_history(RunPaths(tmp_path)).endings == tuple(endings)

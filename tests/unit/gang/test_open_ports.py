@@ -1,10 +1,10 @@
-"""A port that strangers can reach is reported once it is open, and not before."""
+"""A port that unknown peers can reach is reported once it is open, and not before."""
 
 from __future__ import annotations
 
 from launcher.gang.decide import decide
 from launcher.gang.events import Event, NodePrepared, NodeReady, TaskListening, TaskUnguarded
-from launcher.gang.strangers import render_news_of_guards, render_unguarded
+from launcher.gang.unknown_peers import render_news_of_guards, render_unguarded
 from tests.harness.builders.gang import ONE_NODE, W0, W1, make_policy, play, ports_of, started
 
 WHY = "PyTorch does not share it"

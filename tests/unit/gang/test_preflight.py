@@ -432,7 +432,7 @@ class TestReport:
     def test_of_good_nodes_is_a_row_for_each_and_the_count_of_dials(self) -> None:
         report = Answered(spec_of(), facts={"gpu-a": {"gpus": ["0", "1"]}}, clocks={"gpu-b": -0.0004}).report()
 
-        assert report.good
+        assert report.ok
         assert make_rows(report) == [
             ("gpu-a", "10.0.0.11", "3.11.7", "2.21.0", "3.15.1", "8", "2", "80 GiB", "+0.000 s"),
             ("gpu-b", "10.0.0.12", "3.11.7", "2.21.0", "3.15.1", "8", "0", "80 GiB", "-0.000 s"),
@@ -440,13 +440,13 @@ class TestReport:
         assert {len(row) for row in make_rows(report)} == {len(COLUMNS)}
         assert render_findings(report) == [
             "4 of 4 dials from every node to every task's address were answered",
-            "test: good",
+            "test: ok",
         ]
 
     def test_of_findings_shows_each_with_its_hint(self) -> None:
         report = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): "timed-out"}, clocks={"gpu-a": 3.0}).report()
 
-        assert not report.good
+        assert not report.ok
         assert render_findings(report) == [
             "3 of 4 dials from every node to every task's address were answered",
             "Error: gpu-a cannot reach worker:1 on gpu-b at 10.0.0.12:20001: no answer [cannot-reach]",
@@ -456,10 +456,10 @@ class TestReport:
         ]
 
     def test_of_warnings_only_is_good(self) -> None:
-        assert Answered(spec_of(), clocks={"gpu-a": 3.0}).report().good
+        assert Answered(spec_of(), clocks={"gpu-a": 3.0}).report().ok
 
     def test_of_one_task_alone_has_no_dials(self) -> None:
-        assert render_findings(Answered(spec_of(A)).report()) == ["test: good"]
+        assert render_findings(Answered(spec_of(A)).report()) == ["test: ok"]
 
     def test_without_tensorflow_says_so(self) -> None:
         answered = Answered(spec_of(A), facts={"gpu-a": {"tensorflow": None}}, looks={"gpu-a": {"keras": None}})
@@ -525,7 +525,7 @@ class TestReport:
 
         report = make_check_report(spec, preflight, checked(spec, START_S, Tick()))
 
-        assert not report.good
+        assert not report.ok
         assert [node.usable for node in report.nodes] == [True, False]
         assert [(f.reference, f.message) for f in report.findings] == [
             ("start-timeout", "no answer from gpu-b within 600 s")

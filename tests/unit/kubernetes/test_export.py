@@ -459,7 +459,7 @@ REFUSED = {
     "nodes.workers_per_pod": "nodes: {from: kubernetes, image: a, workers_per_pod: 2}\n",
     "nodes.count": "nodes: {from: kubernetes, image: a, count: 2}\nstrategy: mirrored\n",
     "nodes": "nodes: slurm\n",
-    "way": f"{TWO_MACHINES}way: openssh\n",
+    "connection": f"{TWO_MACHINES}connection: openssh\n",
     "ssh": f"{TWO_MACHINES}ssh: {{user: eve}}\n",
     "host_keys": f"{TWO_MACHINES}host_keys: accept-new\n",
     "isolation": f"{TWO_MACHINES}isolation: tunnel\n",

@@ -26,7 +26,7 @@ from launcher.pages.charts import (
     thin,
 )
 from launcher.pages.html import inline, make_ticks, read_plotly, read_script, render_page, to_script
-from launcher.pages.material import Material, NodeSamples, TaskSamples
+from launcher.pages.page_data import NodeSamples, PageData, TaskSamples
 from launcher.pages.series import Point, Series, downsample, make_series, pack, shorten
 from launcher.pages.task_states import Span
 from launcher.pages.timeline import SPANS, Row, make_timeline, merge
@@ -49,9 +49,9 @@ from tests.harness.builders.pages import (
     T0,
     W0,
     W1,
-    hostile_material,
+    hostile_page_data,
     make_attempt,
-    make_material,
+    make_page_data,
     make_report,
     one_attempt,
     record,
@@ -61,8 +61,8 @@ from worker_entry.protocol.samples import GpuSample, NodeSample, TaskSample
 from worker_entry.protocol.values import TaskExit
 
 
-def row_of(material: Material, name: str) -> Row:
-    [row] = [row for row in make_timeline(material).rows if row.name == name]
+def row_of(data: PageData, name: str) -> Row:
+    [row] = [row for row in make_timeline(data).rows if row.name == name]
     return row
 
 
@@ -126,7 +126,7 @@ class TestCurves:
             )
             for index in range(8)
         ]
-        charts = thin(make_training_charts(make_material(tasks=samples, ended=T0 + 10_000)))
+        charts = thin(make_training_charts(make_page_data(tasks=samples, ended=T0 + 10_000)))
         assert [chart.title for chart in charts][:3] == ["loss", "accuracy", "Steps per second"]
         counts = [len(series.points) for chart in charts for series in chart.series]
         assert len(counts) == 7 * 8 - 8 + 2
@@ -138,13 +138,12 @@ class TestCurves:
         progress = [ProgressSample(T0 + 2 * n, 10 * n, step_s=0.2, own_s=0.15) for n in range(4)]
         use = [TaskUseSample(T0 + 2 * n, TaskSample("worker:0", 3.0 * n, 1 << 30)) for n in range(3)]
         node = [NodeUseSample(T0 + n, "gpu-a", NodeSample(2.0 * n, 8, 5, 9, 100 * n, 50 * n)) for n in range(3)]
-        material = make_material(
+        data = make_page_data(
             tasks=[TaskSamples(attempt=1, task="worker:0", progress=progress, use=use)],
             nodes=[NodeSamples(attempt=1, node="gpu-a", use=node)],
         )
         values = {
-            chart.key: chart.series[0].values
-            for chart in [*make_training_charts(material), *make_machine_charts(material)]
+            chart.key: chart.series[0].values for chart in [*make_training_charts(data), *make_machine_charts(data)]
         }
         assert values["steps"] == [5.0, 5.0, 5.0]
         assert values["waiting-time"] == pytest.approx([0.05] * 4)
@@ -157,7 +156,7 @@ class TestCurves:
         use = [NodeUseSample(T0 + n, "gpu-a", NodeSample(1.0, 8, 5, 9, gpus=gpus)) for n in range(2)]
         charts = {
             chart.key: chart
-            for chart in make_machine_charts(make_material(nodes=[NodeSamples(attempt=1, node="gpu-a", use=use)]))
+            for chart in make_machine_charts(make_page_data(nodes=[NodeSamples(attempt=1, node="gpu-a", use=use)]))
         }
         assert [series.label for series in charts["gpu-memory"].series] == ["gpu-a GPU 0", "gpu-a GPU 1"]
         assert [(series.label, series.values) for series in charts["gpu-use"].series] == [("gpu-a GPU 0", [50.0, 50.0])]
@@ -169,7 +168,7 @@ class TestCurves:
             return [ProgressSample(T0 + at, at, metrics={"loss": value}) for at in range(3)]
 
         samples = [TaskSamples(attempt=1, task=f"worker:{n}", progress=losses(n)) for n in range(count)]
-        [chart] = [each for each in make_training_charts(make_material(tasks=samples)) if each.title == "loss"]
+        [chart] = [each for each in make_training_charts(make_page_data(tasks=samples)) if each.title == "loss"]
         assert chart.grouped == grouped
         if not grouped:
             assert [series.label for series in chart.series] == [f"worker:{n}" for n in range(count)]
@@ -201,7 +200,7 @@ class TestSteps:
             return TaskSamples(attempt=1, task=task, progress=progress)
 
         tasks = [samples("worker:0", 0.1), samples("worker:1", 0.24), samples("worker:2", 0.1)]
-        found = {each.task: each for each in find_steps(make_material(tasks=tasks, plan={}))}
+        found = {each.task: each for each in find_steps(make_page_data(tasks=tasks, plan={}))}
         assert found["worker:0"].score == 1.0
         assert found["worker:1"].score == pytest.approx(0.1 / 0.24)
         assert found["worker:1"].waiting_s == pytest.approx(0.01)
@@ -211,8 +210,8 @@ class TestSteps:
 class TestTimeline:
     def test_a_task_passes_through_its_states(self) -> None:
         attempt = make_attempt(1, T0, T0 + 20, failed=True)
-        material = make_material(records=one_attempt(1, 0, 20, failed=True), attempts=[attempt], ended=T0 + 20)
-        spans = [(span.state, round(span.begin), round(span.end)) for span in row_of(material, "worker:1").spans]
+        data = make_page_data(records=one_attempt(1, 0, 20, failed=True), attempts=[attempt], ended=T0 + 20)
+        spans = [(span.state, round(span.begin), round(span.end)) for span in row_of(data, "worker:1").spans]
         assert spans == [
             ("connecting", 0, 1),
             ("importing", 1, 3),
@@ -220,14 +219,14 @@ class TestTimeline:
             ("training", 5, 19),
             ("failed", 19, 20),
         ]
-        assert [mark.kind for mark in row_of(material, "worker:1").marks] == ["failure"]
-        assert row_of(material, "worker:0").spans[-1].state == "stopped"
-        assert row_of(material, "worker:0").marks == []
+        assert [mark.kind for mark in row_of(data, "worker:1").marks] == ["failure"]
+        assert row_of(data, "worker:0").spans[-1].state == "stopped"
+        assert row_of(data, "worker:0").marks == []
 
     def test_imports_before_the_first_task_starts_are_shown_as_importing(self) -> None:
         records = one_attempt(1, 0, 20, failed=False)
         records[1:1] = [record(0.5, State("forming"))]
-        spans = row_of(make_material(records=records), "worker:0").spans
+        spans = row_of(make_page_data(records=records), "worker:0").spans
         assert [(span.state, span.begin, span.end) for span in spans[:2]] == [
             ("connecting", 0.0, 0.5),
             ("importing", 0.5, 3.0),
@@ -236,13 +235,13 @@ class TestTimeline:
     def test_marks_of_one_moment_stand_side_by_side(self) -> None:
         records = one_attempt(1, 0, 100, failed=True)
         records[7:7] = [record(98.5, reported(W1, 5, injected=("exit@step=20",)))]
-        marks = row_of(make_material(records=records), "worker:1").marks
+        marks = row_of(make_page_data(records=records), "worker:1").marks
         assert [(mark.kind, mark.shift) for mark in marks] == [("chaos", 0), ("failure", 16)]
 
     def test_a_run_that_is_not_over_is_drawn_up_to_now(self) -> None:
         records = one_attempt(1, 0, 50, failed=False)[:7]
-        material = make_material(records=records, running=True, ended=None, now=T0 + 30, state="running")
-        last = row_of(material, "worker:0").spans[-1]
+        data = make_page_data(records=records, running=True, ended=None, now=T0 + 30, state="running")
+        last = row_of(data, "worker:0").spans[-1]
         assert (last.state, last.end) == ("training", 30.0)
 
     def test_events_are_marked(self) -> None:
@@ -255,7 +254,7 @@ class TestTimeline:
             record(24, reported(W0, 5, injected=("kill@step=20",))),
             *one_attempt(2, 50, 90, failed=False),
         ]
-        timeline = make_timeline(make_material(records=records))
+        timeline = make_timeline(make_page_data(records=records))
         marks = {row.name: [mark.kind for mark in row.marks] for row in timeline.rows}
         assert marks["the run"] == ["link", "checkpoint", "restart"]
         assert marks["worker:0"] == ["straggler", "chaos"]
@@ -267,7 +266,7 @@ class TestTimeline:
             record(20, gang.TaskHalted(W0, 19, T0 + 20), node="x"),
             record(30, gang.TaskHalted(W0, None, T0 + 30), node="x"),
         ]
-        states = [span.state for span in row_of(make_material(records=records), "worker:0").spans]
+        states = [span.state for span in row_of(make_page_data(records=records), "worker:0").spans]
         assert states[3:6] == ["training", "held", "training"]
 
     def test_a_program_that_reports_no_steps_trains_when_its_port_is_open(self) -> None:
@@ -276,7 +275,7 @@ class TestTimeline:
             record(1, gang.TaskStarted(W0, 7, T0 + 1), node="x"),
             record(5, gang.TaskListening(W0, T0 + 5), node="x"),
         ]
-        spans = row_of(make_material(records=records), "worker:0").spans
+        spans = row_of(make_page_data(records=records), "worker:0").spans
         assert [(span.state, span.begin) for span in spans] == [
             ("connecting", 0.0),
             ("importing", 1.0),
@@ -301,11 +300,11 @@ class TestTimeline:
             for number in range(1, 1001)
             for each in one_attempt(number, number * 100, number * 100 + 90, failed=True)
         ]
-        material = make_material(records=records, ended=T0 + 100_100)
-        timeline = make_timeline(material)
+        data = make_page_data(records=records, ended=T0 + 100_100)
+        timeline = make_timeline(data)
         assert sum(len(row.spans) for row in timeline.rows) <= SPANS * 1.2
         assert sum(len(row.marks) for row in timeline.rows) < 1000
-        assert len(render_page(material).encode()) < 2_000_000
+        assert len(render_page(data).encode()) < 2_000_000
 
     @pytest.mark.parametrize("duration", [0.02, 3, 59, 3600, 86_400, 700_000, 6e7])
     def test_the_axis_has_a_few_labels_within_it(self, duration: float) -> None:
@@ -319,7 +318,7 @@ class TestOutcome:
     def test_a_failure_names_task_node_line_message_and_consequences(self) -> None:
         attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
         report = make_report(attempts)
-        outcome = make_outcome(make_material(report=report, attempts=attempts))
+        outcome = make_outcome(make_page_data(report=report, attempts=attempts))
         assert outcome.cause is not None
         assert (outcome.title, outcome.tone) == ("Failed", "bad")
         assert (outcome.cause.verdict, outcome.cause.node) == (report.verdict, "gpu-b")
@@ -329,19 +328,19 @@ class TestOutcome:
     def test_goodput_is_shown_if_it_is_known(self) -> None:
         attempts = [make_attempt(1, T0, T0 + 20, failed=False)]
         goodput = Goodput(connecting_s=10, training_s=75, lost_s=15, share=0.75)
-        outcome = make_outcome(make_material(report=make_report(attempts, goodput=goodput), attempts=attempts))
+        outcome = make_outcome(make_page_data(report=make_report(attempts, goodput=goodput), attempts=attempts))
         assert outcome.goodput == 0.75
         assert [(part.key, part.share) for part in outcome.portions] == [
             ("training", 0.75),
             ("connecting", 0.1),
             ("lost", 0.15),
         ]
-        assert make_outcome(make_material(report=make_report(attempts), attempts=attempts)).portions == []
+        assert make_outcome(make_page_data(report=make_report(attempts), attempts=attempts)).portions == []
 
     def test_rates_of_the_program_are_shown(self) -> None:
         progress = [ProgressSample(T0 + n, 4 * n, metrics={"images_per_sec": 1240.0}) for n in range(5)]
         tasks = [TaskSamples(attempt=1, task="worker:0", progress=progress)]
-        facts = {fact.label: fact.value for fact in make_outcome(make_material(tasks=tasks)).facts}
+        facts = {fact.label: fact.value for fact in make_outcome(make_page_data(tasks=tasks)).facts}
         assert facts["images per second"] == "1,240"
         assert facts["steps per second"] == "4"
 
@@ -354,8 +353,8 @@ class TestOutcome:
             (None, attempts, "40"),
             (None, [], "41"),
         ):
-            material = make_material(report=report, attempts=attempts_known, tasks=tasks)
-            assert {fact.key: fact.value for fact in make_outcome(material).facts}["step"] == shown
+            data = make_page_data(report=report, attempts=attempts_known, tasks=tasks)
+            assert {fact.key: fact.value for fact in make_outcome(data).facts}["step"] == shown
 
     def test_the_last_step_is_that_of_the_last_attempt(self) -> None:
         """An attempt that resumed from an earlier checkpoint may have ended before it was as far again."""
@@ -364,7 +363,7 @@ class TestOutcome:
         assert task.progress is not None
         further = task.model_copy(update={"progress": task.progress.model_copy(update={"step": 434})})
         attempts[0] = attempts[0].model_copy(update={"tasks": [further, *attempts[0].tasks[1:]]})
-        outcome = make_outcome(make_material(report=make_report(attempts), attempts=attempts))
+        outcome = make_outcome(make_page_data(report=make_report(attempts), attempts=attempts))
         assert {fact.key: fact.value for fact in outcome.facts}["step"] == "40"
         assert max(row.step or 0 for row in outcome.tasks) == 40
 
@@ -377,12 +376,12 @@ class TestOutcome:
             )
             for number in (1, 2)
         ]
-        facts = {fact.key: fact.value for fact in make_outcome(make_material(tasks=pieces)).facts}
+        facts = {fact.key: fact.value for fact in make_outcome(make_page_data(tasks=pieces)).facts}
         assert facts["steps-per-second"] == "10"
 
     def test_a_lost_run_says_so(self) -> None:
         attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
-        outcome = make_outcome(make_material(state="lost", attempts=attempts))
+        outcome = make_outcome(make_page_data(state="lost", attempts=attempts))
         assert outcome.cause is not None
         assert (outcome.title, outcome.cause.verdict.reference) == ("Lost", "lost")
 
@@ -413,7 +412,7 @@ def without_plotly(page: str) -> str:
 
 class TestPage:
     def test_text_of_others_adds_no_element_and_no_attribute(self) -> None:
-        hostile = Elements(render_page(hostile_material()))
+        hostile = Elements(render_page(hostile_page_data()))
         assert {tag for tag, attributes in hostile.found if "onerror" in attributes} == set()
         assert "img" not in hostile.tags
         kinds = [attributes.get("type") for tag, attributes in hostile.found if tag == "script"]
@@ -422,7 +421,7 @@ class TestPage:
         assert set(kinds) == {None, "text/plain", "application/json"}
 
     def test_no_control_character_is_left(self) -> None:
-        page = render_page(hostile_material())
+        page = render_page(hostile_page_data())
         assert page.count(read_plotly()) == 1
         page = without_plotly(page)
         assert printable(page) == page
@@ -447,7 +446,7 @@ class TestPage:
         assert inline('"</script>"') == r'"\x3c/script>"'
 
     def test_a_page_without_curves_has_no_plotly(self) -> None:
-        assert len(render_page(make_material())) < 200_000
+        assert len(render_page(make_page_data())) < 200_000
 
     @given(st.recursive(st.text() | st.floats(allow_nan=False, allow_infinity=False), lambda inner: st.lists(inner)))
     def test_data_never_ends_its_element(self, value: object) -> None:
@@ -456,7 +455,7 @@ class TestPage:
         json.loads(text)
 
     def test_it_fetches_nothing(self) -> None:
-        elements = Elements(without_plotly(render_page(make_material())))
+        elements = Elements(without_plotly(render_page(make_page_data())))
         addresses = [
             value
             for _, attributes in elements.found
@@ -474,7 +473,7 @@ class TestPage:
     def test_no_style_is_written_into_elements(self) -> None:
         assert [
             tag
-            for tag, attributes in Elements(without_plotly(render_page(hostile_material()))).found
+            for tag, attributes in Elements(without_plotly(render_page(hostile_page_data()))).found
             if "style" in attributes
         ] == []
 
@@ -488,7 +487,7 @@ class TestPage:
         links = [LinkSpeed(node="gpu-a", to="gpu-b", there_mb_s=118, back_mb_s=11.5, latency_s=4e-5)]
         found = Finding(level="warning", node="gpu-b", reference="slow-node", message="gpu-b is slow: 0.19 × a")
         speed = SpeedReport(nodes=nodes, links=links, findings=[found], seconds=3.0)
-        page = render_page(make_material(report=make_report([attempt], speed=speed), attempts=[attempt]))
+        page = render_page(make_page_data(report=make_report([attempt], speed=speed), attempts=[attempt]))
         text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_plotly(page)))
         assert "gpu-b 47.8 GFLOP/s 14.1 GB/s numpy" in text
         assert "gpu-a to gpu-b 118 MB/s 11.5 MB/s 0.04 ms" in text
@@ -497,10 +496,12 @@ class TestPage:
 
     def test_anchors_are_there_once(self) -> None:
         ids = [
-            each["id"] for _, each in Elements(without_plotly(render_page(hostile_material()))).found if "id" in each
+            each["id"] for _, each in Elements(without_plotly(render_page(hostile_page_data()))).found if "id" in each
         ]
         assert len(ids) == len(set(ids))
-        assert {"verdict", "timeline", "training", "machines", "said", "logs", "events", "stacks", "spec"} <= set(ids)
+        assert {"verdict", "timeline", "training", "machines", "appendix", "logs", "events", "stacks", "spec"} <= set(
+            ids
+        )
 
     @pytest.mark.parametrize("count", [12, 13])
     def test_a_table_of_many_tasks_is_folded_below_its_ends(self, count: int) -> None:
@@ -509,23 +510,23 @@ class TestPage:
         tasks = [first.model_copy(update={"task": f"worker:{number}"}) for number in range(count)]
         attempts = [attempt.model_copy(update={"tasks": tasks})]
         plan = {"tasks": [{"task": task.task, "node": "gpu-a", "address": "gpu-a:1"} for task in tasks]}
-        page = without_plotly(render_page(make_material(report=make_report(attempts), attempts=attempts, plan=plan)))
+        page = without_plotly(render_page(make_page_data(report=make_report(attempts), attempts=attempts, plan=plan)))
         assert page.count("<details") == page.count("</details>")
         assert page.count(f"<summary>{count} tasks: {render_end(first)}</summary>") == (count > 12)
 
     def test_the_parts_are_in_their_order(self) -> None:
-        elements = Elements(without_plotly(render_page(hostile_material())))
+        elements = Elements(without_plotly(render_page(hostile_page_data())))
         assert [each["id"] for tag, each in elements.found if tag == "h2"] == [
             "verdict",
             "timeline",
             "training",
             "machines",
-            "said",
+            "appendix",
         ]
 
     @pytest.mark.parametrize("state", ["succeeded", "failed", "interrupted", "lost", "ended"])
     def test_a_run_of_which_nothing_is_known_has_a_page(self, state: str) -> None:
-        page = render_page(make_material(state=state, plan={}))
+        page = render_page(make_page_data(state=state, plan={}))
         assert "No steps were reported. Steps of <code>model.fit</code> are counted" in page
         assert "Nothing was measured: the run was too short, or <code>sample_every_s: 0</code>" in page
         assert "There are no logs, because no task was started" in page
@@ -533,10 +534,10 @@ class TestPage:
 
     @pytest.mark.parametrize("plan", [{"tasks": 5}, {"tasks": [3, None]}, {"tasks": [{}]}, {"x": [[[]]]}])
     def test_an_invalid_plan_has_a_page(self, plan: dict[str, Any]) -> None:
-        assert "</html>" in render_page(make_material(plan=plan))
+        assert "</html>" in render_page(make_page_data(plan=plan))
 
     def test_a_moment_beyond_all_calendars_has_a_page(self) -> None:
-        assert "</html>" in render_page(make_material(started=1e20, ended=1e20, now=1e20))
+        assert "</html>" in render_page(make_page_data(started=1e20, ended=1e20, now=1e20))
 
 
 @settings(max_examples=30)
@@ -545,7 +546,7 @@ def test_no_number_keeps_a_page_from_being_made(one: float, two: float, three: f
     """Files of a run may hold NaN, infinities, and times in any order."""
     progress = [ProgressSample(one, 5, 1, two, three, four, {"loss": two, "x": four}), ProgressSample(two, 3, 1, one)]
     use = [NodeUseSample(time, "gpu-a", NodeSample(two, 0, 5, 9)) for time in (one, three)]
-    material = make_material(
+    data = make_page_data(
         started=one,
         ended=two,
         now=three,
@@ -555,14 +556,14 @@ def test_no_number_keeps_a_page_from_being_made(one: float, two: float, three: f
         tasks=[TaskSamples(attempt=1, task="worker:0", progress=progress)],
         nodes=[NodeSamples(attempt=1, node="gpu-a", use=use)],
     )
-    page = without_plotly(render_page(material))
+    page = without_plotly(render_page(data))
     assert "</html>" in page
     assert not re.search(r'\b(?:x|width)="(?:nan|inf|-)', page)
 
 
 def test_a_curve_without_a_value_is_no_curve() -> None:
     assert Series("x", [(1.0, None)]).values == []
-    assert make_training_charts(make_material(tasks=[TaskSamples(attempt=1, task="worker:0")])) == []
+    assert make_training_charts(make_page_data(tasks=[TaskSamples(attempt=1, task="worker:0")])) == []
 
 
 def test_durations_sizes_and_times_are_written_as_people_do() -> None:

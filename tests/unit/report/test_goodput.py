@@ -31,23 +31,23 @@ from tests.harness.builders.goodput import (
     MOMENTS,
     W0,
     W1,
-    Happening,
+    TimedEvent,
     progresses,
     seconds_of,
     steps,
 )
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 
-History = Iterable[Happening]
+History = Iterable[TimedEvent]
 
 
-def to_state(at: float, state: StateName, attempt: int = 1) -> Happening:
-    return Happening(at, State(state), attempt)
+def to_state(at: float, state: StateName, attempt: int = 1) -> TimedEvent:
+    return TimedEvent(at, State(state), attempt)
 
 
 def trained(
     first_at: float, last_at: float, first: int = 1, attempt: int = 1, epoch_steps: int = 0, **more: Any
-) -> list[Happening]:
+) -> list[TimedEvent]:
     """One step per second, each with a report; with `epoch_steps`, in epochs of that many steps."""
     first_epoch = more.pop("first_epoch", 1 if epoch_steps else None)
     told = []
@@ -68,18 +68,18 @@ def trained(
     return told
 
 
-def start(at: float, attempt: int = 1, tasks: Sequence[TaskId] = (W0, W1)) -> list[Happening]:
+def start(at: float, attempt: int = 1, tasks: Sequence[TaskId] = (W0, W1)) -> list[TimedEvent]:
     """The tasks start, and the cluster is up 3 s later, which the controller learns after 4 s."""
-    started = [Happening(at, TaskStarted(task, 7, BEGAN + at), attempt) for task in tasks]
-    opened = [Happening(at + 3, TaskListening(task, BEGAN + at + 3 - n), attempt) for n, task in enumerate(tasks)]
+    started = [TimedEvent(at, TaskStarted(task, 7, BEGAN + at), attempt) for task in tasks]
+    opened = [TimedEvent(at + 3, TaskListening(task, BEGAN + at + 3 - n), attempt) for n, task in enumerate(tasks)]
     return [to_state(at, "forming", attempt), *started, *opened, to_state(at + 4, "running", attempt)]
 
 
-def exits(at: float, task: TaskId, code: int = 0, attempt: int = 1, **more: Any) -> Happening:
-    return Happening(at, TaskExited(task, TaskExit(code), BEGAN + at, **more), attempt)
+def exits(at: float, task: TaskId, code: int = 0, attempt: int = 1, **more: Any) -> TimedEvent:
+    return TimedEvent(at, TaskExited(task, TaskExit(code), BEGAN + at, **more), attempt)
 
 
-def ends(at: float, reference: str, attempt: int = 1, last_progress: float | None = None) -> list[Happening]:
+def ends(at: float, reference: str, attempt: int = 1, last_progress: float | None = None) -> list[TimedEvent]:
     """The tasks are stopped, which takes 2 s."""
     last = None if last_progress is None else BEGAN + last_progress
     report = AttemptReport(
@@ -91,10 +91,10 @@ def ends(at: float, reference: str, attempt: int = 1, last_progress: float | Non
         verdict=Verdict(reference=reference, message="…"),
         processes_left=0,
     )
-    return [to_state(at, "stopping", attempt), Happening(at + 2, AttemptEnded(report), attempt)]
+    return [to_state(at, "stopping", attempt), TimedEvent(at + 2, AttemptEnded(report), attempt)]
 
 
-def begins_again(at: float, attempt: int = 2) -> list[Happening]:
+def begins_again(at: float, attempt: int = 2) -> list[TimedEvent]:
     """A restart, with its tasks started 1 s later."""
     return [
         to_state(at, "restarting", attempt - 1),
@@ -103,8 +103,8 @@ def begins_again(at: float, attempt: int = 2) -> list[Happening]:
     ]
 
 
-def controller(at: float, generation: int) -> Happening:
-    return Happening(at, RunStarted("run", "run", "/run", generation), 0)
+def controller(at: float, generation: int) -> TimedEvent:
+    return TimedEvent(at, RunStarted("run", "run", "/run", generation), 0)
 
 
 BEGINS = [controller(0, 0), to_state(0, "connecting"), *start(2)]
@@ -117,7 +117,7 @@ FAILS = [*BEGINS, *trained(10, 30, resumed=0), *KILLED]
 """21 steps, the first after 10 s, and a failure; the tasks of the restart start after 34 s."""
 
 
-def done(at: float, attempt: int = 2) -> list[Happening]:
+def done(at: float, attempt: int = 2) -> list[TimedEvent]:
     """All trainers end, and the attempt succeeds."""
     return [exits(at, task, attempt=attempt) for task in (W0, W1)] + ends(at, "succeeded", attempt)
 
@@ -134,7 +134,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
             controller(0, 0),
             to_state(0, "connecting"),
             to_state(9, "stopping"),
-            Happening(10, Ended("failed", 3, "", "")),
+            TimedEvent(10, Ended("failed", 3, "", "")),
         ],
         10,
         {"connecting": 9, "ending": 1},
@@ -321,7 +321,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         {"connecting": 2, "forming": 29 + 6, "training": 10, "restarting": 3, "ending": 2},
     ),
     "a task that has begun to train but done no step is forming": (
-        [*BEGINS, Happening(9, TaskReported(W0, "is training", 0, Progress(0, None, 0, 0.0, 0.0)))],
+        [*BEGINS, TimedEvent(9, TaskReported(W0, "is training", 0, Progress(0, None, 0, 0.0, 0.0)))],
         12,
         {"connecting": 2, "forming": 10},
     ),
@@ -367,7 +367,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
             *trained(10, 30),
             *ends(30, "interrupted"),
             to_state(33, "interrupted"),
-            Happening(33, Ended("interrupted", 130, "interrupted", "…")),
+            TimedEvent(33, Ended("interrupted", 130, "interrupted", "…")),
             controller(90, 1),
             *begins_again(94)[1:],
             *trained(100, 110, 22, 2),
@@ -406,7 +406,7 @@ def test_under_parameter_server_only_the_chief_decides() -> None:
         *[steps(10 + n, 1 + n, 1, 10, task=CHIEF) for n in range(11)],
         steps(21, 500, 400, 12, task=W0),
         exits(22, W0, 1),
-        Happening(23, TaskStarted(W0, 8, BEGAN + 23)),
+        TimedEvent(23, TaskStarted(W0, 8, BEGAN + 23)),
     ]
     goodput = count(history, ["chief"]).count(BEGAN + 30)
     assert seconds_of(goodput) == {"connecting": 2, "forming": 8, "training": 20}
@@ -472,12 +472,12 @@ EVENTS = st.one_of(
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 3), EVENTS), max_size=40))
 def test_whatever_happens_each_second_is_counted_once(
-    happenings: list[tuple[float, int, RunEvent]],
+    timed: list[tuple[float, int, RunEvent]],
 ) -> None:
     """No kind is negative, and the lost time never decreases."""
     counted, at = GoodputCount(BEGAN, ("worker",)), 0.0
     before = counted.count(BEGAN)
-    for after_s, attempt, event in happenings:
+    for after_s, attempt, event in timed:
         at += after_s
         counted.note(Record(BEGAN + at, attempt, event))
         for now in (at, at + 5):

@@ -69,7 +69,7 @@ def test_the_nodes_of_a_job_are_those_of_its_environment() -> None:
     assert (allocation.hosts, allocation.tasks) == (("n09", "n10", "n11"), (2, 2, 1))
     spec = ClusterSpec.model_validate({"nodes": "slurm", "slurm": {"spares": 1}})
     nodes = spec.with_nodes(make_nodes(allocation, spec)).nodes
-    assert [(node.host, node.way, node.spare) for node in nodes] == [
+    assert [(node.host, node.connection, node.spare) for node in nodes] == [
         ("n09", "slurm", False),
         ("n10", "slurm", False),
         ("n11", "slurm", True),

@@ -85,7 +85,7 @@ class TestCheckOfHosts:
 
     def test_of_only_the_spec_takes_hosts_as_well(self, folder: Path) -> None:
         done = run_here("check", "--spec-only", "-H", "gpu-a:2,gpu-b", cwd=folder)
-        assert done.stdout == "the command line: good, 3 tasks on 2 nodes\n"
+        assert done.stdout == "the command line: ok, 3 tasks on 2 nodes\n"
 
 
 class TestHosts:

@@ -1,4 +1,4 @@
-"""A way to a node: runs the command that follows, and connects it to this process's stdin and stdout by pipes.
+"""Connects to a node: runs the command that follows, and connects it to this process's stdin and stdout by pipes.
 
 The command outlives this process, as it would on another machine.
 """

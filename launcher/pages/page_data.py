@@ -48,7 +48,7 @@ class LogEnd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
+class PageData:
     """Everything that was read of a run. Unknown values are None or empty."""
 
     run_id: str
@@ -117,27 +117,27 @@ class Material:
         return list(dict.fromkeys(filter(None, names)))
 
 
-def clean(material: Material) -> Material:
-    """The material with only valid times; its end is not before its start.
+def clean(data: PageData) -> PageData:
+    """The data with only valid times; its end is not before its start.
 
     Files may be damaged, or come from anywhere.
     """
-    started = material.started if is_moment(material.started) else 0.0
-    now = material.now if is_moment(material.now) else started
-    ended = material.ended
+    started = data.started if is_moment(data.started) else 0.0
+    now = data.now if is_moment(data.now) else started
+    ended = data.ended
     if ended is not None:
         ended = max(ended, started) if is_moment(ended) else started
     return replace(
-        material,
+        data,
         started=started,
         now=max(now, started),
         ended=ended,
-        records=[record for record in material.records if is_moment(record.time)],
+        records=[record for record in data.records if is_moment(record.time)],
         tasks=[
             replace(each, progress=[*filter(_is_sane, each.progress)], use=[*filter(_is_sane, each.use)])
-            for each in material.tasks
+            for each in data.tasks
         ],
-        nodes=[replace(each, use=[*filter(_is_sane, each.use)]) for each in material.nodes],
+        nodes=[replace(each, use=[*filter(_is_sane, each.use)]) for each in data.nodes],
     )
 
 

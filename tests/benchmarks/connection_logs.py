@@ -1,4 +1,4 @@
-"""A worker that prints a large file as fast as it can, over ways that are programs, against `cat` over the same."""
+"""A worker that prints a large file, over connections that are programs, against `cat` over the same."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.harness.hosts.slurm import running_slurm
 
 @dataclass(frozen=True)
 class Tried:
-    """A way to a node, as YAML, and the command words with which a user runs a program there."""
+    """A connection to a node, as YAML, and the command words with which a user runs a program there."""
 
-    way: str
+    connection: str
     host: str
     words: Sequence[str]
     python: str
@@ -30,7 +30,7 @@ class Tried:
 
 
 def measure(runs: int) -> None:
-    """Prints a line for each way; docker needs an engine, Slurm its daemons and root."""
+    """Prints a line for each connection; docker needs an engine, Slurm its daemons and root."""
     print(f"a worker prints {MEGABYTES} MB, first byte to last; rival: `cat file > log` by the same program")
     with tempfile.TemporaryDirectory() as folder:
         big = Path(folder) / "big"
@@ -88,7 +88,8 @@ def _compare(name: str, tried: Tried, big: Path, runs: int) -> None:
         with tempfile.TemporaryDirectory(dir=big.parent) as folder:
             spec = Path(folder) / "spec.yaml"
             spec.write_text(
-                f"way: {tried.way}\nnodes: [{{host: {tried.host}, address: 127.0.0.1, python: {tried.python}}}]\n"
+                f"connection: {tried.connection}\n"
+                f"nodes: [{{host: {tried.host}, address: 127.0.0.1, python: {tried.python}}}]\n"
                 f"program: {{command: [cat, {big}]}}\nworking_directory: {big.parent}\n"
             )
             up = [sys.executable, "-m", "launcher", "up", "--no-check", "--run-dir", f"{folder}/run", str(spec)]

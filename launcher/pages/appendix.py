@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.gang.events import LeaderWaits, StacksReceived, TaskReported
-from launcher.pages.material import LogEnd, Material
+from launcher.pages.page_data import LogEnd, PageData
 from launcher.pages.wording import render_offset
 from launcher.plan.rendering import complete_command
-from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, RunStarted, Said, State, kind_of
+from launcher.report.journal_line import Message
+from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, RunStarted, State, kind_of
 from worker_entry.protocol.frozen import dataclass
 
 FIRST_EVENTS = 150
@@ -56,7 +57,7 @@ class TaskAddress:
 
 
 @dataclass(frozen=True)
-class SaidPart:
+class Appendix:
     """The last part of a page."""
 
     logs: Sequence[LogEnd]
@@ -71,19 +72,19 @@ class SaidPart:
     spec: str
 
 
-def make_said(material: Material) -> SaidPart:
-    rows = [row for record in material.records if (row := _make_event(record, material.started)) is not None]
+def make_appendix(data: PageData) -> Appendix:
+    rows = [row for record in data.records if (row := _make_event(record, data.started)) is not None]
     shown = rows if len(rows) <= FIRST_EVENTS + LAST_EVENTS else [*rows[:FIRST_EVENTS], *rows[-LAST_EVENTS:]]
-    return SaidPart(
-        logs=material.logs,
-        stacks=cut(material.stacks, STACKS_TEXT),
+    return Appendix(
+        logs=data.logs,
+        stacks=cut(data.stacks, STACKS_TEXT),
         events=shown,
         left_out=len(rows) - len(shown),
-        nodes=_make_nodes(material),
-        addresses=_make_addresses(material),
-        versions=material.versions,
-        plan=cut(json.dumps(material.plan, indent=2, ensure_ascii=False), PLAN_TEXT) if material.plan else "",
-        spec=cut(material.spec, PLAN_TEXT),
+        nodes=_make_nodes(data),
+        addresses=_make_addresses(data),
+        versions=data.versions,
+        plan=cut(json.dumps(data.plan, indent=2, ensure_ascii=False), PLAN_TEXT) if data.plan else "",
+        spec=cut(data.spec, PLAN_TEXT),
     )
 
 
@@ -113,7 +114,7 @@ def _make_event(record: Record, started: float) -> EventRow | None:
 
 def _describe(record: Record, facts: Mapping[str, Any]) -> str:
     match record.event:
-        case Said(text=text):
+        case Message(text=text):
             return text
         case State(state, reference, message):
             return f"{state}{f' [{reference}]' if reference else ''}{f': {message}' if message else ''}"
@@ -141,9 +142,9 @@ def _render(value: object) -> str:
     return str(getattr(value, "message", value))
 
 
-def _make_nodes(material: Material) -> list[NodeRow]:
-    met = {each.event.node: each.event.ready for each in material.records if isinstance(each.event, NodeMet)}
-    planned = material.planned
+def _make_nodes(data: PageData) -> list[NodeRow]:
+    met = {each.event.node: each.event.ready for each in data.records if isinstance(each.event, NodeMet)}
+    planned = data.planned
     names = dict.fromkeys([*(str(task.get("node", "")) for task in planned), *met])
     rows = []
     for name in filter(None, names):
@@ -163,13 +164,13 @@ def _make_nodes(material: Material) -> list[NodeRow]:
     return rows
 
 
-def _make_addresses(material: Material) -> list[TaskAddress]:
+def _make_addresses(data: PageData) -> list[TaskAddress]:
     return [
         TaskAddress(
             str(task.get("task", "")),
             str(task.get("node", "")),
             f"{task.get('address', '')}:{task.get('port', '')}",
-            cut(complete_command(material.plan, task), 4000),
+            cut(complete_command(data.plan, task), 4000),
         )
-        for task in material.planned[:256]
+        for task in data.planned[:256]
     ]

@@ -1,4 +1,4 @@
-"""Ways to nodes: a way is anything that runs one command on a machine and connects its stdin and stdout."""
+"""A connector runs one command on a machine and connects its stdin and stdout to this process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """How patiently to open a way.
+    """The time limits and retries for opening a connection.
 
     Attributes:
         within_s: the time limit of each step.
         attempts: how often a busy machine is tried.
         cancelled: set when the stream is no longer needed.
-        begin: called before anything is started on the machine, as late as the way can; may raise LinkError.
+        begin: called before anything is started on the machine, as late as possible; may raise LinkError.
         note: gets messages for the user.
     """
 
@@ -35,12 +35,12 @@ class Opening:
     note: Callable[[str], None] = lambda _: None
 
 
-class Way(Protocol):
-    """The way to one machine."""
+class Connector(Protocol):
+    """Connects to one machine."""
 
     @property
     def address(self) -> str | None:
-        """The address at which other machines may reach this one, if the way knows it."""
+        """The address at which other machines may reach this one, if the connector knows it."""
 
     def open(self, payload: Payload, python: str, opening: Opening) -> Stream:
         """Starts the payload on the machine, with this interpreter.

@@ -8,19 +8,19 @@ from launcher.gang.events import Event, TaskListening, TaskUnguarded
 from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId, name_tasks, parse_task_id
 from launcher.wording import count_of
-from worker_entry.protocol.messages import Repelled
+from worker_entry.protocol.messages import ConnectionsRejected
 
 
-def render_stranger(repelled: Repelled) -> str:
+def render_rejected(rejected: ConnectionsRejected) -> str:
     """`worker:1's port has refused 3 connections from 10.0.0.99, …`."""
     return (
-        f"{repelled.task}'s port has refused {count_of(repelled.count, 'connection')} from {repelled.address}, which "
+        f"{rejected.task}'s port has refused {count_of(rejected.count, 'connection')} from {rejected.address}, which "
         "is not part of this cluster; `allow:` in the spec lets a network in"
     )
 
 
 def render_news_of_guards(state: AttemptState, event: Event) -> list[str]:
-    """Lines for open ports that strangers can reach; `state`: after the event."""
+    """Lines for open ports that unknown peers can reach; `state`: after the event."""
     match event:
         case TaskListening(task) if task in state.unguarded:
             return render_unguarded({task: state.unguarded[task]})
@@ -30,7 +30,7 @@ def render_news_of_guards(state: AttemptState, event: Event) -> list[str]:
 
 
 def render_unguarded(unguarded: Mapping[TaskId, str]) -> list[str]:
-    """A line for each reason why strangers can reach ports."""
+    """A line for each reason why unknown peers can reach ports."""
     tasks: dict[str, list[str]] = {}
     for task, why in unguarded.items():
         tasks.setdefault(why, []).append(str(task))

@@ -1,4 +1,4 @@
-"""The way over SSH: paramiko's connection and one command.
+"""Connects over SSH: paramiko's connection and one command.
 
 The connection follows the user's own ssh configuration (`config`). Host keys are checked as by OpenSSH in batch mode
 (`known_hosts`), before anything is sent.
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import paramiko
 
 from launcher.transports.base import LinkBroken, LinkError
+from launcher.transports.connector import Opening
 from launcher.transports.payload import Payload
 from launcher.transports.ssh.config import SshTarget
 from launcher.transports.ssh.connect import AUTH_S, Connection, connect
 from launcher.transports.ssh.raw_connection import place_of
-from launcher.transports.way import Opening
 from worker_entry.protocol.values import TaskExit
 
 STATUS_S = 15.0
@@ -26,7 +26,7 @@ STATUS_S = 15.0
 _connecting = threading.BoundedSemaphore(32)
 
 
-class ParamikoWay:
+class ParamikoConnector:
     """A machine with sshd. With `accept_new`, the key of an unknown host is trusted and remembered."""
 
     def __init__(self, target: SshTarget, *, accept_new: bool = False) -> None:
