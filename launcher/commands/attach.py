@@ -22,7 +22,7 @@ from launcher.errors import DistlaunchError
 from launcher.plan.paths import RunPaths
 from launcher.report.journal_line import Line
 from launcher.rundir.directory import RunDir
-from launcher.rundir.follow import RunWatch, looks
+from launcher.rundir.follow import RunWatch, wait_for_changes
 from launcher.rundir.journal_reading import JournalReader
 from launcher.rundir.logs import Block, LogChoice, LogReader, find_logs
 from launcher.rundir.record import RecordedRun
@@ -124,12 +124,13 @@ class Attachment:
             self._look(live, journal, keyboard, press)
 
     def _look(self, live: _Live, journal: JournalReader, keyboard: Keyboard, press: Callable[[bytes], None]) -> None:
-        for look in looks(self.run, lambda: live.paths, stdout=sys.stdout.fileno(), readable=keyboard.readable):
+        stdout, readable = sys.stdout.fileno(), keyboard.readable
+        for wakeup in wait_for_changes(self.run, lambda: live.paths, stdout=stdout, readable=readable):
             keyboard.take()
             live.show(journal)
             if live.console.broken:
                 _break_off()
-            for descriptor in look.readable:
+            for descriptor in wakeup.readable:
                 press(os.read(descriptor, 64))
 
 

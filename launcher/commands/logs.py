@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 from launcher.plan.paths import RunPaths
 from launcher.report.journal_line import Line, Message
 from launcher.rundir.directory import RunDir
-from launcher.rundir.follow import RunWatch, looks
+from launcher.rundir.follow import RunWatch, wait_for_changes
 from launcher.rundir.journal_reading import JournalReader
 from launcher.rundir.logs import HOLE, Block, LogChoice, LogFile, LogReader, find_attempts, find_logs
 from launcher.tasks import TaskId, name_tasks
@@ -120,8 +120,8 @@ def _looks(files: RunDir, paths: Callable[[], Iterable[Path]], *, follow: bool, 
     if not follow:
         yield True
         return
-    for look in looks(RunWatch(files), paths, stdout=stdout):
-        yield look.over
+    for wakeup in wait_for_changes(RunWatch(files), paths, stdout=stdout):
+        yield wakeup.over
 
 
 def _join(blocks: Iterable[Block]) -> Iterator[Block]:

@@ -80,7 +80,7 @@ class Answers:
             started=self._start.started,
             now=now,
             tasks=_make_tasks(loop) if loop is not None else [],
-            nodes=make_node_states(loop.uses.nodes) if loop is not None else [],
+            nodes=make_node_states(loop.usage.nodes) if loop is not None else [],
             goodput=self._goodput.count(now),
             eta_s=estimate_eta_s(loop.state, now) if loop is not None else None,
         )
@@ -137,7 +137,7 @@ class Answers:
 
 def _make_tasks(loop: AttemptLoop) -> list[TaskState]:
     """The states of the loop's tasks; those of a node that gets the program's folder say how far that is."""
-    tasks = make_task_states(loop.state, loop.plan, loop.uses.tasks, loop.standings)
+    tasks = make_task_states(loop.state, loop.plan, loop.usage.tasks, loop.standings)
     transfers = loop.transfers
     return [
         task.model_copy(update={"state": f"receiving {transfers[task.node]}"}) if task.node in transfers else task

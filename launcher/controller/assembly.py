@@ -17,7 +17,7 @@ from launcher.controller.goodput import GoodputWatch
 from launcher.controller.links import NodeLinks
 from launcher.controller.nodes import make_transports
 from launcher.exporters.page_writing import write_at_end
-from launcher.plan.planner import Planner, place
+from launcher.plan.planner import Planner, fill_in_folders
 from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.journal import Journal
 from launcher.signals import Interrupts
@@ -47,7 +47,7 @@ def opened_console(
 
 def make_planner(spec: ClusterSpec, targets: Targets, files: RunDir, cwd: str) -> Planner:
     """A planner with this process's environment and Python."""
-    return Planner(place(spec, files), cwd, os.environ, sys.executable, find_addresses(spec, targets))
+    return Planner(fill_in_folders(spec, files), cwd, os.environ, sys.executable, find_addresses(spec, targets))
 
 
 def make_folders(spec: ClusterSpec, files: RunDir) -> None:

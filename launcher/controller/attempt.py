@@ -17,7 +17,7 @@ from launcher.controller.bundle import Transfer
 from launcher.controller.context import AttemptSetup, RunContext
 from launcher.controller.inbox import Observer
 from launcher.controller.requests import ProfileRequests, StackRequests
-from launcher.controller.usage import Uses
+from launcher.controller.usage import Usage
 from launcher.gang.decide import decide, new_attempt
 from launcher.gang.events import (
     EndAnnounced,
@@ -97,9 +97,9 @@ class AttemptLoop:
         return self._actions.plan
 
     @property
-    def uses(self) -> Uses:
+    def usage(self) -> Usage:
         """The resource use of tasks and nodes, as last reported."""
-        return self._observer.uses
+        return self._observer.usage
 
     @property
     def transfers(self) -> Mapping[str, Transfer]:
@@ -122,7 +122,7 @@ class AttemptLoop:
         return self._stragglers.standings
 
     @property
-    def unmet(self) -> frozenset[str]:
+    def not_taken_over(self) -> frozenset[str]:
         """The nodes of an earlier controller's attempt that could not be taken over."""
         if self._setup.taken_over is None:
             return frozenset()
@@ -227,12 +227,12 @@ class AttemptLoop:
         if news:
             console.note(news)
         if isinstance(event, TaskExited):
-            self.uses.end(event.task)
+            self.usage.end(event.task)
         if isinstance(event, TaskReported) and event.progress is not None:
-            self.uses.note_progress(event.task, event.progress)
+            self.usage.note_progress(event.task, event.progress)
             self._context.goodput.note_progress(event.task, event.progress)
             is_compared = event.task in self.state.policy.trainers
-            for straggler in self._stragglers.note(event, now, lambda: self.uses.tasks) if is_compared else ():
+            for straggler in self._stragglers.note(event, now, lambda: self.usage.tasks) if is_compared else ():
                 console.note(straggler.message)
                 self._context.journal.write(
                     Straggler(straggler.task, straggler.message, straggler.score, straggler.reason)

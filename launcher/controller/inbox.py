@@ -9,7 +9,7 @@ from launcher.controller.bundle import Bundle, Transfers
 from launcher.controller.context import RunContext
 from launcher.controller.requests import ProfileRequests, StackRequests
 from launcher.controller.task_input import InputArrived, Reply
-from launcher.controller.usage import Uses
+from launcher.controller.usage import Usage
 from launcher.errors import TakenOverError
 from launcher.gang.checks.preflight import Answer, Preflight
 from launcher.gang.events import (
@@ -115,7 +115,7 @@ class Observer:
         """The last checkpoint that was saved in this attempt."""
         self.compile_cache: CompileCacheReport | None = None
         """The number of entries that the nodes have loaded from and added to their compile caches."""
-        self.uses = Uses(SampleFiles(context.files, attempt))
+        self.usage = Usage(SampleFiles(context.files, attempt))
         """The resource use of tasks and nodes."""
         self.transfers = Transfers()
         """What is being sent to the nodes."""
@@ -190,14 +190,14 @@ class Observer:
             if isinstance(message, CacheUsed):
                 self._note_cache(node, message)
             if isinstance(message, Sampled):
-                self.uses.note(node, message, offset_s)
+                self.usage.note(node, message, offset_s)
             if isinstance(message, ConnectionsRejected):
                 self._context.journal.write(
                     ConnectionRejected(parse_task_id(message.task), message.address, message.count)
                 )
                 self._context.console.warn(render_rejected(message))
             if isinstance(message, Status) and message.status.progress is not None:
-                self.uses.note_epochs(parse_task_id(message.task), message.status.progress.epoch_ends, offset_s)
+                self.usage.note_epochs(parse_task_id(message.task), message.status.progress.epoch_ends, offset_s)
             if isinstance(message, Stacks):
                 self._stacks.note(message)
             if isinstance(message, Profiled):

@@ -217,7 +217,7 @@ def _opened_run(
     tasks = [task for _, task in spec.placements()]
     needed = detachment is None or not detachment.is_background
     with (
-        _rare_turns(len(spec.nodes)),
+        _long_switch_interval(len(spec.nodes)),
         opened_exporters(spec, start.cwd) as exporters,
         contextlib.nullcontext(open_folder()) as files,
         contextlib.closing(ControlServer()) as control,
@@ -297,7 +297,7 @@ def _choose_nodes(run: _OpenRun, planner: Planner, relist: Relisting, *, is_take
 
 
 @contextlib.contextmanager
-def _rare_turns(nodes: int) -> Iterator[None]:
+def _long_switch_interval(nodes: int) -> Iterator[None]:
     """With many nodes, lets each thread run longer before another thread may take its turn.
 
     Each waiting thread wakes up after that time: with two threads per node, these wake-ups took a quarter of the CPU

@@ -26,7 +26,7 @@ from worker_entry.agent.warm.rendezvous import find_waiting
 from worker_entry.protocol import environment
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.protocol.frozen import asdict, dataclass
-from worker_entry.protocol.messages import Kept
+from worker_entry.protocol.messages import KeptWarm
 
 
 def find_left_processes(run_id: str) -> list[int]:
@@ -64,7 +64,7 @@ class KnownWarmNode:
     run: str = ""
 
 
-def note_kept(kept: Mapping[str, Kept], context: RunContext, now: float) -> list[WarmNode]:
+def note_kept(kept: Mapping[str, KeptWarm], context: RunContext, now: float) -> list[WarmNode]:
     """Records which nodes stay warm, and notes on the console which could not; `now` is in Unix seconds."""
     found = []
     for node, each in kept.items():

@@ -24,10 +24,10 @@ from launcher.transports.base import (
     Transport,
 )
 from launcher.transports.in_parallel import map_parallel
-from launcher.transports.incoming import Arrived, Inbox, Placement
+from launcher.transports.incoming import Inbox, Placement, Received
 from worker_entry.agent.connection.lease import MARGIN_S
 from worker_entry.protocol.collection import FileRead
-from worker_entry.protocol.messages import Kept, Message, Ready
+from worker_entry.protocol.messages import KeptWarm, Message, Ready
 from worker_entry.protocol.orders import VERSION, Goodbye, Hello
 
 NODE_FILES = "~/.local/state/distlaunch/nodes"
@@ -76,7 +76,7 @@ class NodeLinks:
         self._sample_s = sample_s
         self._isolated = isolated
         self._keep_warm_s = keep_warm_s
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, KeptWarm] = {}
         """The warm state that stays on each node for the next run; set by `close`."""
         self.store: Callable[[str, FileRead, bytes], None] = lambda _node, _part, _data: None
         """Takes parts of files that were asked for; called from the links' threads."""
@@ -89,8 +89,8 @@ class NodeLinks:
         self._inboxes: dict[str, Inbox] = {}
         """The inboxes of current links; messages from older ones are dropped."""
         self._placement = Placement()
-        self._queue: queue.SimpleQueue[Arrived | Incoming] = queue.SimpleQueue()
-        self._handling: Arrived | None = None
+        self._queue: queue.SimpleQueue[Received | Incoming] = queue.SimpleQueue()
+        self._handling: Received | None = None
         """The item that `next` returned last."""
         self._end_hurry: Callable[[], None] | None = None
 
@@ -187,7 +187,7 @@ class NodeLinks:
             self._handling = None
         try:
             arrived = self.timing.wait(self._queue, timeout_s)
-            while isinstance(arrived, Arrived):
+            while isinstance(arrived, Received):
                 arrived.inbox.release(arrived)
                 if arrived.inbox is self._inboxes.get(arrived.inbox.node) and not arrived.is_late:
                     if isinstance(arrived.message, Ready):

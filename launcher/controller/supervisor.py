@@ -20,8 +20,8 @@ from launcher.gang.events import EndAnnounced, Interrupted, StacksAsked
 from launcher.gang.faults import Fault, needed, pending
 from launcher.gang.restarts import (
     Again,
+    AttemptOutcome,
     End,
-    Ending,
     Next,
     Requeue,
     Situation,
@@ -114,7 +114,7 @@ class Supervisor:
         """The number of the last attempt that began."""
         self._taken_over = taken_over
         self._earlier = history.earlier
-        self._endings: list[Ending] = [*history.endings]
+        self._endings: list[AttemptOutcome] = [*history.endings]
         self._pods_left: int | None = None
         self._states: dict[int, AttemptState] = {}
         """The states of attempts that the fault report needs."""
@@ -267,7 +267,7 @@ class Supervisor:
         known = Situation(
             failed=outcome(last.state) == "failed",
             is_taken_away=is_end and announced is not None and last.verdict.reference == announced.reference,
-            is_lost_earlier=self.loop is not None and bool(self.loop.unmet),
+            is_lost_earlier=self.loop is not None and bool(self.loop.not_taken_over),
             asked=self._asked,
             announced=self._pauses.announced,
             has_nodes=has_nodes,
@@ -342,7 +342,7 @@ class Supervisor:
         return report
 
 
-def make_ending(attempt: Attempt, earlier: Sequence[Ending], *, saved: bool) -> Ending:
+def make_ending(attempt: Attempt, earlier: Sequence[AttemptOutcome], *, saved: bool) -> AttemptOutcome:
     """Returns the attempt's end for the restart rule.
 
     Args:
@@ -353,7 +353,7 @@ def make_ending(attempt: Attempt, earlier: Sequence[Ending], *, saved: bool) -> 
     reference = attempt.verdict.reference
     if reference == "node-unreachable" and attempt.number > 1:  # an earlier attempt reached the node
         reference = "node-lost"
-    ending = Ending(reference, attempt.started, attempt.ended, _trained(attempt), saved, _step(attempt))
+    ending = AttemptOutcome(reference, attempt.started, attempt.ended, _trained(attempt), saved, _step(attempt))
     announced = attempt.state.announced
     return price(
         ending,

@@ -20,7 +20,7 @@ from worker_entry.protocol.messages import Sampled
 from worker_entry.protocol.values import EpochEnd, Progress
 
 
-class Uses:
+class Usage:
     """The measurements of the nodes. Other threads may read only `tasks` and `nodes`."""
 
     def __init__(self, files: SampleFiles) -> None:

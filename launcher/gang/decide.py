@@ -6,7 +6,7 @@ first one that fails decides, and all others are stopped. An evaluator only watc
 With ParameterServerStrategy the chief decides. The others serve and never end; a worker that does end restarts
 individually. `policy` has the table of which tasks count for what.
 
-`facts.record` notes what has happened; the rules here conclude from what is known, and not from the order in which it
+`facts.apply` records what has happened; the rules here conclude from what is known, and not from the order in which it
 became known. So a later controller, which knows the same, comes to the same end. Only clocks depend on when a
 controller saw an event, and they begin anew with a takeover.
 """
@@ -35,7 +35,7 @@ from launcher.gang.events import (
     SyncNodes,
     TaskExited,
 )
-from launcher.gang.facts import is_news, record
+from launcher.gang.facts import apply, is_relevant
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason, make_exit
 from launcher.gang.watch.stacks import is_out_of_step
@@ -78,9 +78,9 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
         event: what has happened.
         now: the controller's monotonic clock, in seconds.
     """
-    if state.phase is Phase.FINISHED or not is_news(state, event):
+    if state.phase is Phase.FINISHED or not is_relevant(state, event):
         return state, ()
-    before, state = state, record(state, event)
+    before, state = state, apply(state, event)
     if state.phase is Phase.STOPPING:
         return _while_stopping(state, event, now)
     if is_progress(state, event):

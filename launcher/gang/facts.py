@@ -47,7 +47,7 @@ REFUSALS = 1000
 _Fact = TypeVar("_Fact")
 
 
-def is_news(state: AttemptState, event: Event) -> bool:
+def is_relevant(state: AttemptState, event: Event) -> bool:
     """Whether the event can be news; False for repetitions, and for events that only a broken agent can send."""
     match event:
         case NodeReady(node):
@@ -113,7 +113,7 @@ def _find_ended(state: AttemptState, task: TaskId) -> int:
     return ends[-1].exited.start if ends else 0
 
 
-def record(state: AttemptState, event: Event) -> AttemptState:
+def apply(state: AttemptState, event: Event) -> AttemptState:
     """Returns the state with the facts that the event reports."""
     match event:
         case NodeReady(node):

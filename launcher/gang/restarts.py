@@ -33,7 +33,7 @@ REMEMBERED = 64
 
 
 @dataclass(frozen=True)
-class Ending:
+class AttemptOutcome:
     """How an attempt ended: its verdict's reference, its times in seconds, and whether training had begun.
 
     As far as is known: `saved`, whether a checkpoint was saved in it; `step`, which step it reached, counted on
@@ -126,7 +126,7 @@ class Situation:
     """Whether lost nodes had time to come back."""
 
 
-def decide_next(spec: RestartSpec, endings: Sequence[Ending], known: Situation) -> Next:
+def decide_next(spec: RestartSpec, endings: Sequence[AttemptOutcome], known: Situation) -> Next:
     """What follows the last of these attempts.
 
     Args:
@@ -158,7 +158,7 @@ def decide_next(spec: RestartSpec, endings: Sequence[Ending], known: Situation) 
     return End("not started again: no spare node fits, and too few nodes are left")
 
 
-def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | GiveUp:
+def decide_restart(spec: RestartSpec, endings: Sequence[AttemptOutcome]) -> Restart | GiveUp:
     """What follows the last of these attempts, which have all failed.
 
     Args:
@@ -183,7 +183,9 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
     return Restart(_pause(spec, endings), spent + (not last.is_free), last.is_free)
 
 
-def price(ending: Ending, earlier: Sequence[Ending], *, is_confirmed: bool, is_guess: bool) -> Ending:
+def price(
+    ending: AttemptOutcome, earlier: Sequence[AttemptOutcome], *, is_confirmed: bool, is_guess: bool
+) -> AttemptOutcome:
     """Returns the ending, with `is_free` set.
 
     Args:
@@ -203,11 +205,11 @@ def price(ending: Ending, earlier: Sequence[Ending], *, is_confirmed: bool, is_g
     return replace(ending, is_free=in_a_row < limit or _has_advanced(ending, earlier))
 
 
-def _has_advanced(ending: Ending, earlier: Sequence[Ending]) -> bool:
+def _has_advanced(ending: AttemptOutcome, earlier: Sequence[AttemptOutcome]) -> bool:
     return ending.saved or ending.step > max((before.step for before in earlier), default=0)
 
 
-def _is_fruitless(endings: Sequence[Ending]) -> bool:
+def _is_fruitless(endings: Sequence[AttemptOutcome]) -> bool:
     """Whether checkpoints were saved once, and several attempts then trained, saved none and came no further."""
     trained = [ending for ending in endings if ending.trained]
     before, last = trained[:-FRUITLESS], trained[-FRUITLESS:]
@@ -217,7 +219,7 @@ def _is_fruitless(endings: Sequence[Ending]) -> bool:
     return not any(ending.saved or ending.step > furthest for ending in last)
 
 
-def _pause(spec: RestartSpec, endings: Sequence[Ending]) -> float:
+def _pause(spec: RestartSpec, endings: Sequence[AttemptOutcome]) -> float:
     """No pause before the first restart; then twice as long after each attempt that failed soon."""
     in_a_row = 0
     for ending in reversed(endings):
@@ -230,7 +232,7 @@ def _pause(spec: RestartSpec, endings: Sequence[Ending]) -> float:
     return min(spec.pause_s * 2.0 ** min(in_a_row - 2, REMEMBERED), max(LONGEST_PAUSE_S, spec.pause_s))
 
 
-def remember(endings: Sequence[Ending]) -> list[Ending]:
+def remember(endings: Sequence[AttemptOutcome]) -> list[AttemptOutcome]:
     """The endings on which decisions can still depend; they stay few, even if a run is preempted for ever."""
     recent = len(endings) - REMEMBERED
     return [ending for number, ending in enumerate(endings) if number >= recent or not ending.is_free]

@@ -106,7 +106,7 @@ class Planner:
         }
 
 
-def place(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
+def fill_in_folders(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
     """Adds the folders that the spec leaves to distlaunch, below the run's folder; they need not exist yet.
 
     Raises:

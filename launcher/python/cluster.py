@@ -26,7 +26,7 @@ from launcher.report.run_events import Record, make_records
 from launcher.report.status_report import RunStatus
 from launcher.report.status_text import render_header
 from launcher.rundir.directory import RunDir
-from launcher.rundir.follow import RunWatch, looks
+from launcher.rundir.follow import RunWatch, wait_for_changes
 from launcher.rundir.journal_reading import JournalReader
 from launcher.rundir.logs import Block, LogChoice, LogReader
 from launcher.spec.models import ClusterSpec
@@ -147,7 +147,7 @@ class Cluster:
         """
         files = self._files
         journal = JournalReader(files.events)
-        for _ in looks(RunWatch(files), lambda: [files.root, files.events]):
+        for _ in wait_for_changes(RunWatch(files), lambda: [files.root, files.events]):
             yield from make_records(journal.read())
 
     def logs(self, task: TaskId | str, *, attempt: int | None = None) -> Iterator[str]:
@@ -263,8 +263,8 @@ def _find_task(task: TaskId | str, tasks: tuple[TaskId, ...]) -> TaskId:
 
 def _read_lines(reader: LogReader, run: RunWatch, *, follows: bool) -> Iterator[str]:
     try:
-        for look in looks(run, lambda: reader.paths):
-            yield from _lines(reader.read(None if look.over else time.time()))
+        for wakeup in wait_for_changes(run, lambda: reader.paths):
+            yield from _lines(reader.read(None if wakeup.over else time.time()))
             while follows and reader.is_behind():
                 yield from _lines(reader.advance())
                 yield from _lines(reader.read(time.time()))

@@ -251,7 +251,7 @@ class GoodputCount:
         cycle.guide, cycle.began = task, progress.began
         # With `model.fit`, the step counts from the beginning of the attempt.
         before = 0 if progress.resumed is not None else first_step - 1
-        self._spent["lost_s"] += self._line.go_on_from(Place(before, epoch, cycle.resumed))
+        self._spent["lost_s"] += self._line.go_on_from(TrainingPosition(before, epoch, cycle.resumed))
         cycle.line_s = self._line.trained_s
         self._note_step(task, progress.began, first_step, epoch)
 
@@ -262,7 +262,7 @@ class GoodputCount:
             cycle.gap = None
         if task == cycle.guide:
             total = cycle.resumed + step if cycle.resumed is not None else None
-            self._line.add(cycle.line_s + max(time - cycle.began, 0.0), Place(step, epoch or 0, total))
+            self._line.add(cycle.line_s + max(time - cycle.began, 0.0), TrainingPosition(step, epoch or 0, total))
 
     def _close(self, until: float) -> None:
         """Adds the current cycle to the sums of the finished cycles."""
@@ -277,7 +277,7 @@ class GoodputCount:
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingPosition:
     """How far a training is: `total` steps since its very beginning, if known.
 
     `epoch` (0 if the program reports none) and `step` are the program's own numbers; either may start again.
@@ -298,9 +298,9 @@ class TrainingLine:
     def __init__(self) -> None:
         self.trained_s = 0.0
         """Seconds of all training that counts, up to the end of the last finished attempt."""
-        self._points: list[tuple[float, Place]] = []
+        self._points: list[tuple[float, TrainingPosition]] = []
 
-    def go_on_from(self, place: Place) -> float:
+    def go_on_from(self, place: TrainingPosition) -> float:
         """Notes that an attempt begins at this place; returns the seconds of training that are lost."""
         begins_s = self._find(place)
         lost_s, self.trained_s = self.trained_s - begins_s, begins_s
@@ -308,7 +308,7 @@ class TrainingLine:
         self._points.append((begins_s, place))
         return lost_s
 
-    def add(self, seconds: float, place: Place) -> None:
+    def add(self, seconds: float, place: TrainingPosition) -> None:
         """Notes that the attempt has reached this place; ignores calls out of order."""
         if self._points and (seconds < self._points[-1][0] or (seconds, place) == self._points[-1]):
             return
@@ -321,11 +321,11 @@ class TrainingLine:
         self.trained_s = seconds
         self._points = [(min(at, seconds), place) for at, place in self._points]
 
-    def _find(self, place: Place) -> float:
+    def _find(self, place: TrainingPosition) -> float:
         """The seconds of training that it took to reach the place."""
         points = self._points
         if place.total is not None and any(point.total is None for _, point in points):
-            place = Place(place.step, place.epoch)  # an earlier attempt reported no totals
+            place = TrainingPosition(place.step, place.epoch)  # an earlier attempt reported no totals
         after = next((index for index, (_, point) in enumerate(points) if _is_after(point, place)), len(points))
         if after == 0:
             return 0.0
@@ -337,7 +337,7 @@ class TrainingLine:
             return (since_s + until_s) / 2
         return since_s + (until_s - since_s) * (here - first) / (last - first)
 
-    def _find_beyond(self, place: Place) -> float:
+    def _find_beyond(self, place: TrainingPosition) -> float:
         """The seconds for a place after the last point, at the pace of the last two points."""
         (before_s, before), (last_s, last) = self._points[-2:] if len(self._points) > 1 else self._points * 2
         steps, more = (
@@ -349,12 +349,12 @@ class TrainingLine:
         return min(last_s + ((last_s - before_s) * more / steps if more else 0.0), self.trained_s)
 
 
-def _is_after(point: Place, place: Place) -> bool:
+def _is_after(point: TrainingPosition, place: TrainingPosition) -> bool:
     if point.total is not None and place.total is not None:
         return point.total > place.total
     return (point.epoch, point.step) > (place.epoch, place.step)
 
 
-def _number(point: Place, place: Place) -> int:
+def _number(point: TrainingPosition, place: TrainingPosition) -> int:
     """The number by which the point is compared with the place."""
     return point.total if point.total is not None and place.total is not None else point.step

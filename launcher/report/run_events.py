@@ -18,7 +18,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from launcher.gang import events as gang
-from launcher.gang.restarts import Ending
+from launcher.gang.restarts import AttemptOutcome
 from launcher.report.journal_line import Line, Message, parse_line, parse_lines
 from launcher.report.models import AttemptReport
 from launcher.report.state_names import StateName
@@ -120,7 +120,7 @@ class AttemptEnded:
     """An attempt is over. `report`: its report, as in report.json. `ending`: the attempt's end for the restart rule."""
 
     report: AttemptReport
-    ending: Ending | None = None
+    ending: AttemptOutcome | None = None
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,10 @@ def _render_earlier(report: RunReport) -> list[str]:
 
 def _has_met(report: RunReport) -> bool:
     """Whether a node was reached; otherwise, nothing can be left there."""
-    unmet = report.verdict.reference == "node-unreachable" and not any(
+    not_taken_over = report.verdict.reference == "node-unreachable" and not any(
         task.started for each in report.attempts for task in each.tasks
     )
-    return not unmet or any(each.unverified for each in report.attempts)
+    return not not_taken_over or any(each.unverified for each in report.attempts)
 
 
 def _render_left(report: RunReport) -> list[str]:

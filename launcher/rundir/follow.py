@@ -31,21 +31,21 @@ _EVENT = struct.Struct("iIII")
 _NON_BLOCKING = os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Look(NamedTuple):
-    """One look. `over`: the run was over before it, so it is the last; `readable`: descriptors that can be read."""
+class Wakeup(NamedTuple):
+    """Something has changed. `over`: the run was over before, so this is the last; `readable`: descriptors to read."""
 
     over: bool
     readable: Collection[int]
 
 
-def looks(
+def wait_for_changes(
     run: RunWatch,
     paths: Callable[[], Iterable[Path]],
     *,
     stdout: int | None = None,
     readable: Collection[int] = (),
-) -> Iterator[Look]:
-    """Yields at once, and then whenever one of the paths has changed or one of the descriptors can be read.
+) -> Iterator[Wakeup]:
+    """Yields at once, and again whenever one of the paths has changed or one of the descriptors can be read.
 
     Raises:
         BrokenPipeError: the reader of `stdout` is gone.
@@ -55,7 +55,7 @@ def looks(
     try:
         while True:
             over = run.is_over()  # asked before the caller reads: nothing is missed
-            yield Look(over, found)
+            yield Wakeup(over, found)
             if over:
                 return
             found = ()

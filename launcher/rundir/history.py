@@ -8,9 +8,9 @@ from typing import get_args
 
 from launcher.gang import events as gang
 from launcher.gang.decide import take_over
-from launcher.gang.facts import record
+from launcher.gang.facts import apply
 from launcher.gang.policy import AttemptPolicy
-from launcher.gang.restarts import Ending
+from launcher.gang.restarts import AttemptOutcome
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.paths import RunPaths
 from launcher.report.models import AttemptReport
@@ -31,7 +31,7 @@ class History:
 
     attempts: tuple[AttemptReport, ...] = ()
     """The attempts that are over, in order."""
-    endings: tuple[Ending, ...] = ()
+    endings: tuple[AttemptOutcome, ...] = ()
     """The ends of these attempts, for the restart rule."""
     attempt: int = 0
     """The number of the last attempt that began."""
@@ -84,7 +84,7 @@ NO_HISTORY = History()
 def read_history(files: RunPaths) -> History:
     """Returns the history in a run's journal; empty if there is none."""
     attempts: list[AttemptReport] = []
-    endings: list[Ending] = []
+    endings: list[AttemptOutcome] = []
     records: list[Record] = []
     ready: dict[str, Ready] = {}
     frames: dict[str, int] = {}
@@ -141,5 +141,5 @@ def replay(history: History, policy: AttemptPolicy) -> AttemptState:
     """
     facts = AttemptState(policy, phase=Phase.FORMING)
     for event in history.events:
-        facts = record(facts, event)
+        facts = apply(facts, event)
     return take_over(facts)

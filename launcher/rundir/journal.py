@@ -128,9 +128,9 @@ class Journal:
 
     def _is_news(self, event: Fact) -> bool:
         if isinstance(event, NodeClaimed):  # again in each round in which another node has too few GPUs
-            is_news = self._reported.get(event.node) != event
+            is_relevant = self._reported.get(event.node) != event
             self._reported[event.node] = event
-            return is_news
+            return is_relevant
         if not isinstance(event, TaskReported):
             return True
         progress = event.progress
@@ -138,6 +138,6 @@ class Journal:
             replace(event, progress=None, model=None),
             progress is not None and (progress.training, progress.first_step),
         )
-        is_news = self._reported.get(event.task) != facts
+        is_relevant = self._reported.get(event.task) != facts
         self._reported[event.task] = facts
-        return is_news
+        return is_relevant

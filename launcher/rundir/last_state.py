@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from launcher.gang.facts import record
+from launcher.gang.facts import apply
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import AttemptState
 from launcher.plan.paths import RunPaths
@@ -73,7 +73,7 @@ def _read_tasks(files: RunPaths, history: History) -> list[TaskState]:
     tasks = [PlacedTask(each.task, each.node, each.address) for each in plan.tasks]
     nodes = {node: frozenset(each.task for each in tasks if each.node == node) for node in {t.node for t in tasks}}
     policy = AttemptPolicy(nodes, frozenset(), 0, 0, 0, strategy=rules)
-    state = functools.reduce(record, history.events, AttemptState(policy))
+    state = functools.reduce(apply, history.events, AttemptState(policy))
     return [describe_task(state, task) for task in tasks]
 
 

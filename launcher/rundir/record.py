@@ -38,7 +38,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Overflo
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedEnd:
+class RecordedOutcome:
     """The end of a run as recorded in run.json, events.jsonl or report.json; missing values are None or empty."""
 
     outcome: str
@@ -68,7 +68,7 @@ class RunRecord:
     started: float
     generation: int
     socket: str
-    end: RecordedEnd
+    end: RecordedOutcome
     cwd: str
     checks: bool
     command: str
@@ -223,10 +223,10 @@ def _job(value: object) -> str:
     return text if re.fullmatch(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?", text, re.ASCII) else ""
 
 
-def parse_end(facts: Mapping[str, Any], time: object) -> RecordedEnd:
+def parse_end(facts: Mapping[str, Any], time: object) -> RecordedOutcome:
     """The end from its JSON object."""
     outcome, reference, status = (facts.get(key) for key in ("outcome", "reference", "exit_status"))
-    return RecordedEnd(
+    return RecordedOutcome(
         outcome=outcome if isinstance(outcome, str) else "",
         reference=reference if isinstance(reference, str) else "",
         exit_status=status if isinstance(status, int) else None,

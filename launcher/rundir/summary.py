@@ -15,7 +15,7 @@ from launcher.rundir.logs import find_attempts
 from launcher.rundir.owner import ElsewhereError, is_alive
 from launcher.rundir.queued import Queued, find_queued
 from launcher.rundir.record import (
-    RecordedEnd,
+    RecordedOutcome,
     RecordedRun,
     RunRecord,
     last_written,
@@ -181,7 +181,7 @@ def _summarize_ended(files: RunDir, record: RunRecord) -> RunSummary:
     )
 
 
-def _find_end(files: RunDir, record: RunRecord) -> tuple[RecordedEnd, int]:
+def _find_end(files: RunDir, record: RunRecord) -> tuple[RecordedOutcome, int]:
     """The run's end and the number of its last attempt; an empty end and 0 if they are not recorded.
 
     The end is written to run.json, the journal and the report; on a full disk, only one of them may have it. The

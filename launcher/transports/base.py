@@ -14,7 +14,7 @@ from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.log_index import SUFFIX, LogIndex, Mark
-from worker_entry.protocol.messages import Kept, Log, Message, Ready
+from worker_entry.protocol.messages import KeptWarm, Log, Message, Ready
 from worker_entry.system import clock
 
 OPEN_LOGS = 128
@@ -134,7 +134,7 @@ class Link(Protocol):
         """When the last data came from the agent, in monotonic seconds."""
 
     @property
-    def kept(self) -> Kept | None:
+    def kept(self) -> KeptWarm | None:
         """What stays for the next run; known after `close`, and only if Goodbye asked for it."""
 
     def send(self, message: Message, body: bytes = b"") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.transports.resumable_link import ResumableLink
-from worker_entry.protocol.messages import Kept, Message
+from worker_entry.protocol.messages import KeptWarm, Message
 
 
 class FramedLink:
@@ -16,7 +16,7 @@ class FramedLink:
         return self._frames.last_heard
 
     @property
-    def kept(self) -> Kept | None:
+    def kept(self) -> KeptWarm | None:
         return self._frames.kept
 
     @property

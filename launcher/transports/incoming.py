@@ -48,7 +48,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class Received:
     """A message from a node, and the placement that it was checked against.
 
     It is released to its inbox once it is read, and settled there once it is handled. `frame`: see `Deliver`.
@@ -84,7 +84,7 @@ class Inbox:
         node: str,
         placement: Callable[[], Placement],
         mirror: LogMirror,
-        put: Callable[[Arrived], None],
+        put: Callable[[Received], None],
         now: Callable[[], float] = time.monotonic,
         *,
         store: Callable[[str, FileRead, bytes], None] = lambda _node, _part, _data: None,
@@ -134,7 +134,7 @@ class Inbox:
             if is_closed:
                 self._drop(frame)
                 return
-        self._put(Arrived(self, message, placement, weight, frame))
+        self._put(Received(self, message, placement, weight, frame))
 
     def _may_send(self, message: Message, placement: Placement) -> bool:
         now = self._now()
@@ -160,14 +160,14 @@ class Inbox:
         """Writes a part of a file, which then has to be delivered as well."""
         self._store(self.node, part, data)
 
-    def release(self, arrived: Arrived) -> None:
+    def release(self, arrived: Received) -> None:
         if not isinstance(arrived.message, LinkNews):
             with self._changed:
                 self._unread = [self._unread[0] - 1, self._unread[1] - arrived.weight]
                 if self._has_room(0, 2):
                     self._changed.notify_all()
 
-    def settle(self, arrived: Arrived) -> None:
+    def settle(self, arrived: Received) -> None:
         """Confirms a message that was handled, and all before it."""
         with self._changed:
             self._settled = max(self._settled, arrived.frame)

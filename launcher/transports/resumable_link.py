@@ -21,12 +21,12 @@ from launcher.transports.base import (
     LinkTakenOver,
     Resumption,
 )
-from launcher.transports.outgoing import Outgoing
+from launcher.transports.frame_sender import FrameSender
 from launcher.transports.reconnect import Reconnector
 from launcher.transports.streams import NoAgentError, NoPythonError, Stream, bring_archive, skip_noise
 from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.framing import Decoder, ProtocolError
-from worker_entry.protocol.messages import Attached, Broken, Kept, Log, Message, Ready, ToController
+from worker_entry.protocol.messages import Attached, Broken, KeptWarm, Log, Message, Ready, ToController
 from worker_entry.protocol.orders import AGENT_GONE, TAKEN_OVER, VERSION, Attach, Beat
 from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.system import clock
@@ -68,7 +68,7 @@ class ResumableLink:
         """Whether the agent has sent its start marker."""
         self.ended = self.taken_over = False
         """Whether the agent is known to have ended, or to obey another controller."""
-        self.kept: Kept | None = None
+        self.kept: KeptWarm | None = None
         """What the agent has said about staying for the next run."""
         self.reattach_folder = resumption.reattach_folder if resumption is not None else None
         """Where a reattachment finds the agent, once the agent has reported it."""
@@ -87,7 +87,7 @@ class ResumableLink:
         self._mirror = mirror
         self._lease_s = lease_s
         self._silence_s = min(SILENCE_S, lease_s / 2) if reopen is not None else lease_s
-        self._outgoing = Outgoing(min(BEAT_S, lease_s / 5))
+        self._outgoing = FrameSender(min(BEAT_S, lease_s / 5))
         self._closing = threading.Lock()
         self._over = threading.Event()
         self._last_heard = self._lost_at = time.monotonic()
@@ -235,7 +235,7 @@ class ResumableLink:
                 if message.attempt != self._attempt:
                     self._attempt, self._offsets = message.attempt, {}
                 self._offsets[message.task] = message.offset + len(body)
-            case Kept():
+            case KeptWarm():
                 self.kept = message
             case Beat():
                 self._clock.note(message)

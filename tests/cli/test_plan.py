@@ -17,7 +17,7 @@ import pytest
 from launcher.errors import UsageError
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan, make_plan
 from launcher.plan.paths import RunPaths
-from launcher.plan.planner import Planner, place
+from launcher.plan.planner import Planner, fill_in_folders
 from launcher.plan.rendering import complete_command, render_by_hand, render_file, render_json, render_text
 from launcher.plan.resources import NodeFacts
 from launcher.spec.loading import parse_spec
@@ -680,12 +680,12 @@ class TestPlaces:
     def test_of_a_run_whose_folder_no_spec_can_name_are_refused(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": [{"host": "local"}]})
         with pytest.raises(UsageError, match=r"the path '/caf\\udce9' is not UTF-8"):
-            place(spec, RunPaths(Path(os.fsdecode(b"/caf\xe9"))))
+            fill_in_folders(spec, RunPaths(Path(os.fsdecode(b"/caf\xe9"))))
 
     @pytest.mark.parametrize(("fields", "folder"), [({}, "~"), ({"sync": {"to": "~/synced"}}, None)])
     def test_of_the_demo_on_other_machines_are_their_homes_if_nothing_is_sent(
         self, fields: dict[str, Any], folder: str | None
     ) -> None:
         nodes = [{"host": "gpu-a"}, {"host": "gpu-b"}]
-        spec = place(ClusterSpec.model_validate({"nodes": nodes, **fields}), RunPaths(Path("/run")))
+        spec = fill_in_folders(ClusterSpec.model_validate({"nodes": nodes, **fields}), RunPaths(Path("/run")))
         assert spec.working_directory == folder

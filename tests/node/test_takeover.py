@@ -74,7 +74,7 @@ from worker_entry.protocol.orders import (
     Start,
     Stop,
 )
-from worker_entry.protocol.resend_buffer import Outbox
+from worker_entry.protocol.resend_buffer import ResendBuffer
 from worker_entry.protocol.values import Problem, Program, TaskExit, TaskRequest, TaskStart, TaskStatus
 from worker_entry.system import kernel
 
@@ -98,7 +98,7 @@ linux = pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /
 class Side:
     """A controller, as far as its counts matter; `way` holds the numbers of frames that have not arrived."""
 
-    outbox: Outbox
+    outbox: ResendBuffer
     way: list[int] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
     handled: int = 0
@@ -107,7 +107,7 @@ class Side:
 @given(st.lists(st.sampled_from(["report", "deliver", "handle", "beat", "order", "obey", "drop", "kill"]), max_size=80))
 def test_every_frame_is_handled_once_and_in_order_whichever_side_is_killed_when(course: list[str]) -> None:
     """The agent numbers reports; of a killed controller, only the journal is left."""
-    agent, controller, journal = Outbox(), Side(Outbox()), list[int]()
+    agent, controller, journal = ResendBuffer(), Side(ResendBuffer()), list[int]()
     orders_given, orders_obeyed = 0, list[int]()
     for step in [*course, "drop", "deliver", "handle"]:
         if step == "report":
@@ -135,7 +135,7 @@ def test_every_frame_is_handled_once_and_in_order_whichever_side_is_killed_when(
             controller.way = [*map(int, agent.after(controller.outbox.received))]
         else:
             count = max(len(journal), agent.confirmed)
-            controller = Side(Outbox(), handled=count)
+            controller = Side(ResendBuffer(), handled=count)
             controller.outbox.follow(agent.received, count)
             controller.way = [*map(int, agent.after(count))]
     assert journal == [*range(1, agent.last + 1)]
@@ -143,7 +143,7 @@ def test_every_frame_is_handled_once_and_in_order_whichever_side_is_killed_when(
 
 
 def test_a_new_controller_counts_on_with_the_orders_that_wait_already() -> None:
-    outbox = Outbox()
+    outbox = ResendBuffer()
     outbox.add(b"first")
     outbox.follow(sent=7, received=3)
     outbox.add(b"second")

@@ -30,7 +30,7 @@ from launcher.gang.events import Interrupted, StacksAsked
 from launcher.gang.faults import parse_fault
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import SERVER_MODULE
-from launcher.plan.planner import Planner, place
+from launcher.plan.planner import Planner, fill_in_folders
 from launcher.report.goodput import KINDS
 from launcher.report.models import RunReport
 from launcher.rundir.directory import RunDir
@@ -685,7 +685,7 @@ class FakeRun:
         self.timing = FakeTiming()
         self.files = RunDir.create(folder)
         fields = {"nodes": NODES, "program": {"script": "train.py"}, "preload": False, **(spec or {})}
-        self.spec = place(ClusterSpec.model_validate(fields), self.files)
+        self.spec = fill_in_folders(ClusterSpec.model_validate(fields), self.files)
         self.nodes = FakeNodes(self.timing, script, self.spec.timeouts.lease_s, **world)
         self.asked: list[tuple[str, str]] = []
         """The nodes that the run tried to recover, with the reattach folders of their agents."""

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from launcher.gang.events import EndAnnounced
-from launcher.gang.restarts import Ending
+from launcher.gang.restarts import AttemptOutcome
 from launcher.gang.state import Phase
 from launcher.report.models import RunReport
 from launcher.rundir.history import History
@@ -51,7 +51,7 @@ class TakesAway:
 
 
 def run_in_job(
-    folder: Path, end: EndAnnounced | None, spec: dict[str, object], *endings: Ending
+    folder: Path, end: EndAnnounced | None, spec: dict[str, object], *endings: AttemptOutcome
 ) -> tuple[RunReport, bool]:
     """A run in which one node gets a signal; returns its report, and whether it continues later."""
     steps = [Steps(f"worker:{index}", 1, 5) for index in (0, 1)]
@@ -83,8 +83,8 @@ def test_a_run_without_its_nodes_continues_later_if_restarts_allow(
 
 
 def test_a_run_that_saves_nothing_over_several_turns_is_not_queued_again(tmp_path: Path) -> None:
-    saved = Ending("preempted", 1.0, 9.0, trained=True, saved=True, step=50)
-    fruitless = Ending("preempted", 1.0, 9.0, trained=True, step=20)
+    saved = AttemptOutcome("preempted", 1.0, 9.0, trained=True, saved=True, step=50)
+    fruitless = AttemptOutcome("preempted", 1.0, 9.0, trained=True, step=20)
     restart: dict[str, object] = {"restart": {"max_restarts": 100}}
     report, goes_on = run_in_job(tmp_path / "1", PREEMPTED, restart, saved, fruitless, fruitless)
     assert (report.verdict.reference, report.exit_status, goes_on) == ("no-progress", 93, False)

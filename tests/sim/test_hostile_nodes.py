@@ -17,7 +17,7 @@ from tests.sim.hostile_nodes import Tally, noting_threads, run_once
 from tests.sim.hostile_orders import Abused
 from worker_entry.protocol.frame_limits import ALLOWANCES
 from worker_entry.protocol.framing import encode
-from worker_entry.protocol.messages import Dialled, Exited, Inspected, Kept, Log, Prepared, Refused, Stacks, Synced
+from worker_entry.protocol.messages import Dialled, Exited, Inspected, KeptWarm, Log, Prepared, Refused, Stacks, Synced
 from worker_entry.protocol.orders import Beat
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.speed import LinkMeasured, NodeMeasured
@@ -78,7 +78,7 @@ def test_a_lie_of_a_node_ends_its_link_and_has_no_other_effect(tmp_path: Path, l
     assert sorted(path.name for path in (tmp_path / "run").glob("attempt-*")) == ["attempt-1"]
 
 
-FLOODS = (*ALLOWANCES, Inspected, Dialled, LinkMeasured, NodeMeasured, Kept, Prepared, Beat, Stacks, Profiled)
+FLOODS = (*ALLOWANCES, Inspected, Dialled, LinkMeasured, NodeMeasured, KeptWarm, Prepared, Beat, Stacks, Profiled)
 
 
 @pytest.mark.parametrize("kind", FLOODS, ids=lambda kind: kind.__name__)

@@ -32,7 +32,7 @@ class WatchedRun(FakeRun):
                 loop = supervisor.loop
                 assert loop is not None
                 self.records.append(record.event)
-                self.states.append(make_task_states(loop.state, loop.plan, loop.uses.tasks, loop.standings))
+                self.states.append(make_task_states(loop.state, loop.plan, loop.usage.tasks, loop.standings))
 
         self.context.journal.listen(note)
         return supervisor

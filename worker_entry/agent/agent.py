@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Optional
 from worker_entry.agent.connection.connection import Connection, Opening, Reattaching
 from worker_entry.agent.connection.lease import GRACE_S, Lease, LoopCounter
 from worker_entry.agent.connection.reattach_folder import ReattachFolder
-from worker_entry.agent.warm.keep import Stay
+from worker_entry.agent.warm.keep import KeepWarm
 from worker_entry.program.versions import installed_version
 from worker_entry.protocol import orders
 from worker_entry.protocol.collection import FindFiles, ReadFile
@@ -42,8 +42,8 @@ from worker_entry.system.tcp_timeout import TcpTimeout
 
 if TYPE_CHECKING:
     from worker_entry.agent.files.copy import FolderCopy
-    from worker_entry.agent.tasks.attempt import Attempts
-    from worker_entry.agent.tasks.kept_forkserver import KeptForkserver
+    from worker_entry.agent.tasks.attempt import AttemptRunner
+    from worker_entry.agent.tasks.warm_forkserver import WarmForkserver
     from worker_entry.agent.tensorboard import EventFiles
 
 TICK_S, IDLE_TICK_S = 0.05, 0.5
@@ -69,9 +69,9 @@ class Agent:
         reattach_folder: Optional[ReattachFolder],
         loop_counter: LoopCounter,
         *,
-        forkserver: Optional[KeptForkserver] = None,
+        forkserver: Optional[WarmForkserver] = None,
         news: str = "",
-        stay: Optional[Stay] = None,
+        stay: Optional[KeepWarm] = None,
     ) -> None:
         self._owned = contextlib.ExitStack()
         """Closed at the end in reverse order, even if a step fails."""
@@ -80,15 +80,15 @@ class Agent:
         self._outlives = opening.outlives and reattach_folder is not None
         self._lease = Lease(FIRST_LEASE_S, far=self._outlives)
         self._connection = Connection(self._selector, self._read, self._lose_connection, self._lease)
-        self._owned.callback(lambda: self._connection.end(kept=self._stay.kept is not None))
+        self._owned.callback(lambda: self._connection.end(kept=self._keep_warm.kept is not None))
         self._reattach_folder = reattach_folder
         self._reattaching: Optional[Reattaching] = None
         self._loop_counter = loop_counter
         self._hello: Optional[orders.Hello] = None
         self._tcp_timeout = TcpTimeout(FIRST_LEASE_S)
-        self._attempts = LateAttempts(self._selector, self._send, forkserver, news)
-        self._owned.callback(self._attempts.close)
-        self._stay = stay or Stay(until=0.0, allowed=False)
+        self._runner = LazyAttemptRunner(self._selector, self._send, forkserver, news)
+        self._owned.callback(self._runner.close)
+        self._keep_warm = stay or KeepWarm(until=0.0, allowed=False)
         self._copies: deque[FolderCopy] = deque()
         """What is copied to this node, one after the other."""
         self._event_files: Optional[EventFiles] = None
@@ -108,7 +108,7 @@ class Agent:
         if self._reattach_folder is not None:
             on_call = self._accept_reattachment
             self._reattaching = Reattaching(
-                self._reattach_folder, self._connection, self._attempts.get, self._selector, on_call
+                self._reattach_folder, self._connection, self._runner.get, self._selector, on_call
             )
         self._connection.open(self._opening)
         while not self._done():
@@ -126,12 +126,12 @@ class Agent:
     # --- one turn of the loop ---
 
     def _done(self) -> bool:
-        return self._closing and not (self._attempts.is_stopping or self._connection.pending or self._stay.is_asked)
+        return self._closing and not (self._runner.is_stopping or self._connection.pending or self._keep_warm.is_asked)
 
     def _tick(self) -> float:
         if self._copies and not self._copies[0].waits:
             return 0.0
-        return TICK_S if self._attempts.is_busy or (self._streaming and self._attempts.has_tasks) else IDLE_TICK_S
+        return TICK_S if self._runner.is_busy or (self._streaming and self._runner.has_tasks) else IDLE_TICK_S
 
     @property
     def _streaming(self) -> bool:
@@ -143,35 +143,37 @@ class Agent:
             self._reattaching.keep_folder()
         if self._asked_to_end or self._lease.overdue_s > 0:
             self._lose_controller()
-        self._signalled = self._signalled and self._attempts.get().note_signal()  # before the exits that follow from it
+        self._signalled = self._signalled and self._runner.get().note_signal()  # before the exits that follow from it
         if self._copies and not self._closing and self._hello is not None:
             copy = self._copies[0]
             copy.step()
             self._hello = replace(self._hello, cwd=copy.directory or self._hello.cwd)
             if copy.done:
                 self._copies.popleft()
-        if self._attempts.exist or self._stay.is_asked:
-            self._step_attempts(self._attempts.get())
+        if self._runner.exist or self._keep_warm.is_asked:
+            self._step_runner(self._runner.get())
 
-    def _step_attempts(self, attempts: Attempts) -> None:
-        self._tcp_timeout.poll(attempts.pids)
-        problem = attempts.step(self._hello, time.monotonic())
+    def _step_runner(self, runner: AttemptRunner) -> None:
+        self._tcp_timeout.poll(runner.pids)
+        problem = runner.step(self._hello, time.monotonic())
         if problem is not None:
             self._break(problem)
         self._stream()
         can_deliver = self._connection.is_open or not self._closing
-        attempts.finish(self._connection.outbox, logs_first=self._streaming and can_deliver)
-        for text, is_detail in attempts.forkserver.take_news():
+        runner.finish(self._connection.outbox, logs_first=self._streaming and can_deliver)
+        for text, is_detail in runner.forkserver.take_news():
             self._send(Noted(f"imports TensorFlow again: {text}", detail=is_detail))
-        if self._stay.is_asked and not attempts.is_stopping:
-            answer = self._stay.answer(attempts.forkserver, isolated=attempts.is_isolated)
+        if self._keep_warm.is_asked and not runner.is_stopping:
+            answer = self._keep_warm.answer(runner.forkserver, isolated=runner.is_isolated)
             if answer is not None:
                 self._send(answer)
 
     def _read(self) -> None:
         try:
             messages = self._connection.read()
-            if messages is None and self._stay.is_wanted:  # the controller has sent its last order and waits for Kept
+            if (
+                messages is None and self._keep_warm.is_wanted
+            ):  # the controller has sent its last order and waits for KeptWarm
                 self._connection.stop_reading()
             elif messages is None:
                 self._lose_connection()
@@ -183,11 +185,11 @@ class Agent:
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
 
     def _stream(self) -> None:
-        if not self._connection.is_open or not self._attempts.exist:
+        if not self._connection.is_open or not self._runner.exist:
             return
         if self._streaming:
-            self._attempts.get().stream_logs(self._connection)
-        self._attempts.get().stream_files(self._connection)
+            self._runner.get().stream_logs(self._connection)
+        self._runner.get().stream_files(self._connection)
 
     def _accept_reattachment(self) -> None:
         assert self._reattaching is not None
@@ -198,8 +200,8 @@ class Agent:
         elif message is not None:
             for copy in self._copies:
                 copy.resume()
-            if self._attempts.exist:
-                self._attempts.get().ask_input()
+            if self._runner.exist:
+                self._runner.get().ask_input()
 
     def _send(self, message: Message, body: bytes = b"") -> None:
         if not self._controller_gone:
@@ -210,7 +212,7 @@ class Agent:
     def _handle(self, message: Message, body: bytes) -> None:
         if self._closing:  # nothing new is started, but the grace period can still be shortened
             if isinstance(message, orders.Stop):
-                self._attempts.get().stop(message.grace_s)
+                self._runner.get().stop(message.grace_s)
         elif isinstance(message, orders.Hello):
             self._greet(message)
         elif self._hello is None:
@@ -224,28 +226,28 @@ class Agent:
             if self._copies:
                 self._copies[0].take(message, body)
         elif isinstance(message, FindFiles):
-            self._attempts.get().files.find(message, self._hello)
+            self._runner.get().files.find(message, self._hello)
         elif isinstance(message, ReadFile):
-            self._attempts.get().files.ask(message, self._hello.cwd)
+            self._runner.get().files.ask(message, self._hello.cwd)
         elif isinstance(message, ClaimGpus):
-            self._attempts.get().gpu_claims.claim(message, self._hello.run_id)
+            self._runner.get().gpu_claims.claim(message, self._hello.run_id)
         elif isinstance(message, ReleaseGpus):
-            self._attempts.get().gpu_claims.release()
+            self._runner.get().gpu_claims.release()
         elif isinstance(message, orders.Input):
-            self._attempts.get().take_input(message, body)
+            self._runner.get().take_input(message, body)
         elif isinstance(message, orders.Prepare):
-            self._attempts.get().prepare(message, self._hello)
+            self._runner.get().prepare(message, self._hello)
         elif isinstance(message, (orders.Inspect, orders.Dial, MeasureNode, MeasureLink)):
-            self._attempts.get().checks.take(message, self._hello)
+            self._runner.get().checks.take(message, self._hello)
         elif isinstance(message, orders.Preload):
-            order = replace(message, keep=message.keep or self._stay.is_expected)
-            self._attempts.get().forkserver.begin(order, self._hello.cwd, self._hello.directory)
+            order = replace(message, keep=message.keep or self._keep_warm.is_expected)
+            self._runner.get().forkserver.begin(order, self._hello.cwd, self._hello.directory)
         elif isinstance(message, orders.Start):
-            self._attempts.get().accept(message, self._hello.cwd)
+            self._runner.get().accept(message, self._hello.cwd)
         elif isinstance(message, orders.ShowStacks):
-            self._attempts.get().show_stacks()
+            self._runner.get().show_stacks()
         elif isinstance(message, Profile):
-            self._attempts.get().profile(message)
+            self._runner.get().profile(message)
         elif isinstance(message, orders.Scalars):
             from worker_entry.agent.tensorboard import EventFiles
 
@@ -254,13 +256,13 @@ class Agent:
             if problem is not None:
                 self._send(Noted(f"TensorBoard does not show step times and goodput: {problem}"))
         elif isinstance(message, orders.Stop):
-            self._attempts.get().obey(message)
+            self._runner.get().obey(message)
         elif isinstance(message, orders.Goodbye):
             self._closing = True
             if not self._failed:
-                self._stay.ask(message.keep_warm_s)
-            if self._attempts.has_tasks:
-                self._attempts.stop(GRACE_S)
+                self._keep_warm.ask(message.keep_warm_s)
+            if self._runner.has_tasks:
+                self._runner.stop(GRACE_S)
         else:
             raise ProtocolError(f"{type(message).__name__}, which only agents send")
 
@@ -276,7 +278,7 @@ class Agent:
         if hello.isolated:
             from worker_entry.agent.network.outer import leave_network
 
-            if (problem := leave_network(self._attempts.get().leave_network)) is not None:
+            if (problem := leave_network(self._runner.get().leave_network)) is not None:
                 self._break(problem)
                 return
         self._hello = hello
@@ -287,7 +289,7 @@ class Agent:
         if self._reattach_folder is not None:
             self._reattach_folder.note_run(hello.run_id)
         way_back = self._reattach_folder if self._outlives else None
-        self._send(introduce(way_back.path if way_back is not None else None))
+        self._send(make_ready(way_back.path if way_back is not None else None))
 
     # --- what happens without an order ---
 
@@ -312,17 +314,17 @@ class Agent:
             return
         self._controller_gone = True
         self._closing = True
-        self._stay.is_asked = False
+        self._keep_warm.is_asked = False
         self._connection.close()
         # If this machine slept, the lease may have expired long ago and the tasks may run elsewhere by now: no grace.
-        self._attempts.stop(GRACE_S if self._lease.overdue_s < GRACE_S else 0.0)
+        self._runner.stop(GRACE_S if self._lease.overdue_s < GRACE_S else 0.0)
 
     def _break(self, problem: Problem) -> None:
         self._failed = True
         self._closing = True
-        self._attempts.get().forget_finished()
+        self._runner.get().forget_finished()
         self._send(Broken(problem))
-        self._attempts.stop(GRACE_S)
+        self._runner.stop(GRACE_S)
 
 
 def make_run_directory(path: str, *, is_ours: bool) -> Optional[Problem]:
@@ -335,7 +337,7 @@ def make_run_directory(path: str, *, is_ours: bool) -> Optional[Problem]:
     return None
 
 
-def introduce(reattach_folder: Optional[str]) -> Ready:
+def make_ready(reattach_folder: Optional[str]) -> Ready:
     """The agent's first message; through `reattach_folder` a controller can come back to it."""
     return Ready(
         version=VERSION,
@@ -352,13 +354,13 @@ def introduce(reattach_folder: Optional[str]) -> Ready:
     )
 
 
-class LateAttempts:
-    """An agent's attempts, made only when an order needs them: most of the agent's modules are for running tasks.
+class LazyAttemptRunner:
+    """An agent's AttemptRunner, made only when an order needs it: most of the agent's modules are for running tasks.
 
     Args:
         selector: the agent's.
         send: sends a message to the controller.
-        forkserver: an earlier run's. With one, or with news of one, the attempts are made at once.
+        forkserver: an earlier run's. With one, or with news of one, it is made at once.
         news: why there is none although one was kept.
     """
 
@@ -366,7 +368,7 @@ class LateAttempts:
         self,
         selector: selectors.BaseSelector,
         send: Callable[[Message], None],
-        forkserver: Optional[KeptForkserver],
+        forkserver: Optional[WarmForkserver],
         news: str,
     ) -> None:
         self._selector = selector
@@ -390,8 +392,8 @@ class LateAttempts:
     def has_tasks(self) -> bool:
         return self._made is not None and self._made.has_tasks
 
-    def get(self) -> Attempts:
-        """The attempts; makes them at the first call."""
+    def get(self) -> AttemptRunner:
+        """The runner; makes it at the first call."""
         if self._made is None:
             self._made = self._make(None, "")
         return self._made
@@ -402,15 +404,15 @@ class LateAttempts:
             self._made.stop(grace_s)
 
     def close(self) -> None:
-        """Releases what they hold."""
+        """Releases what it holds."""
         self._owned.close()
 
-    def _make(self, forkserver: Optional[KeptForkserver], news: str) -> Attempts:
-        from worker_entry.agent.tasks.attempt import Attempts
+    def _make(self, forkserver: Optional[WarmForkserver], news: str) -> AttemptRunner:
+        from worker_entry.agent.tasks.attempt import AttemptRunner
         from worker_entry.agent.tasks.forkserver import ForkserverClient
 
         client = ForkserverClient(self._selector, forkserver, news)
         self._owned.callback(client.end)
-        attempts = Attempts(self._selector, self._send, client)
-        self._owned.callback(attempts.close)
-        return attempts
+        runner = AttemptRunner(self._selector, self._send, client)
+        self._owned.callback(runner.close)
+        return runner

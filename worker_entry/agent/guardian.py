@@ -57,13 +57,13 @@ def main(*, outlives_connection: bool, may_stay: bool = False) -> int:
         if answer is not None and answer.call is not None:
             return attend(answer.call, answer.reattach_folder)
         news = answer.problem if answer is not None else ""
-    opening, circumstances = Opening(0, 1, outlives=outlives_connection), dict[str, str]()
+    opening, fingerprint = Opening(0, 1, outlives=outlives_connection), dict[str, str]()
     if may_stay and kernel.LINUX and not is_managed():
-        from worker_entry.agent.warm.fingerprint import find_circumstances
+        from worker_entry.agent.warm.fingerprint import find_fingerprint
         from worker_entry.agent.warm.offer import receive_answer
         from worker_entry.system.own_environ import overwrite
 
-        circumstances = find_circumstances()
+        fingerprint = find_fingerprint()
         here, call = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         if _fork():
             call.close()
@@ -74,7 +74,7 @@ def main(*, outlives_connection: bool, may_stay: bool = False) -> int:
         opening = Opening(0, 1, call, outlives_connection)
     kernel.become_subreaper()
     guardian = os.getpid()
-    reattach_folder = ReattachFolder.make() if outlives_connection or circumstances else None
+    reattach_folder = ReattachFolder.make() if outlives_connection or fingerprint else None
     loop_counter = LoopCounter(FIRST_LIMIT_S)
     child = _fork(reattach_folder)
     if child == 0:
@@ -84,7 +84,7 @@ def main(*, outlives_connection: bool, may_stay: bool = False) -> int:
         try:
             from worker_entry.agent.serving import serve  # here, so that the guardian stays small
 
-            status = serve(opening, reattach_folder, loop_counter, circumstances, news=news)
+            status = serve(opening, reattach_folder, loop_counter, fingerprint, news=news)
         except BaseException:  # noqa: BLE001 - _exit would swallow it
             import traceback
 

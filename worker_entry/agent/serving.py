@@ -9,17 +9,17 @@ from worker_entry.agent.agent import Agent
 from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.lease import LoopCounter
 from worker_entry.agent.connection.reattach_folder import ReattachFolder
-from worker_entry.agent.warm.keep import Stay
+from worker_entry.agent.warm.keep import KeepWarm
 
 if TYPE_CHECKING:
-    from worker_entry.agent.tasks.kept_forkserver import KeptForkserver
+    from worker_entry.agent.tasks.warm_forkserver import WarmForkserver
 
 
 def serve(
     opening: Optional[Opening],
     reattach_folder: Optional[ReattachFolder],
     loop_counter: LoopCounter,
-    circumstances: dict[str, str],
+    fingerprint: dict[str, str],
     *,
     news: str = "",
 ) -> int:
@@ -29,24 +29,24 @@ def serve(
         opening: the first connection.
         reattach_folder: the agent's reattach folder; None if it could not be made, or is not needed.
         loop_counter: shared with the guardian.
-        circumstances: the circumstances in which this process was started; empty if it must not stay after its run.
+        fingerprint: this process's fingerprint at its start; empty if it must not stay after its run.
         news: why no waiting agent serves the first run.
     """
     status, until = 0, 0.0
-    kept: Optional[KeptForkserver] = None
+    kept: Optional[WarmForkserver] = None
     if opening is not None and reattach_folder is not None:
         opening.accept(reattach_folder.path)
     while opening is not None:
-        stay = Stay(until=until, allowed=bool(circumstances) and reattach_folder is not None)
+        stay = KeepWarm(until=until, allowed=bool(fingerprint) and reattach_folder is not None)
         status = Agent(opening, reattach_folder, loop_counter, forkserver=kept, news=news, stay=stay).run()
         kept, until, opening, news = stay.kept, stay.until, None, ""
-        if kept is None or stay.slot is None or reattach_folder is None:
+        if kept is None or stay.waiting is None or reattach_folder is None:
             break
         from worker_entry.agent.warm.wait import Waiting
 
         with contextlib.suppress(OSError):  # the reattach folder was removed: no controller could find the agent
             reattach_folder.renew()
-            opening = Waiting(kept, until, stay.slot, reattach_folder, circumstances).wait(loop_counter)
+            opening = Waiting(kept, until, stay.waiting, reattach_folder, fingerprint).wait(loop_counter)
         if opening is None:
             kept.end()
     return status

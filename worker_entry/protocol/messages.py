@@ -316,7 +316,7 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptWarm:
     """The last message of an agent that was asked to stay for the next run.
 
     The processes `pids` stay for `seconds` and hold `bytes` of memory that is not shared; with a `problem`, none stays.
@@ -388,7 +388,7 @@ ToController = Union[
     CacheUsed,
     Empty,
     Cleaned,
-    Kept,
+    KeptWarm,
     Broken,
     Beat,
 ]

@@ -25,7 +25,7 @@ def is_counted(message: Message) -> bool:
     return not isinstance(message, _UNCOUNTED)
 
 
-class Outbox:
+class ResendBuffer:
     """The counted frames that one side sends; `received` counts the frames that have arrived from the other side."""
 
     def __init__(self) -> None:

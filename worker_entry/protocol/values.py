@@ -38,7 +38,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of the user's own code, and the library function that it called, if the function has a public name."""
 
     file: Line
@@ -61,7 +61,7 @@ class CrashRecord:
     file: Optional[Line] = None
     line: Optional[Number] = None
     thread: Optional[Name] = None
-    place: Optional[Place] = None
+    place: Optional[SourceLine] = None
     exit_status: Optional[Number] = None
 
 

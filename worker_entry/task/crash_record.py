@@ -16,7 +16,7 @@ from typing import Optional
 
 from worker_entry.protocol.file_names import PACKAGE
 from worker_entry.protocol.frozen import asdict
-from worker_entry.protocol.values import CrashRecord, Place
+from worker_entry.protocol.values import CrashRecord, SourceLine
 from worker_entry.system import clock
 
 MESSAGE_LIMIT = 20_000
@@ -85,7 +85,7 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _find_place(error: BaseException) -> Optional[Place]:
+def _find_place(error: BaseException) -> Optional[SourceLine]:
     """The innermost line of the user's own code in the traceback."""
     frames = [*traceback.walk_tb(error.__traceback__)]
     for number in range(len(frames) - 1, -1, -1):
@@ -93,7 +93,7 @@ def _find_place(error: BaseException) -> Optional[Place]:
         if _is_theirs(frame.f_code.co_filename):
             file = frame.f_code.co_filename
             called = frames[number + 1][0] if number + 1 < len(frames) else None
-            return Place(_writable(file), line, _find_call(file, line, called))
+            return SourceLine(_writable(file), line, _find_call(file, line, called))
     return None
 
 
@@ -130,7 +130,7 @@ def _public_name(frame: types.FrameType) -> Optional[str]:
     return name if name.isidentifier() and not name.startswith("_") else None
 
 
-def _user_line(error: BaseException, message: str, place: Optional[Place]) -> tuple[Optional[str], Optional[int]]:
+def _user_line(error: BaseException, message: str, place: Optional[SourceLine]) -> tuple[Optional[str], Optional[int]]:
     """The innermost line of the user's own code, from the traceback or from a traceback that the message quotes."""
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and _is_theirs(error.filename):
         return error.filename, error.lineno

@@ -35,7 +35,7 @@ from worker_entry.protocol.values import Injection, Program, TaskOrder
 from worker_entry.system import clock, kernel
 from worker_entry.system.own_environ import overwrite
 from worker_entry.task.early_import import NUMPY, EarlyImport
-from worker_entry.task.kept_imports import KeptImports, find_foreign
+from worker_entry.task.import_snapshot import ImportSnapshot, find_foreign
 
 MESSAGE_LIMIT = 4 << 20
 NO_NAME = "the run id that /proc shows for a kept process cannot be changed"
@@ -52,7 +52,7 @@ def serve() -> Optional[TaskOrder]:
     control = socket.socket(fileno=os.dup(0))
     _point_to(os.devnull, 0)
     early, problem, path = EarlyImport(), "", _RelativePath()
-    kept = KeptImports(time.time())
+    kept = ImportSnapshot(time.time())
     while True:
         message = _receive(control)
         if message is None:

@@ -19,7 +19,7 @@ from launcher.tasks import TaskId, name_tasks
 from worker_entry.protocol.collateral import OUT_OF_STEP
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import CHILD
-from worker_entry.protocol.values import Activity, Place
+from worker_entry.protocol.values import Activity, SourceLine
 
 SHOWN_THREADS = 2
 """The most threads besides the main thread that a task's line names."""
@@ -91,7 +91,7 @@ def group_stacks(texts: Mapping[TaskId, str]) -> list[tuple[list[TaskId], Stack]
     return [(tasks, stack) for stack, tasks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))]
 
 
-def find_call(text: str) -> Place | None:
+def find_call(text: str) -> SourceLine | None:
     """The program's current line in its main thread, and the public library function that it has called there."""
     frames = [frame for frame in parse_stack(text).main if frame[2] not in _WRAPPERS]
     own = _own_frame(frames)
@@ -99,7 +99,7 @@ def find_call(text: str) -> Place | None:
         return None
     number = frames.index(own)
     call = frames[number - 1][2] if number else ""
-    return Place(own[0], own[1], call if call.isidentifier() and not call.startswith("_") else None)
+    return SourceLine(own[0], own[1], call if call.isidentifier() and not call.startswith("_") else None)
 
 
 def render_places(texts: Mapping[TaskId, str]) -> list[str]:
@@ -211,9 +211,9 @@ def find_outsider(state: AttemptState) -> TaskId | None:
     return alone[0] if len(places) == 2 and len(alone) == 1 and not unknown else None
 
 
-def _find_places(state: AttemptState) -> tuple[dict[Place, list[TaskId]], list[TaskId]]:
+def _find_places(state: AttemptState) -> tuple[dict[SourceLine, list[TaskId]], list[TaskId]]:
     """The training tasks by their places, and those whose place is not known."""
-    places: dict[Place, list[TaskId]] = {}
+    places: dict[SourceLine, list[TaskId]] = {}
     unknown = []
     for task in sorted(state.policy.trainers):
         place = _find_place(state, task)
@@ -224,12 +224,12 @@ def _find_places(state: AttemptState) -> tuple[dict[Place, list[TaskId]], list[T
     return places, unknown
 
 
-def _find_place(state: AttemptState, task: TaskId) -> Place | None:
+def _find_place(state: AttemptState, task: TaskId) -> SourceLine | None:
     event = state.exits.get(task)
     if event is not None and event.crash is not None and event.crash.place is not None:
         return event.crash.place
     return find_call(state.stacks[task]) if task in state.stacks else None
 
 
-def _render_call(place: Place) -> str:
+def _render_call(place: SourceLine) -> str:
     return f"{f'in {place.call} ' if place.call else ''}at {place.file}:{place.line}"

@@ -42,7 +42,7 @@ from worker_entry.protocol.messages import (
     Status,
 )
 from worker_entry.protocol.orders import VERSION, Beat, Goodbye, Hello, Inspect, Preload, Prepare, Start, Stop
-from worker_entry.protocol.values import CrashRecord, Place, Problem, Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.protocol.values import CrashRecord, Problem, Program, SourceLine, TaskExit, TaskRequest, TaskStart
 from worker_entry.system.files import FilePart
 from worker_entry.task.status_file import OUT_OF_THE_WAY
 
@@ -433,7 +433,7 @@ def test_a_crash_is_passed_along_with_the_users_line(client: Client) -> None:
     assert ended.exit == TaskExit(code=1)
     assert ended.crash is not None
     assert before <= ended.crash.time <= ended.time
-    place = Place(RAISE, 5)
+    place = SourceLine(RAISE, 5)
     assert ended.crash == CrashRecord(ended.crash.time, "ValueError", "no batch of 32", RAISE, 5, None, place)
 
 

@@ -27,7 +27,7 @@ from tests.harness.witness import await_none_left, make_mark, wait_until
 from worker_entry.agent import cleanup
 from worker_entry.agent.connection.evidence import Fate, find_agent, find_fate
 from worker_entry.agent.connection.reattach_folder import ReattachFolder
-from worker_entry.agent.warm.rendezvous import Slot, WarmAgent, find_waiting
+from worker_entry.agent.warm.rendezvous import WaitingSocket, WarmAgent, find_waiting
 from worker_entry.protocol import environment
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import Broken, Cleaned, Message, Ready
@@ -270,39 +270,39 @@ FACTS = WarmAgent(os.getpid(), os.getppid(), 0.0, 0, sys.executable)
 
 
 @pytest.fixture
-def slot() -> Iterator[Slot]:
-    slot = Slot.take(f"evidence{os.getpid()}")
-    assert slot is not None
-    slot.note(FACTS)
-    yield slot
-    slot.close()
+def waiting() -> Iterator[WaitingSocket]:
+    waiting = WaitingSocket.take(f"evidence{os.getpid()}")
+    assert waiting is not None
+    waiting.note(FACTS)
+    yield waiting
+    waiting.close()
 
 
-def found(slot: Slot) -> list[str]:
-    return [path for path, _ in find_waiting(os.path.basename(slot.path).removeprefix("warm-"))]
+def found(waiting: WaitingSocket) -> list[str]:
+    return [path for path, _ in find_waiting(os.path.basename(waiting.path).removeprefix("warm-"))]
 
 
 @pytest.mark.parametrize("name", ["", "lock", "socket", "facts"])
-def test_what_is_removed_of_a_warm_agents_slot_is_made_again(slot: Slot, name: str) -> None:
-    assert slot.is_intact()
-    shutil.rmtree(slot.path) if not name else os.unlink(os.path.join(slot.path, name))
-    assert not slot.is_intact()
-    assert slot.take_again()
-    assert slot.is_intact()
-    [path] = found(slot)
+def test_what_is_removed_of_a_warm_agents_place_is_made_again(waiting: WaitingSocket, name: str) -> None:
+    assert waiting.is_intact()
+    shutil.rmtree(waiting.path) if not name else os.unlink(os.path.join(waiting.path, name))
+    assert not waiting.is_intact()
+    assert waiting.take_again()
+    assert waiting.is_intact()
+    [path] = found(waiting)
     assert stat_mode(path) == 0o600
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
         call.connect(path)
-        slot.accept().close()
+        waiting.accept().close()
 
 
-def test_a_warm_agent_leaves_a_slot_that_another_has_taken_meanwhile(slot: Slot) -> None:
-    shutil.rmtree(slot.path)
-    other = Slot.take(os.path.basename(slot.path).removeprefix("warm-"))
+def test_a_warm_agent_leaves_a_place_that_another_has_taken_meanwhile(waiting: WaitingSocket) -> None:
+    shutil.rmtree(waiting.path)
+    other = WaitingSocket.take(os.path.basename(waiting.path).removeprefix("warm-"))
     assert other is not None
     other.note(FACTS)
-    assert not slot.take_again()
-    slot.close()
+    assert not waiting.take_again()
+    waiting.close()
     assert other.is_intact()
     other.close()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), slot._lock)  # the fixture closes it again
+    os.dup2(os.open(os.devnull, os.O_RDONLY), waiting._lock)  # the fixture closes it again

@@ -211,7 +211,7 @@ def test_an_agent_closes_its_resources_even_if_its_loop_raises() -> None:
     here = Path.cwd()
     (stdin, writer), (reader, stdout) = os.pipe(), os.pipe()
     agent = Agent(Opening(stdin, stdout), None, LoopCounter(60.0))
-    agent._attempts.get().forkserver.begin(
+    agent._runner.get().forkserver.begin(
         Preload(Program("script", "x"), {}, [], [], True), str(here), tempfile.mkdtemp()
     )
     [forkserver] = psutil.Process().children()

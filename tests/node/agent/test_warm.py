@@ -28,7 +28,7 @@ from tests.harness.polling import eventually
 from tests.harness.processes.in_process import run_here
 from tests.harness.processes.warm_python import make_python
 from tests.harness.witness import assert_none_left, make_mark, marked
-from worker_entry.agent.tasks.kept_forkserver import find_difference
+from worker_entry.agent.tasks.warm_forkserver import find_difference
 from worker_entry.agent.warm import offer
 from worker_entry.agent.warm.rendezvous import WarmAgent, find_waiting
 from worker_entry.protocol import environment
@@ -290,9 +290,9 @@ began = time.time()
 time.sleep(0.05)
 sys.path.insert(0, os.getcwd())
 import mine
-from worker_entry.task.kept_imports import KeptImports, find_foreign
+from worker_entry.task.import_snapshot import ImportSnapshot, find_foreign
 assert find_foreign() == os.path.abspath("mine.py"), find_foreign()
-kept = KeptImports(began)
+kept = ImportSnapshot(began)
 kept.record()
 assert kept.problem == "", kept.problem
 assert kept.find_change() == ""
@@ -302,7 +302,7 @@ text = open("mine.py").read()
 with open("mine.py", "w") as file:
     file.write(text.replace("1", "2"))
 assert kept.find_change().endswith("mine.py has changed"), kept.find_change()
-late = KeptImports(time.time() - 1)
+late = ImportSnapshot(time.time() - 1)
 late.record()
 assert late.problem.endswith("mine.py was changed while it was imported"), late.problem
 """

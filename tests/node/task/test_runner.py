@@ -24,7 +24,7 @@ from tests.harness.cases import first_quick
 from tests.harness.places import PROGRAMS
 from tests.harness.processes.task_runs import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, run, write
 from worker_entry.protocol.framing import parse
-from worker_entry.protocol.values import CrashRecord, Place
+from worker_entry.protocol.values import CrashRecord, SourceLine
 from worker_entry.task import crash_record
 from worker_entry.task.crash_record import MESSAGE_LIMIT
 
@@ -353,7 +353,7 @@ def test_the_users_line_is_that_of_the_failed_call_and_not_of_the_one_that_made_
     trace = 'Detected at node a defined at (most recent call last):\\n  File "%s", line 2, in ' + function
     record = task.crash(f"x = 1\n\nraise ValueError('{trace}' % __file__)")
     assert (record.file, record.line) == (str(task.folder / "program.py"), line)
-    assert record.place == Place(str(task.folder / "program.py"), 3)
+    assert record.place == SourceLine(str(task.folder / "program.py"), 3)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_a_crash_record_says_what_the_program_was_calling(task: Task, library: s
     packages.mkdir()
     (packages / "library.py").write_text(library)
     record = task.crash(f"import sys\nsys.path.append({str(packages)!r})\nimport library\nlibrary.fit()")
-    assert record.place == Place(str(task.folder / "program.py"), 4, call)
+    assert record.place == SourceLine(str(task.folder / "program.py"), 4, call)
 
 
 def test_a_patched_function_is_what_the_line_calls_and_not_what_the_patch_calls(task: Task) -> None:
@@ -384,7 +384,7 @@ def test_a_patched_function_is_what_the_line_calls_and_not_what_the_patch_calls(
         "fit(list(())) if __import__('os').environ.get('PATCHED') else None\n"
     )
     record = task.crash("import os\nos.environ['PATCHED'] = '1'\nimport patched")
-    assert record.place == Place(str(task.folder / "patched.py"), 3, "fit")
+    assert record.place == SourceLine(str(task.folder / "patched.py"), 3, "fit")
 
 
 @pytest.mark.parametrize(("line", "call"), [("model.fit(x)", "fit"), ("model.fit(list(x))", None), ("x[1]", None)])
@@ -400,7 +400,7 @@ def test_the_called_function_is_read_from_the_line_if_its_frames_are_left_out(
         "        raise error.with_traceback(error.__traceback__.tb_next)\n"
     )
     record = task.crash("import filtered\nfiltered.cut()")
-    assert record.place == Place(str(task.folder / "filtered.py"), 5, call)
+    assert record.place == SourceLine(str(task.folder / "filtered.py"), 5, call)
 
 
 def test_of_a_long_message_the_beginning_and_the_end_are_kept(task: Task) -> None:

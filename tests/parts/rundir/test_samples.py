@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.controller.usage import Uses
+from launcher.controller.usage import Usage
 from launcher.plan.paths import RunPaths
 from launcher.report.samples import (
     NodeUseSample,
@@ -168,10 +168,10 @@ class TestRates:
 
 class TestUses:
     @pytest.fixture
-    def uses(self, tmp_path: Path) -> Uses:
-        return Uses(SampleFiles(RunPaths(tmp_path), 1))
+    def uses(self, tmp_path: Path) -> Usage:
+        return Usage(SampleFiles(RunPaths(tmp_path), 1))
 
-    def test_the_last_of_each_is_known_and_all_are_in_files(self, uses: Uses, tmp_path: Path) -> None:
+    def test_the_last_of_each_is_known_and_all_are_in_files(self, uses: Usage, tmp_path: Path) -> None:
         for second in range(3):
             tasks = [TaskSample("worker:0", second * 2.0, 5), TaskSample("ps:1", second * 1.0, 6)]
             uses.note("gpu-a", Sampled(100.0 + second, tasks, NodeSample(second * 3.0, 4, 1, 2)), 40.0)
@@ -184,17 +184,17 @@ class TestUses:
             lines = (tmp_path / "attempt-1" / f"{name}.samples.jsonl").read_bytes().splitlines()
             assert [sample.time for sample in parse_samples(lines)] == [60.0, 61.0, 62.0]
 
-    def test_a_node_that_could_not_be_measured_has_its_tasks_only(self, uses: Uses) -> None:
+    def test_a_node_that_could_not_be_measured_has_its_tasks_only(self, uses: Usage) -> None:
         uses.note("gpu-a", Sampled(1.0, [TaskSample("worker:0", 1.0, 5)]), 0.0)
         assert (len(uses.tasks), len(uses.nodes)) == (1, 0)
 
-    def test_before_its_first_step_a_task_has_no_progress(self, uses: Uses, tmp_path: Path) -> None:
+    def test_before_its_first_step_a_task_has_no_progress(self, uses: Usage, tmp_path: Path) -> None:
         uses.note_progress(TASK, reported(0, 1.0))
         assert not RunPaths(tmp_path).samples(1, TASK).exists()
         uses.note_progress(TASK, reported(1, 2.0))
         assert [*parse_samples(RunPaths(tmp_path).samples(1, TASK).open("rb"))] == [ProgressSample(2.0, 1)]
 
-    def test_views_of_other_threads_are_copies(self, uses: Uses) -> None:
+    def test_views_of_other_threads_are_copies(self, uses: Usage) -> None:
         seen = uses.tasks
         uses.note("gpu-a", Sampled(1.0, [TaskSample("worker:0", 1.0, 5)]), 0.0)
         assert (len(seen), len(uses.tasks)) == (0, 1)
@@ -423,7 +423,7 @@ class TestProgress:
         return Progress(step, 1, step, 100.0, time, training)
 
     def test_each_end_of_an_epoch_is_a_sample(self, tmp_path: Path) -> None:
-        uses = Uses(SampleFiles(RunPaths(tmp_path), 1))
+        uses = Usage(SampleFiles(RunPaths(tmp_path), 1))
         for epoch in range(1, 9):
             at = 100.0 + epoch / 10
             uses.note_epochs(TASK, [EpochEnd(at + 5.0, 10 * epoch, epoch, {"loss": 1.0})], 5.0)
@@ -433,7 +433,7 @@ class TestProgress:
         assert first == ProgressSample(100.1, 10, 1, metrics={"loss": 1.0})
 
     def test_the_last_step_is_a_sample_once_training_or_the_task_has_ended(self, tmp_path: Path) -> None:
-        uses = Uses(SampleFiles(RunPaths(tmp_path), 1))
+        uses = Usage(SampleFiles(RunPaths(tmp_path), 1))
         for step, time in ((1, 100.0), (2, 100.2), (9, 100.9)):
             uses.note_progress(TASK, self.progress(step, time))
         uses.end(TASK)

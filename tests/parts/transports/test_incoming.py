@@ -14,7 +14,7 @@ from launcher.gang.events import Interrupted
 from launcher.rundir.directory import RunDir
 from launcher.tasks import TaskId
 from launcher.transports.base import Deliver, FileSink, Link, LinkClosed, LinkDropped, LogMirror, Resumption
-from launcher.transports.incoming import UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inbox, Placement, weigh
+from launcher.transports.incoming import UNREAD_BYTES, UNREAD_MESSAGES, Inbox, Placement, Received, weigh
 from launcher.transports.local import LocalTransport
 from tests.harness.witness import wait_until
 from worker_entry.protocol.frame_limits import ALLOWANCES
@@ -276,7 +276,7 @@ class Flood:
     """A node that sends as fast as it can, from a thread like that of a link."""
 
     def __init__(self, tmp_path: Path, message: Message) -> None:
-        self.arrived: list[Arrived] = []
+        self.arrived: list[Received] = []
         placement = Placement.of(1, NODES)
         self.inbox = Inbox("hostile", lambda: placement, LogMirror(lambda *_: tmp_path), self.arrived.append)
         self.stop = threading.Event()

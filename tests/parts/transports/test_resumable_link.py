@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from launcher.transports import streams
 from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
-from launcher.transports.outgoing import PASSING_LIMIT
+from launcher.transports.frame_sender import PASSING_LIMIT
 from launcher.transports.resumable_link import ResumableLink
 from tests.harness.cases import first_quick
 from tests.harness.processes.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
@@ -46,7 +46,7 @@ from worker_entry.protocol.messages import (
     Started,
 )
 from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Beat, Goodbye, Hello, Piece, Prepare, Start, Stop
-from worker_entry.protocol.resend_buffer import Outbox
+from worker_entry.protocol.resend_buffer import ResendBuffer
 from worker_entry.protocol.values import Problem, Program, TaskExit, TaskRequest, TaskStart
 from worker_entry.system import kernel
 
@@ -63,7 +63,7 @@ class TestOutbox:
     @given(st.lists(st.sampled_from(["send", "deliver", "confirm", "drop"]), max_size=60))
     def test_every_frame_arrives_once_and_in_order_whatever_gets_lost(self, course: list[str]) -> None:
         """`way` is what was written and has not arrived; a drop loses it."""
-        outbox, arrived, way, sent = Outbox(), list[bytes](), list[bytes](), 0
+        outbox, arrived, way, sent = ResendBuffer(), list[bytes](), list[bytes](), 0
         for step in [*course, "drop", "deliver"]:
             if step == "send":
                 sent += 1
@@ -79,7 +79,7 @@ class TestOutbox:
         assert arrived == [b"%d" % number for number in range(1, sent + 1)]
 
     def test_impossible_counts_are_refused(self) -> None:
-        outbox = Outbox()
+        outbox = ResendBuffer()
         outbox.add(b"1")
         outbox.confirm(1)
         with pytest.raises(ProtocolError):

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.gang.decide import FAILURE_GRACE_S, SIGNALLED_GRACE_S, STOP_MARGIN_S
 from launcher.gang.events import Action, EndAnnounced, Event, NodeEmpty, NodeLost, NodeSignalled, StopNodes
-from launcher.gang.restarts import Ending
+from launcher.gang.restarts import AttemptOutcome
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.plan.paths import RunPaths
 from launcher.report.models import AttemptReport
@@ -96,7 +96,8 @@ def test_the_announced_end_of_a_single_step_stops_nothing_by_itself() -> None:
 
 def test_endings_are_known_to_the_controller_after_a_requeue(tmp_path: Path) -> None:
     endings = [
-        Ending("preempted", 1.0, 9.0, trained=True, saved=saved, step=step) for saved, step in ((True, 5), (False, 5))
+        AttemptOutcome("preempted", 1.0, 9.0, trained=True, saved=saved, step=step)
+        for saved, step in ((True, 5), (False, 5))
     ]
     journal = Journal(tmp_path / "events.jsonl", lambda: 1.0)
     for number, each in enumerate(endings, 1):

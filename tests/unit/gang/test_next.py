@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 
 from launcher.gang.events import EndAnnounced
-from launcher.gang.restarts import Again, End, Ending, Next, Requeue, Restart, Situation, WaitForNodes, decide_next
+from launcher.gang.restarts import (
+    Again,
+    AttemptOutcome,
+    End,
+    Next,
+    Requeue,
+    Restart,
+    Situation,
+    WaitForNodes,
+    decide_next,
+)
 from launcher.spec.parts import RestartSpec
 
-KILLED = Ending("task-killed", 0.0, 100.0, trained=True)
+KILLED = AttemptOutcome("task-killed", 0.0, 100.0, trained=True)
 RESTARTS, NONE = RestartSpec(max_restarts=2), RestartSpec()
 PREEMPTED = EndAnnounced("preempted", message="Slurm preempts the job")
 CANCELLED = EndAnnounced("interrupted", message="the job was cancelled")
@@ -66,8 +76,8 @@ def test_an_attempt_that_was_not_taken_over_is_followed_by_one_on_its_nodes_that
 
 
 def test_a_run_that_makes_no_progress_says_so() -> None:
-    saved = Ending("task-killed", 0.0, 100.0, trained=True, saved=True, step=10)
-    stuck = [Ending("task-killed", 0.0, 100.0, trained=True, step=5)] * 3
+    saved = AttemptOutcome("task-killed", 0.0, 100.0, trained=True, saved=True, step=10)
+    stuck = [AttemptOutcome("task-killed", 0.0, 100.0, trained=True, step=5)] * 3
     step = decide_next(RestartSpec(max_restarts=9), [saved, *stuck], Situation(failed=True))
     assert isinstance(step, End)
     assert step.fruitless

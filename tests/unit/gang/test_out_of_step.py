@@ -15,7 +15,7 @@ from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.judge import exit_status
 from tests.harness.builders.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
 from tests.harness.builders.verdicts import THREE, UNAVAILABLE, ended, failed, judged
-from worker_entry.protocol.values import CrashRecord, Place, TaskExit
+from worker_entry.protocol.values import CrashRecord, SourceLine, TaskExit
 
 OTHER_TYPE = "Collective instance 151 expected type 0 and data_type 1 but got type 2 and data_type 3"
 OTHER_SHAPE = (
@@ -33,10 +33,10 @@ EVALUATE = """Current thread 0x00007f22 (most recent call first):
   File "/home/me/train.py", line 31 in validate
   File "/home/me/train.py", line 60 in <module>
 """
-FIT = Place("/home/me/train.py", 29, "fit")
+FIT = SourceLine("/home/me/train.py", 29, "fit")
 
 
-def apart(task: TaskId, at: float, place: Place | None = FIT, said: str = OTHER_TYPE) -> TaskExited:
+def apart(task: TaskId, at: float, place: SourceLine | None = FIT, said: str = OTHER_TYPE) -> TaskExited:
     message = f"Graph execution error:\n\nCollective ops is aborted by: {said}{AT_PEER}"
     return TaskExited(task, TaskExit(1), at, CrashRecord(at - 1.0, "InternalError", message, None, None, None, place))
 
@@ -88,7 +88,7 @@ def test_the_crash_record_goes_before_the_stack() -> None:
     """The worker may have raised after its stack was taken."""
     lost = failed(W0, 1051.0, "UnavailableError", UNAVAILABLE)
     assert lost.crash is not None
-    lost = replace(lost, crash=replace(lost.crash, place=Place("/home/me/train.py", 33, "save")))
+    lost = replace(lost, crash=replace(lost.crash, place=SourceLine("/home/me/train.py", 33, "save")))
     state = split(ONE_NODE, apart(W1, 1050.0), lost, w0=EVALUATE)
     assert render_split(state).startswith("worker:0 is in save at /home/me/train.py:33, ")
 
@@ -117,16 +117,16 @@ def test_a_place_may_be_unknown() -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        (EVALUATE, Place("/home/me/train.py", 31, "evaluate")),
+        (EVALUATE, SourceLine("/home/me/train.py", 31, "evaluate")),
         ("", None),
         (
             'Current thread 0x0 (most recent call first):\n  File "/home/me/a.py", line 9 in f\n',
-            Place("/home/me/a.py", 9),
+            SourceLine("/home/me/a.py", 9),
         ),
-        (EVALUATE.replace("in evaluate", "in __call__"), Place("/home/me/train.py", 31)),
+        (EVALUATE.replace("in evaluate", "in __call__"), SourceLine("/home/me/train.py", 31)),
     ],
 )
-def test_a_stack_has_the_users_line_and_the_function_that_it_calls(text: str, place: Place | None) -> None:
+def test_a_stack_has_the_users_line_and_the_function_that_it_calls(text: str, place: SourceLine | None) -> None:
     assert find_call(text) == place
 
 

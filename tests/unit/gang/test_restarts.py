@@ -15,7 +15,7 @@ from launcher.gang.restarts import (
     REMEMBERED,
     UNCOUNTED,
     UNCOUNTED_CONFIRMED,
-    Ending,
+    AttemptOutcome,
     GiveUp,
     Restart,
     decide_restart,
@@ -36,20 +36,20 @@ def ending(
     trained: bool = True,
     saved: bool = False,
     step: int = 0,
-) -> Ending:
-    return Ending(reference, started, started + lasted, trained, saved, step)
+) -> AttemptOutcome:
+    return AttemptOutcome(reference, started, started + lasted, trained, saved, step)
 
 
-def priced(*attempts: tuple[str, int | None], is_confirmed: bool = False) -> list[Ending]:
+def priced(*attempts: tuple[str, int | None], is_confirmed: bool = False) -> list[AttemptOutcome]:
     """The ends of attempts, each with its class and its last step; None if it did none."""
-    endings: list[Ending] = []
+    endings: list[AttemptOutcome] = []
     for reference, step in attempts:
         one = ending(reference, trained=step is not None, step=step or 0)
         endings.append(price(one, endings, is_confirmed=is_confirmed, is_guess=False))
     return endings
 
 
-def decide(*endings: Ending, **spec: Any) -> Restart | GiveUp:
+def decide(*endings: AttemptOutcome, **spec: Any) -> Restart | GiveUp:
     return decide_restart(RestartSpec(**{"max_restarts": 3, **spec}), endings)
 
 
@@ -129,7 +129,7 @@ class TestDecision:
             for number, reference in enumerate(references * 10)
         ]
         spec = {"max_restarts": data.draw(st.integers(1, 300)), "period_s": data.draw(st.sampled_from([0.0, 20.0]))}
-        kept: list[Ending] = []
+        kept: list[AttemptOutcome] = []
         for one in many:
             kept = remember([*kept, one])
         assert decide(*kept, **spec) == decide(*many, **spec)
@@ -169,7 +169,7 @@ class TestDecision:
 
     @given(st.lists(st.sampled_from([*FAILURES]), min_size=1, max_size=40), st.integers(0, 5))
     def test_never_spends_more_than_its_budget(self, references: list[str], limit: int) -> None:
-        endings: list[Ending] = []
+        endings: list[AttemptOutcome] = []
         counted = 0
         for reference in references:
             one = ending(reference, trained=True, step=len(endings))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.gang.events import TaskExited, TaskListening, TaskReported, TaskStarted
 from launcher.report.goodput import KINDS, Goodput, make_goodput, render_goodput
-from launcher.report.goodput_count import IDLE, LIMIT, GoodputCount, Place, TrainingLine
+from launcher.report.goodput_count import IDLE, LIMIT, GoodputCount, TrainingLine, TrainingPosition
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import (
     AttemptEnded,
@@ -494,23 +494,23 @@ def test_whatever_happens_each_second_is_counted_once(
 
 def test_a_training_line_stays_short_and_loses_little_precision() -> None:
     line = TrainingLine()
-    line.go_on_from(Place(0, total=0))
+    line.go_on_from(TrainingPosition(0, total=0))
     count = 20 * LIMIT
     for step in range(1, count + 1):
-        line.add(step / 2, Place(step, total=step))
+        line.add(step / 2, TrainingPosition(step, total=step))
     assert len(line._points) <= LIMIT
     line.end(count / 2)
-    assert line.go_on_from(Place(0, total=1234)) == pytest.approx((count - 1234) / 2)
+    assert line.go_on_from(TrainingPosition(0, total=1234)) == pytest.approx((count - 1234) / 2)
     assert line.trained_s == pytest.approx(1234 / 2)
 
 
 def test_a_late_report_does_not_move_the_training_line_back() -> None:
     line = TrainingLine()
-    line.go_on_from(Place(0))
+    line.go_on_from(TrainingPosition(0))
     for seconds, step in ((1.0, 10), (2.0, 20), (1.5, 15), (2.0, 20)):
-        line.add(seconds, Place(step))
+        line.add(seconds, TrainingPosition(step))
     line.end(2.0)
-    assert line.go_on_from(Place(10)) == 1.0
+    assert line.go_on_from(TrainingPosition(10)) == 1.0
 
 
 # --- text ---

@@ -29,7 +29,7 @@ from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Attached, Log, Message
 from worker_entry.protocol.orders import TAKEN_OVER, Attach, Beat, Goodbye
-from worker_entry.protocol.resend_buffer import Outbox, is_counted
+from worker_entry.protocol.resend_buffer import ResendBuffer, is_counted
 from worker_entry.protocol.values import Problem
 from worker_entry.system import clock
 from worker_entry.system.files import FilePart
@@ -88,7 +88,7 @@ class Connection:
     ) -> None:
         self._lease = lease
         self._unanswered: Optional[Beat] = None
-        self.outbox = Outbox()
+        self.outbox = ResendBuffer()
         self.is_open = False
         self._selector = selector
         self._on_input = on_input
@@ -277,7 +277,7 @@ class Connection:
 class Resumable(Protocol):
     """What goes on over a new connection: the agent's attempts."""
 
-    def resume(self, received: int, outbox: Outbox) -> None: ...
+    def resume(self, received: int, outbox: ResendBuffer) -> None: ...
 
     def rewind(self, attach: Attach) -> None: ...
 

@@ -32,7 +32,7 @@ from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Empty, Log, Message, Noted, Prepared, Refused, Signalled, Status
 from worker_entry.protocol.profiles import Profile
-from worker_entry.protocol.resend_buffer import Outbox
+from worker_entry.protocol.resend_buffer import ResendBuffer
 from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import Problem
 from worker_entry.system import clock, processes
@@ -40,7 +40,7 @@ from worker_entry.system.network import HERE
 from worker_entry.system.ports import HeldPorts, is_auxiliary, is_port, render_unguarded
 
 
-class Attempts:
+class AttemptRunner:
     """Owns the tasks and their ports; `send` sends a message to the controller."""
 
     def __init__(
@@ -283,7 +283,7 @@ class Attempts:
         """Sends parts of files that the controller has asked for."""
         self.files.stream(connection)
 
-    def finish(self, outbox: Outbox, *, logs_first: bool) -> None:
+    def finish(self, outbox: ResendBuffer, *, logs_first: bool) -> None:
         """Ends an attempt whose processes are all gone; with `logs_first`, only when its logs are sent."""
         if not self._tree.stopping or self._tree.sweep() != 0:
             return
@@ -299,7 +299,7 @@ class Attempts:
         self._prepared = set()
         self._release_ports()
 
-    def resume(self, received: int, outbox: Outbox) -> None:
+    def resume(self, received: int, outbox: ResendBuffer) -> None:
         """Called before all but the first `received` frames are sent again over a new connection.
 
         Raises:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
-from worker_entry.agent.tasks.kept_forkserver import KeptForkserver, find_difference
+from worker_entry.agent.tasks.warm_forkserver import WarmForkserver, find_difference
 from worker_entry.program.compile_cache import add_compile_cache
 from worker_entry.program.finding import folder_of, may_import
 from worker_entry.program.import_variables import ProgramEnv
@@ -43,7 +43,7 @@ class ForkserverError(Exception):
 class ForkserverClient:
     """Runs at most one forkserver at a time. `pids` contains it, so that others can exempt it from a stop."""
 
-    def __init__(self, selector: selectors.BaseSelector, kept: Optional[KeptForkserver] = None, news: str = "") -> None:
+    def __init__(self, selector: selectors.BaseSelector, kept: Optional[WarmForkserver] = None, news: str = "") -> None:
         self.pids: set[int] = set() if kept is None else {kept.pid}
         self.problem = ""
         """Why nothing is forked; empty if nothing prevents it."""
@@ -129,7 +129,7 @@ class ForkserverClient:
         self._use(ours, order)
         self._ask_for([TENSORFLOW])
 
-    def _renew(self, kept: KeptForkserver, order: Preload, log: str) -> bool:
+    def _renew(self, kept: WarmForkserver, order: Preload, log: str) -> bool:
         """Uses the forkserver of an earlier run, unless it is known here that it cannot serve this one."""
         self.news = kept.explain_difference(self._env, list(order.modules))
         if self.news:
@@ -144,7 +144,7 @@ class ForkserverClient:
         self._control, self._modules = control, list(order.modules)
         self._selector.register(control, selectors.EVENT_READ, self._read_answer)
 
-    def keep(self) -> tuple[Optional[KeptForkserver], str]:
+    def keep(self) -> tuple[Optional[WarmForkserver], str]:
         """Detaches the forkserver for a later run; otherwise returns the reason, if the user should know it."""
         order, control = self._order, self._control
         if order is None or control is None or self._unanswered or self._modules:
@@ -162,7 +162,7 @@ class ForkserverClient:
         self._control = None
         [pid] = self.pids
         self.pids.clear()
-        return KeptForkserver(pid, control, self._env, list(order.modules), frozenset(answer["reads"])), ""
+        return WarmForkserver(pid, control, self._env, list(order.modules), frozenset(answer["reads"])), ""
 
     def expect(self, program: Program, cwd: str) -> None:
         """Called when the program is in place and about to be started: imports the modules that may be its own."""
@@ -237,10 +237,10 @@ class ForkserverClient:
 
     def is_refused(self, status: TaskStatus) -> bool:
         """Whether a task reports for the first time that it cannot use an early import; then ends the forkserver."""
-        is_news = bool(status.not_forked) and self.wanted
-        if is_news:
+        is_relevant = bool(status.not_forked) and self.wanted
+        if is_relevant:
             self.dismiss(status.not_forked)
-        return is_news
+        return is_relevant
 
     def release_unless_kept(self) -> None:
         """Ends the forkserver after all tasks have been forked, unless tasks may be started again."""

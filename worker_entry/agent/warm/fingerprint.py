@@ -1,4 +1,4 @@
-"""What, besides the environment, makes the children of one process differ from those of another."""
+"""The attributes, besides the environment, that the children of a process inherit from it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SCOPE = re.compile(r"[^/\n]*\.scope")
 """The control group of one login, or of one window of a terminal: a user's connections always differ in it."""
 
 
-def find_circumstances() -> dict[str, str]:
-    """This process's circumstances, under names for the user; call it before any signal handler is set."""
+def find_fingerprint() -> dict[str, str]:
+    """The attributes of this process by their names for the user; call it before any signal handler is set."""
     found: dict[str, str] = {}
     for line in _read("/proc/self/status").splitlines():
         name, _, value = line.partition(":")
@@ -62,7 +62,7 @@ def make_key() -> str:
 
 
 def find_difference(one: dict[str, str], other: dict[str, str]) -> str:
-    """The name of the first circumstance that differs; empty if none does."""
+    """The name of the first attribute that differs; empty if none does."""
     return next((name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)), "")
 
 

@@ -7,19 +7,19 @@ import sys
 import time
 from typing import TYPE_CHECKING, Optional
 
-from worker_entry.protocol.messages import Kept
+from worker_entry.protocol.messages import KeptWarm
 from worker_entry.system.engine import is_managed
 
 if TYPE_CHECKING:
     from worker_entry.agent.tasks.forkserver import ForkserverClient
-    from worker_entry.agent.tasks.kept_forkserver import KeptForkserver
-    from worker_entry.agent.warm.rendezvous import Slot
+    from worker_entry.agent.tasks.warm_forkserver import WarmForkserver
+    from worker_entry.agent.warm.rendezvous import WaitingSocket
 
 SHORTEST_S = 1.0
 """No run can begin in less time."""
 
 
-class Stay:
+class KeepWarm:
     """One agent's answer to the question of whether it stays.
 
     Args:
@@ -29,9 +29,9 @@ class Stay:
 
     def __init__(self, *, until: float, allowed: bool) -> None:
         self.until = until
-        self.kept: Optional[KeptForkserver] = None
+        self.kept: Optional[WarmForkserver] = None
         """What the next run may use; the caller owns it."""
-        self.slot: Optional[Slot] = None
+        self.waiting: Optional[WaitingSocket] = None
         """Where to wait for it; the caller owns it as well."""
         self.is_wanted = False
         """Whether the controller wants an answer, and keeps reading for it."""
@@ -49,28 +49,29 @@ class Stay:
         self.until = max(self.until, time.time() + seconds)
         self.is_wanted = self.is_asked = self.is_expected
 
-    def answer(self, forkserver: ForkserverClient, *, isolated: bool) -> Optional[Kept]:
+    def answer(self, forkserver: ForkserverClient, *, isolated: bool) -> Optional[KeptWarm]:
         """Detaches the forkserver, if it can be kept; returns what the controller should know, if anything."""
         self.is_asked = False
         if is_managed():
-            return Kept(0.0, [], 0, "a Slurm step ends with its run")
+            return KeptWarm(0.0, [], 0, "a Slurm step ends with its run")
         if isolated or not self._allowed:
-            return Kept(0.0, [], 0, "its tasks had a network of their own" if isolated else "only Linux can keep it")
+            why = "its tasks had a network of their own" if isolated else "only Linux can keep it"
+            return KeptWarm(0.0, [], 0, why)
         self.kept, problem = forkserver.keep()
         if self.kept is None:
-            return Kept(0.0, [], 0, problem) if problem else None
+            return KeptWarm(0.0, [], 0, problem) if problem else None
         # Few runs need these.
         from worker_entry.agent.warm.fingerprint import make_key
-        from worker_entry.agent.warm.rendezvous import Slot, WarmAgent
+        from worker_entry.agent.warm.rendezvous import WaitingSocket, WarmAgent
         from worker_entry.system.process_use import read_own_memory
 
-        self.slot = Slot.take(make_key())
-        if self.slot is None:
+        self.waiting = WaitingSocket.take(make_key())
+        if self.waiting is None:
             self.kept.end()
             self.kept = None
-            return Kept(0.0, [], 0, "another agent of yours waits there already")
+            return KeptWarm(0.0, [], 0, "another agent of yours waits there already")
         guardian, me = os.getppid(), os.getpid()
         pids = [guardian, me, self.kept.pid]
         held = sum(map(read_own_memory, pids))
-        self.slot.note(WarmAgent(me, guardian, self.until, held, sys.executable))
-        return Kept(self.until - time.time(), pids, held)
+        self.waiting.note(WarmAgent(me, guardian, self.until, held, sys.executable))
+        return KeptWarm(self.until - time.time(), pids, held)

@@ -10,7 +10,7 @@ import time
 from typing import Optional
 
 from worker_entry.agent.connection.reattach_calls import TAKEN
-from worker_entry.agent.warm.fingerprint import find_circumstances, make_key
+from worker_entry.agent.warm.fingerprint import find_fingerprint, make_key
 from worker_entry.agent.warm.rendezvous import END, find_waiting, receive_line
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.system import kernel
@@ -50,7 +50,7 @@ def offer_connection(*, outlives: bool) -> Optional[Answer]:
 
 def _offer(path: str, *, outlives: bool) -> Answer:
     order = {
-        "circumstances": find_circumstances(),
+        "fingerprint": find_fingerprint(),
         "environ": dict(os.environ),
         "cwd": os.getcwd(),
         "outlives": outlives,

@@ -38,7 +38,7 @@ class WarmAgent:
     executable: str
 
 
-class Slot:
+class WaitingSocket:
     """The folder of an agent that waits."""
 
     def __init__(self, key: str, path: str, lock: int, listener: socket.socket) -> None:
@@ -49,8 +49,8 @@ class Slot:
         self._facts: Optional[WarmAgent] = None
 
     @classmethod
-    def take(cls, key: str) -> Optional[Slot]:
-        """The key's slot; None if another agent waits there, or no folder can be used."""
+    def take(cls, key: str) -> Optional[WaitingSocket]:
+        """The key's place; None if another agent waits there, or no folder can be used."""
         for folder in bases():
             try:
                 path = private(os.path.join(private(folder), f"{PREFIX}{key}"))
@@ -70,14 +70,14 @@ class Slot:
         return None
 
     def is_intact(self) -> bool:
-        """Whether the next run finds this agent: nothing has removed a file of the slot."""
+        """Whether the next run finds this agent: nothing has removed a file of the place."""
         names = (os.path.join(self.path, SOCKET), _facts_file(self.path))
         return self._has_lock() and all(map(os.path.exists, names))
 
     def take_again(self) -> bool:
-        """Makes what something has removed again; false if another agent has taken the slot meanwhile."""
+        """Makes what something has removed again; false if another agent has taken the place meanwhile."""
         if not self._has_lock():
-            again = Slot.take(self._key)
+            again = WaitingSocket.take(self._key)
             if again is None:
                 return False
             self.close()
@@ -90,7 +90,7 @@ class Slot:
         return True
 
     def _has_lock(self) -> bool:
-        """Whether the lock that this agent holds is the slot's; after its folder was removed, another one may be."""
+        """Whether the lock that this agent holds is the place's; after its folder was removed, another one may be."""
         try:
             return os.path.samestat(os.stat(lock_file(self.path)), os.fstat(self._lock))
         except OSError:
@@ -111,7 +111,7 @@ class Slot:
         return self._listener.accept()[0]
 
     def close(self) -> None:
-        """Leaves the slot. Its folder and lock stay for the next agent: a new lock would not exclude the old one."""
+        """Leaves the place. Its folder and lock stay for the next agent: a new lock would not exclude the old one."""
         self._listener.close()
         for name in (SOCKET, FACTS) if self._has_lock() else ():
             with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ class Slot:
 
 
 def find_waiting(key: Optional[str] = None) -> Iterator[tuple[str, WarmAgent]]:
-    """This user's waiting agents on this machine, with the paths of their sockets; `key`: only that slot's."""
+    """This user's waiting agents on this machine, with the paths of their sockets; `key`: only that place's."""
     for folder in bases():
         with contextlib.suppress(OSError):
             names = os.listdir(verify_private(folder)) if key is None else [f"{PREFIX}{key}"]

@@ -18,9 +18,9 @@ from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.lease import LoopCounter
 from worker_entry.agent.connection.reattach_calls import HAND_OVER_S
 from worker_entry.agent.connection.reattach_folder import ReattachFolder
-from worker_entry.agent.tasks.kept_forkserver import KeptForkserver
+from worker_entry.agent.tasks.warm_forkserver import WarmForkserver
 from worker_entry.agent.warm.fingerprint import find_difference
-from worker_entry.agent.warm.rendezvous import END, Slot, receive_line
+from worker_entry.agent.warm.rendezvous import END, WaitingSocket, receive_line
 from worker_entry.system import clock
 from worker_entry.system.memory import MemoryPressure, restore_score, yield_first
 from worker_entry.system.peer import is_ours
@@ -36,30 +36,30 @@ class Waiting:
     Args:
         kept: the forkserver; the caller ends it if no run comes.
         until: when the wait ends, in seconds since 1970.
-        slot: where it waits.
+        waiting: where it waits.
         folder: the agent's reattach folder.
-        circumstances: those in which the agent was started.
+        fingerprint: of the process in which the agent was started.
     """
 
     def __init__(
         self,
-        kept: KeptForkserver,
+        kept: WarmForkserver,
         until: float,
-        slot: Slot,
+        waiting: WaitingSocket,
         folder: ReattachFolder,
-        circumstances: dict[str, str],
+        fingerprint: dict[str, str],
     ) -> None:
         self._kept = kept
         self._until = until
-        self._slot = slot
+        self._waiting = waiting
         self._folder = folder
-        self._circumstances = circumstances
+        self._fingerprint = fingerprint
         self._ended = False
 
     def wait(self, loop_counter: LoopCounter) -> Optional[Opening]:
         """The next run's connection, whose environment and working directory this process now has; None: none came."""
         with contextlib.ExitStack() as owned:
-            owned.callback(self._slot.close)
+            owned.callback(self._waiting.close)
             os.chdir(os.sep)  # the last run's disks can then be unmounted
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
@@ -70,7 +70,7 @@ class Waiting:
                 opening.refuse("its OOM score cannot be restored")
                 return None
             if opening is not None:
-                # Answered only when the slot is free: this agent may need it again as soon as the run has ended.
+                # Answered only when the place is free: this agent may need it again as soon as the run has ended.
                 owned.close()
                 with contextlib.suppress(OSError):
                     self._folder.ensure()
@@ -82,22 +82,22 @@ class Waiting:
         pressure = MemoryPressure()
         latest = time.monotonic() + self._until - time.time()
         with selectors.DefaultSelector() as selector:
-            for source in (wake, self._slot, self._kept.control):
+            for source in (wake, self._waiting, self._kept.control):
                 selector.register(source, selectors.EVENT_READ, source)
             while not self._ended and time.time() < self._until and time.monotonic() < latest:
                 loop_counter.advance(0.0)
                 ready = {key.data for key, _ in selector.select(TICK_S)}
                 if self._kept.control in ready:  # it never speaks unasked: it has ended
                     return None
-                if self._slot in ready:
-                    return self._receive(self._slot.accept())
+                if self._waiting in ready:
+                    return self._receive(self._waiting.accept())
                 if pressure.exists():
                     return None
-                if not self._slot.is_intact():
-                    selector.unregister(self._slot)
-                    if not self._slot.take_again():
+                if not self._waiting.is_intact():
+                    selector.unregister(self._waiting)
+                    if not self._waiting.take_again():
                         return None
-                    selector.register(self._slot, selectors.EVENT_READ, self._slot)
+                    selector.register(self._waiting, selectors.EVENT_READ, self._waiting)
         return None
 
     def _note_end(self) -> None:
@@ -115,7 +115,7 @@ class Waiting:
             order: dict[str, Any] = {} if words == END else json.loads(words)
             stdin, stdout, stderr = descriptors
             opening = Opening(stdin, stdout, call, outlives=order["outlives"])
-            difference = find_difference(self._circumstances, order["circumstances"])
+            difference = find_difference(self._fingerprint, order["fingerprint"])
             os.chdir(order["cwd"])
         except (OSError, ValueError, KeyError, TypeError):
             for descriptor in descriptors:

@@ -11,14 +11,14 @@ from launcher.transports.streams import Stream
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.messages import Message
 from worker_entry.protocol.orders import Beat
-from worker_entry.protocol.resend_buffer import Outbox, is_counted
+from worker_entry.protocol.resend_buffer import ResendBuffer, is_counted
 from worker_entry.system import clock
 
 PASSING_LIMIT = 16
 """Uncounted frames that may wait to be written: file pieces, four of which a node requests at once."""
 
 
-class Outgoing:
+class FrameSender:
     """Any thread adds frames; one thread at a time writes them to the link's current stream.
 
     Args:
@@ -27,7 +27,7 @@ class Outgoing:
 
     def __init__(self, beat_s: float) -> None:
         self._beat_s = beat_s
-        self._outbox = Outbox()
+        self._outbox = ResendBuffer()
         self._handled = 0
         self._written = 0
         self._passing: deque[bytes] = deque()

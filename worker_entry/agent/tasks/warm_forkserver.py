@@ -19,7 +19,7 @@ ALSO_READ = re.compile(
 
 
 @dataclass(frozen=True)
-class KeptForkserver:
+class WarmForkserver:
     """A forkserver between two runs, with its imports done."""
 
     pid: int

@@ -34,7 +34,7 @@ class KnownFile:
     digest: bytes
 
 
-class KeptImports:
+class ImportSnapshot:
     """The files that this process's imports depend on; `began` is the wall-clock time before the first import."""
 
     def __init__(self, began: float) -> None:
