@@ -19,12 +19,12 @@ from launcher.transports.base import (
     LinkClosed,
     LinkError,
     LinkNews,
-    LogMirror,
     Resumption,
     Transport,
 )
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.incoming import Inbox, Placement, Received
+from launcher.transports.log_mirror import LogMirror
 from worker_entry.agent.connection.lease import MARGIN_S
 from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.messages import KeptWarm, Message, Ready

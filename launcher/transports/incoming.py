@@ -13,7 +13,8 @@ from typing import Any
 
 from launcher.tasks import TaskId
 from launcher.transports.allowances import Allowances
-from launcher.transports.base import LinkNews, LogMirror
+from launcher.transports.base import LinkNews
+from launcher.transports.log_mirror import LogMirror
 from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.field_limits import OfAttempt, OfSender
 from worker_entry.protocol.framing import ProtocolError, marked

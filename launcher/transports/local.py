@@ -11,13 +11,11 @@ from pathlib import Path
 import worker_entry
 from launcher import helpers
 from launcher.errors import as_ours
-from launcher.transports.base import Deliver, FileSink, LinkBroken, LinkError, LinkNews, Resumption
-from launcher.transports.framed_link import FramedLink
+from launcher.transports.base import Deliver, FileSink, LinkBroken, LinkError, Resumption
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.streams import await_readable
 from worker_entry.agent.cleanup import end_agents, find_agents
 from worker_entry.protocol import environment
-from worker_entry.protocol.messages import Message, Ready
 from worker_entry.system import kernel, processes
 
 ENTRY = str(Path(worker_entry.__file__).parent)
@@ -54,7 +52,7 @@ class LocalTransport:
 
     def connect(
         self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
-    ) -> LocalLink:
+    ) -> ResumableLink:
         if resumption is not None:
             raise LinkError("an agent on its controller's own machine ends with its controller")
         # Processes that outlive the agent and its guardian become our children, so that none is missed.
@@ -74,15 +72,8 @@ class LocalTransport:
             os.close(errors)
         _guardians.add(process.pid)
         try:
-            return LocalLink(
-                node=node,
-                process=process,
-                deliver=deliver,
-                mirror=mirror,
-                others=others,
-                lease_s=lease_s,
-                run_id=self._run_id,
-            )
+            agent = _Agent(process, others, self._run_id)
+            return ResumableLink(node, agent.open, deliver, mirror, lease_s=lease_s, end=agent.end, same_clock=True)
         except RuntimeError as error:  # no thread can be started for the link
             process.kill()
             process.communicate()
@@ -92,62 +83,44 @@ class LocalTransport:
             raise as_ours(error) from None
 
 
-class LocalLink(FramedLink):
-    """A link to an agent on this machine; `others` are our descendants from before the agent's start."""
+class _Agent:
+    """An agent on this machine; `others` are our descendants from before its start."""
 
-    def __init__(
-        self,
-        *,
-        node: str,
-        process: subprocess.Popen[bytes],
-        deliver: Deliver,
-        mirror: FileSink,
-        others: set[int],
-        lease_s: float,
-        run_id: str,
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], others: set[int], run_id: str) -> None:
+        self._process = process
         self._others = others
         self._run_id = run_id
-        self._process = process
-        self._agent_pid: int | None = None
 
-        def watch(name: str, message: Message | LinkNews, frame: int = 0) -> None:
-            if isinstance(message, Ready):
-                self._agent_pid = message.pid
-            deliver(name, message, frame)
+    def open(self) -> _Pipes:
+        return _Pipes(self._process)
 
-        self._frames = ResumableLink(node, lambda: _Pipes(process), watch, mirror, lease_s=lease_s)
-
-    @property
-    def clock_offset_s(self) -> float:
-        return 0.0  # the same clock
-
-    def close(self) -> int | None:
-        self._frames.finish()
+    def end(self, link: ResumableLink) -> int | None:
+        """Stops it; see `Link.close`."""
+        link.finish()
         try:
-            self._process.wait(END_WAIT_S if not self._frames.given_up else 0.0)
+            self._process.wait(END_WAIT_S if not link.given_up else 0.0)
         except subprocess.TimeoutExpired:
-            self._end_stuck()
-        self._frames.join(END_WAIT_S)
+            self._end_stuck(link.agent_pid)
+        link.join(END_WAIT_S)
         if self._process.stdout is not None:
             self._process.stdout.close()
         _guardians.discard(self._process.pid)
-        if self.kept is not None:
-            _guardians.update(self.kept.pids)
+        if link.kept is not None:
+            _guardians.update(link.kept.pids)
         # Check the reports of the agent and its guardian: of our descendants, only other agents and helpers may live.
         with helpers.spared() as own:
             spare = self._others | _guardians | own
             processes.kill_descendants(spare)
             return len(kernel.descendants(os.getpid(), spare=spare))
 
-    def _end_stuck(self) -> None:
+    def _end_stuck(self, agent_pid: int | None) -> None:
         """Kills an agent that hangs or is stopped; its guardian then kills everything below it."""
         if self._run_id:  # an agent that may stay is not our descendant
             end_agents(find_agents([self._run_id]), 0.0)
         for process in kernel.descendants(os.getpid()):
-            if process.pid in (self._process.pid, self._agent_pid):
+            if process.pid in (self._process.pid, agent_pid):
                 kernel.send_signal(process, signal.SIGCONT)
-            if process.pid == self._agent_pid:
+            if process.pid == agent_pid:
                 kernel.send_signal(process, signal.SIGKILL)
         try:
             self._process.wait(END_WAIT_S)
@@ -180,7 +153,7 @@ class _Pipes:
         self._to_agent.close()
 
     def abandon(self) -> None:
-        pass  # `LocalLink.close` stops the agent, which closes the pipes
+        pass  # `_Agent.end` stops the agent, which closes the pipes
 
     def how_ended(self) -> str:
         return "the agent ended"

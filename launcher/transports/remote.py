@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from launcher.transports.base import Deliver, FileSink, LinkError, LinkNote, Resumption
 from launcher.transports.connector import Connector, Opening
-from launcher.transports.framed_link import FramedLink
 from launcher.transports.payload import make_payload
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.streams import Stream, ask
@@ -37,78 +37,65 @@ class RemoteTransport:
 
     def connect(
         self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
-    ) -> RemoteLink:
-        return RemoteLink(
-            node=node,
-            connector=self._connector,
-            python=self._python,
-            verb=self._verb,
-            deliver=deliver,
-            mirror=mirror,
+    ) -> ResumableLink:
+        agent = _Agent(self._connector, self._python, self._verb, self._run_id, began=resumption is not None)
+        return ResumableLink(
+            node,
+            lambda: agent.open(lambda text: deliver(node, LinkNote(text))),
+            deliver,
+            mirror,
             lease_s=lease_s,
+            reopen=agent.reopen,
+            end=agent.end,
             resumption=resumption,
             run_id=self._run_id,
         )
 
 
-class RemoteLink(FramedLink):
-    """The link to a node, from the first attempt to connect; its own thread makes the connections."""
+class _Agent:
+    """An agent on another machine, from the first attempt to connect."""
 
-    def __init__(
-        self,
-        *,
-        node: str,
-        connector: Connector,
-        python: str,
-        verb: str,
-        deliver: Deliver,
-        mirror: FileSink,
-        lease_s: float,
-        resumption: Resumption | None = None,
-        run_id: str = "",
-    ) -> None:
-        self._run_id = run_id
+    def __init__(self, connector: Connector, python: str, verb: str, run_id: str, *, began: bool) -> None:
         self._connector = connector
         self._python = python
-        self._closing = threading.Event()
-        self._opening = Opening(
-            cancelled=self._closing, begin=self._begin, note=lambda text: deliver(node, LinkNote(text))
-        )
+        self._verb = verb
+        self._run_id = run_id
+        self._cancelled = threading.Event()
         self._lock = threading.Lock()
-        self._began = resumption is not None
-        self._frames = ResumableLink(
-            node,
-            lambda: self._connector.open(make_payload(verb), python, self._opening),
-            deliver,
-            mirror,
-            lease_s=lease_s,
-            reopen=self._reopen,
-            resumption=resumption,
-            run_id=run_id,
-        )
+        self._began = began
 
-    def close(self) -> int | None:
+    def open(self, note: Callable[[str], None]) -> Stream:
+        """Starts it; `note` gets messages for the user."""
+        opening = Opening(cancelled=self._cancelled, begin=self._begin, note=note)
+        return self._connector.open(make_payload(self._verb), self._python, opening)
+
+    def reopen(self, within_s: float) -> Stream:
+        """Connects to it again."""
+        opening = Opening(within_s=within_s, attempts=1, cancelled=self._cancelled, begin=self._begin)
+        return self._connector.open(make_payload("attach"), self._python, opening)
+
+    def end(self, link: ResumableLink) -> int | None:
+        """Stops it; see `Link.close`."""
         with self._lock:
-            self._closing.set()
+            self._cancelled.set()
             if not self._began:
                 return 0  # nothing was started on the node
-        if not self._frames.began:
-            self._frames.give_up()  # an agent that is still starting finds its stdin closed, and ends
+        if not link.began:
+            link.abandon()  # an agent that is still starting finds its stdin closed, and ends
             return 0
-        self._frames.finish()
-        if not self._frames.join(END_WAIT_S):
-            self._frames.give_up()
-        if self._frames.taken_over:
+        link.finish()
+        if not link.join(END_WAIT_S):
+            link.abandon()
+        if link.taken_over:
             return None
-        return 0 if self._frames.ended or self._end_by_guardian() else None
+        return 0 if link.ended or self._end_by_guardian(link) else None
 
-    def _end_by_guardian(self) -> bool:
+    def _end_by_guardian(self, link: ResumableLink) -> bool:
         """Has the guardian stop an unreachable agent, over a new connection; returns whether nothing is left."""
-        frames = self._frames
-        if frames.reattach_folder is None:
+        if link.reattach_folder is None:
             return False
         run_ids = [self._run_id] if self._run_id else []
-        order = Clean(VERSION, run_ids, frames.reattach_folder, frames.generation, process_view=frames.process_view)
+        order = Clean(VERSION, run_ids, link.reattach_folder, link.generation, process_view=link.process_view)
         try:
             stream = self._connector.open(make_payload("clean"), self._python, Opening(within_s=LAST_TRY_S, attempts=1))
             answer = ask(stream, order, END_BY_GUARDIAN_S)
@@ -116,13 +103,9 @@ class RemoteLink(FramedLink):
             return False
         return isinstance(answer, Cleaned) and not answer.left
 
-    def _reopen(self, within_s: float) -> Stream:
-        opening = Opening(within_s=within_s, attempts=1, cancelled=self._closing, begin=self._begin)
-        return self._connector.open(make_payload("attach"), self._python, opening)
-
     def _begin(self) -> None:
-        """Notes that something may be started on the node, which `close` has to wait for."""
+        """Notes that something may be started on the node, which `end` has to wait for."""
         with self._lock:
-            if self._closing.is_set() and not self._began:
+            if self._cancelled.is_set() and not self._began:
                 raise LinkError("the run ended before the connection was established")
             self._began = True

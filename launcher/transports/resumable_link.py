@@ -45,11 +45,13 @@ class ResumableLink:
         node: the node's name, for `deliver`.
         open_stream: starts the agent; may be slow; raises LinkError if the node cannot be reached.
         reopen: reconnects to the running agent, within the given seconds; without it, a broken stream ends the link.
+        end: stops the agent of this link, by force if necessary; see `Link.close`.
         deliver: gets everything except log bytes.
         mirror: gets log bytes.
         lease_s: how long the agent waits for its controller.
         resumption: the running agent that is taken over by `reopen`; then `open_stream` is not called.
         run_id: the agent's run.
+        same_clock: whether the agent is on this machine.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class ResumableLink:
         *,
         lease_s: float,
         reopen: Callable[[float], Stream] | None = None,
+        end: Callable[[ResumableLink], int | None] | None = None,
         resumption: Resumption | None = None,
         run_id: str = "",
+        same_clock: bool = False,
     ) -> None:
         self.began = resumption is not None
         """Whether the agent has sent its start marker."""
@@ -73,6 +77,7 @@ class ResumableLink:
         self.reattach_folder = resumption.reattach_folder if resumption is not None else None
         """Where a reattachment finds the agent, once the agent has reported it."""
         ready = resumption.ready if resumption is not None else None
+        self.agent_pid = ready.pid if ready is not None else None
         self.process_view = ready.process_view if ready is not None else ""
         """Which processes the agent sees, once it has reported that."""
         self._run_id = resumption.run_id if resumption is not None else run_id
@@ -83,6 +88,7 @@ class ResumableLink:
         self._node = node
         self._open_stream = open_stream
         self._reconnector = Reconnector(reopen)
+        self._end = end
         self._deliver = deliver
         self._mirror = mirror
         self._lease_s = lease_s
@@ -94,7 +100,7 @@ class ResumableLink:
         self._dropped: str | None = None
         self._attempt = resumption.attempt if resumption is not None else 0
         self._offsets = dict(resumption.offsets) if resumption is not None else {}
-        self._clock = ClockOffset()
+        self._clock = None if same_clock else ClockOffset()
         self._reader = threading.Thread(target=self._run, name=f"read-{node}", daemon=True)
         self._reader.start()
 
@@ -113,17 +119,20 @@ class ResumableLink:
         """Waits until the agent's side has ended or was given up; returns whether it has."""
         return self._over.wait(timeout_s)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Stops reconnecting."""
         self._reconnector.give_up()
         if (stream := self._outgoing.detach()) is not None:
             stream.abandon()
 
+    def close(self) -> int | None:
+        return self._end(self) if self._end is not None else None
+
     def drop_if_silent(self, limit_s: float) -> None:
         """Gives up an agent that sent nothing for `limit_s`, without waiting for its lease to expire."""
         silent_s = time.monotonic() - self._last_heard
         if self.began and silent_s > limit_s and not self._over.is_set():
-            self.give_up()
+            self.abandon()
             self._close(f"its agent did not answer for {silent_s:.0f} s")  # the reader may be busy for a while
 
     @property
@@ -138,7 +147,7 @@ class ResumableLink:
     @property
     def clock_offset_s(self) -> float:
         """The node's clock minus ours."""
-        return self._clock.offset_s
+        return self._clock.offset_s if self._clock is not None else 0.0
 
     # --- reading ---
 
@@ -238,7 +247,8 @@ class ResumableLink:
             case KeptWarm():
                 self.kept = message
             case Beat():
-                self._clock.note(message)
+                if self._clock is not None:
+                    self._clock.note(message)
                 self._outgoing.note_beat(message)
             case _:
                 if isinstance(message, FileRead):
@@ -247,6 +257,7 @@ class ResumableLink:
                     if message.version != VERSION:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
                     self.reattach_folder, self.process_view = message.reattach_folder, message.process_view
+                    self.agent_pid = message.pid
                     self._outgoing.beat_soon()
                 self._deliver(self._node, message, self._outgoing.received if is_counted(message) else 0)
 

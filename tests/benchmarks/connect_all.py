@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.rundir.names import make_run_id
-from launcher.transports.base import LinkNews, LogMirror
+from launcher.transports.base import LinkNews
+from launcher.transports.log_mirror import LogMirror
 from launcher.transports.remote import RemoteTransport
 from launcher.transports.ssh.config import SshTarget, load_target
 from launcher.transports.ssh.connect import connect

@@ -28,10 +28,10 @@ from launcher.transports.base import (
     LinkNews,
     LinkResumed,
     LinkTakenOver,
-    LogMirror,
     Resumption,
 )
 from launcher.transports.local import LocalTransport
+from launcher.transports.log_mirror import LogMirror
 from launcher.transports.resumable_link import ResumableLink
 from tests.harness.cases import first_quick
 from tests.harness.hosts import loopback
@@ -239,7 +239,7 @@ def test_only_what_was_handled_is_confirmed_and_what_was_read_is_not_asked_for_a
     wait_until(lambda: taking.delivered[-1] == (Noted("7"), 7), "the link continues")
     wait_until(lambda: len(beats_at(second)) >= 1, "beats")
     assert beats_at(second)[-1].received == 5
-    taking.link.give_up()
+    taking.link.abandon()
 
 
 def test_the_lease_is_confirmed_at_once_after_a_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_the_lease_is_confirmed_at_once_after_a_takeover(tmp_path: Path, monkeyp
     wait_until(lambda: len(beats_at(end)) == 1, "a beat")
     end.say(Beat(1.0, 0, echo=1.0, stamp=77.0))
     wait_until(lambda: beats_at(end)[-1].stamp == 77.0, "the stamp is returned")
-    taking.link.give_up()
+    taking.link.abandon()
 
 
 def test_a_takeover_whose_answer_gets_lost_is_asked_for_again(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_takeover_whose_answer_gets_lost_is_asked_for_again(tmp_path: Path) ->
     second.from_agent.put(MARKER + encode(Attached(0, 5)))
     taking.expect(LinkTakenOver)
     assert not [message for message, _ in taking.delivered if isinstance(message, (LinkDropped, LinkResumed))]
-    taking.link.give_up()
+    taking.link.abandon()
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ class Held:
 
     def kill(self) -> None:
         """Ends the latest controller as SIGKILL does: without a word."""
-        self.links[-1].give_up()
+        self.links[-1].abandon()
 
     def frames(self, of: int = -1) -> list[tuple[int, Message | LinkNews]]:
         return [(frame, message) for message, frame in self.delivered[of] if frame]
@@ -393,9 +393,9 @@ def held(tmp_path: Path) -> Iterator[Held]:
         link.finish()
         link.join(0.0)
     for link in held.links[:-1]:
-        link.give_up()
+        link.abandon()
     assert held.links[-1].join(20)
-    held.links[-1].give_up()
+    held.links[-1].abandon()
     await_none_left({**held.mark})
 
 

@@ -28,7 +28,6 @@ from launcher.rundir.journal import Journal
 from launcher.signals import Interrupts
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Deliver, FileSink, LinkBroken, LinkClosed, LinkNews, Resumption
-from launcher.transports.framed_link import FramedLink
 from launcher.transports.resumable_link import ResumableLink
 from tests.sim.hostile_frames import RandomFrames
 from tests.sim.nodes import Answers
@@ -141,28 +140,6 @@ class FarAgent:
 
 
 @dataclass
-class FarLink(FramedLink):
-    agent: FarAgent
-    _frames: ResumableLink
-
-    @property
-    def kept(self) -> None:
-        return None
-
-    def drop_if_silent(self, limit_s: float) -> None:
-        """Does nothing: the agent always answers."""
-
-    def abandon(self) -> None:
-        self.close()
-
-    def close(self) -> int | None:
-        self.agent.finish()
-        self._frames.join(20)
-        self._frames.give_up()
-        return 0
-
-
-@dataclass
 class Tally:
     """Counts so far; `bugs` are those of distlaunch, found in any thread."""
 
@@ -185,7 +162,7 @@ class FarTransport:
 
     def connect(
         self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
-    ) -> FarLink:
+    ) -> ResumableLink:
         # Messages that end an attempt are rare, so that the others get a chance.
         types = [kind for kind in get_args(ToController) if kind not in ENDING] * 2000 + [*ENDING]
         frames = RandomFrames(self.chance, types, ["worker:2", "worker:3"], self.spoiled)
@@ -198,7 +175,13 @@ class FarTransport:
                     self.tally.bugs.append(message.reason)
             deliver(node, message, frame)
 
-        return FarLink(agent, ResumableLink(node, lambda: agent, watch, mirror, lease_s=lease_s))
+        def end(link: ResumableLink) -> int | None:
+            agent.finish()
+            link.join(20)
+            link.abandon()
+            return 0
+
+        return ResumableLink(node, lambda: agent, watch, mirror, lease_s=lease_s, end=end)
 
 
 @dataclass(frozen=True)

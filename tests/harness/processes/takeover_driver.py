@@ -70,26 +70,23 @@ class PipesTransport:
 
     def connect(
         self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
-    ) -> PipesLink:
-        return PipesLink(
+    ) -> ResumableLink:
+        return ResumableLink(
             node,
             lambda: Pipes("node", {}),
             deliver,
             mirror,
             lease_s=lease_s,
             reopen=lambda _: Pipes("attach", {}),
+            end=end,
             resumption=resumption,
         )
 
 
-class PipesLink(ResumableLink):
-    def abandon(self) -> None:
-        self.give_up()
-
-    def close(self) -> int | None:
-        self.finish()
-        self.join(20)
-        return 0 if self.ended else None
+def end(link: ResumableLink) -> int | None:
+    link.finish()
+    link.join(20)
+    return 0 if link.ended else None
 
 
 def make_transport(case: Case) -> Transport:

@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.transports.base import LinkDropped, LinkNews, LinkResumed, LogMirror
+from launcher.transports.base import LinkDropped, LinkNews, LinkResumed
+from launcher.transports.log_mirror import LogMirror
 from launcher.transports.node_cleanup import CleanedNode
 from launcher.transports.resumable_link import ResumableLink
 from tests.harness.apart import linux
@@ -205,7 +206,7 @@ def linked(tmp_path: Path) -> Iterator[Linked]:
     linked.link.send(Goodbye())
     linked.link.finish()
     if not linked.link.join(20):
-        linked.link.give_up()
+        linked.link.abandon()
     await_none_left(linked.mark)
 
 

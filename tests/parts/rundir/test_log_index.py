@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.rundir.logs import LogFile
 from launcher.tasks import TaskId
-from launcher.transports.base import LogMirror
+from launcher.transports.log_mirror import LogMirror
 from worker_entry.agent.tasks.log import TaskLog
 from worker_entry.protocol.log_index import MARKS, RECORD, RESTART, SUFFIX, LogIndex, Mark, parse_index
 from worker_entry.protocol.messages import Log

@@ -21,8 +21,9 @@ from launcher.rundir.directory import RunDir
 from launcher.rundir.logs import LogFile
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports import local
-from launcher.transports.base import OPEN_LOGS, Link, LinkClosed, LinkNews, LogMirror, Transport
+from launcher.transports.base import Link, LinkClosed, LinkNews, Transport
 from launcher.transports.local import LocalTransport
+from launcher.transports.log_mirror import OPEN_LOGS, LogMirror
 from tests.harness.apart import linux
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually

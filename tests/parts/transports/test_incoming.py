@@ -13,9 +13,10 @@ from launcher.controller.links import NodeLinks
 from launcher.gang.events import Interrupted
 from launcher.rundir.directory import RunDir
 from launcher.tasks import TaskId
-from launcher.transports.base import Deliver, FileSink, Link, LinkClosed, LinkDropped, LogMirror, Resumption
+from launcher.transports.base import Deliver, FileSink, Link, LinkClosed, LinkDropped, Resumption
 from launcher.transports.incoming import UNREAD_BYTES, UNREAD_MESSAGES, Inbox, Placement, Received, weigh
 from launcher.transports.local import LocalTransport
+from launcher.transports.log_mirror import LogMirror
 from tests.harness.witness import wait_until
 from worker_entry.protocol.frame_limits import ALLOWANCES
 from worker_entry.protocol.framing import ProtocolError

@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.transports import streams
-from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
+from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed
 from launcher.transports.frame_sender import PASSING_LIMIT
+from launcher.transports.log_mirror import LogMirror
 from launcher.transports.resumable_link import ResumableLink
 from tests.harness.cases import first_quick
 from tests.harness.processes.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
@@ -151,7 +152,7 @@ def test_only_orders_that_the_agent_has_not_received_are_sent_again(tmp_path: Pa
     controller.wait_for(LinkResumed)
     wait_until(lambda: second.heard()[1:] == orders[2:], "the rest is sent again")
     assert [type(m) for m in controller.delivered] == [Ready, LinkDropped, LinkResumed]
-    controller.frames.give_up()
+    controller.frames.abandon()
 
 
 def test_a_node_that_stays_away_is_given_up_when_its_lease_is_over(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_frames_that_have_arrived_are_not_kept_however_busy_the_link_is(
         first.say(Beat(1.0, 0))  # it is alive
         wait_until(lambda count=sent: first.heard().count(Stop(1.0)) == count, "it is written")  # type: ignore[misc]
     assert beats() >= 5
-    controller.frames.give_up()
+    controller.frames.abandon()
 
 
 def test_of_logs_that_are_dropped_nothing_is_remembered(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_of_logs_that_are_dropped_nothing_is_remembered(tmp_path: Path) -> None:
     second.from_agent.put(MARKER)
     attach = second.attach()
     assert (attach.attempt, attach.offsets) == (2, {"worker:0": 2})
-    controller.frames.give_up()
+    controller.frames.abandon()
 
 
 def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_a_node_that_asks_for_files_and_reads_nothing_makes_no_heap_of_them(tmp_
     kept = pieces[: 1 + PASSING_LIMIT]
     wait_until(lambda: Stop(1.0) in first.heard(), "what was kept and what follows is written")
     assert [message for message in first.heard() if isinstance(message, Piece)] == kept
-    controller.frames.give_up()
+    controller.frames.abandon()
 
 
 def test_an_agent_that_is_silent_can_be_given_up_before_its_lease_is_over(tmp_path: Path) -> None:
@@ -294,7 +295,7 @@ def test_the_fastest_answer_tells_how_far_the_clocks_are_apart(tmp_path: Path) -
     end.say(Beat(now + 100.0, 0, echo=now - 8.0))  # it took 8 s
     end.say(Beat(time.time() + 50.0, 0, echo=time.time()))
     wait_until(lambda: abs(controller.frames.clock_offset_s - 50.0) < 0.5, "the faster answer counts")
-    controller.frames.give_up()
+    controller.frames.abandon()
 
 
 # --- a real agent, whose way is a pair of pipes that can be cut ---
