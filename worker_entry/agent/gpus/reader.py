@@ -36,7 +36,7 @@ def main(sample_s: float) -> None:
     visible = hardware.visible_gpus()
     try:
         _print_readings(read, visible, sample_s, share)
-    except BrokenPipeError:
+    except ConnectionError:
         os._exit(0)  # an interpreter's shutdown would complain that it cannot flush
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Optional
@@ -14,6 +15,8 @@ from worker_entry.system import processes
 
 LINE_LIMIT = 4 << 20
 """Bytes of the longest line that is kept whole."""
+WRITE_S = 20.0
+"""How long a process may take to read an order that does not fit into the socket's buffer."""
 
 
 class HelperProcess:
@@ -32,14 +35,14 @@ class HelperProcess:
         self.selector = selector
         self._take = take
         self._ended = ended
-        self._output: Optional[int] = None
-        self._input: Optional[int] = None
+        self._channel: Optional[socket.socket] = None
+        """The process's stdin, stdout and stderr."""
         self._rest = self._last = b""
 
     @property
     def is_running(self) -> bool:
         """Whether the process may still print something."""
-        return self._output is not None
+        return self._channel is not None
 
     def start(self, words: Sequence[str], env: Optional[Mapping[str, str]] = None) -> None:
         """Starts the process; `env`: its environment, by default the agent's.
@@ -48,29 +51,33 @@ class HelperProcess:
             OSError: it cannot be started.
             ValueError: the environment has a null byte.
         """
-        output, theirs = os.pipe()
-        orders, self._input = os.pipe()
-        self._output, self._rest, self._last = output, b"", b""
-        self.selector.register(output, selectors.EVENT_READ, self._read)
+        self._channel, theirs = socket.socketpair()
+        self._channel.settimeout(WRITE_S)
+        self._rest = self._last = b""
+        self.selector.register(self._channel, selectors.EVENT_READ, self._read)
         command, environ = [sys.executable, PACKAGE, *words], dict(os.environ if env is None else env)
         try:
-            self.pids.add(processes.spawn(command, env=environ, cwd=os.sep, output=theirs, stdin=orders))
+            with theirs:
+                end = theirs.fileno()
+                self.pids.add(processes.spawn(command, env=environ, cwd=os.sep, output=end, stdin=end))
         except (OSError, ValueError):
             self.forget()
             raise
-        finally:
-            os.close(theirs)
-            os.close(orders)
 
-    def write(self, data: bytes, *, last: bool = False) -> None:
-        """Writes an order, unless the process has ended; after the `last` one, its stdin is at its end."""
-        if self._input is None:
+    def write(self, data: bytes, *descriptors: int, last: bool = False) -> None:
+        """Writes an order, unless the process has ended; after the `last` one, its stdin is at its end.
+
+        `descriptors` are sent with the first byte.
+        """
+        if self._channel is None:
             return
-        with contextlib.suppress(OSError), open(self._input, "wb", closefd=False) as stream:
-            stream.write(data)
-        if last:
-            os.close(self._input)
-            self._input = None
+        with contextlib.suppress(OSError):
+            if descriptors:
+                socket.send_fds(self._channel, [data[:1]], descriptors)
+                data = data[1:]
+            self._channel.sendall(data)
+            if last:
+                self._channel.shutdown(socket.SHUT_WR)
 
     def end(self) -> None:
         """Kills the process and waits until it is gone."""
@@ -79,18 +86,16 @@ class HelperProcess:
 
     def forget(self) -> None:
         """Reads no more of what the process prints."""
-        if self._output is not None:
-            self.selector.unregister(self._output)
-            os.close(self._output)
-        if self._input is not None:
-            os.close(self._input)
-        self._output = self._input = None
+        if self._channel is not None:
+            self.selector.unregister(self._channel)
+            self._channel.close()
+            self._channel = None
 
     def _read(self) -> None:
-        assert self._output is not None
+        assert self._channel is not None
         data = b""
         with contextlib.suppress(OSError):
-            data = os.read(self._output, 1 << 16)
+            data = self._channel.recv(1 << 16)
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest[-LINE_LIMIT:]
         if not data:

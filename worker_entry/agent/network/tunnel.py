@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import selectors
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Optional
 
+from worker_entry.agent.helpers.helper import HelperProcess
 from worker_entry.agent.network.outer import OuterNetwork
-from worker_entry.protocol.file_names import PACKAGE
 from worker_entry.protocol.orders import Start, TunnelKey
 from worker_entry.protocol.values import Problem
-from worker_entry.system import processes
 
 BEGIN_S = 20.0
 """How long it may take until the tunnel listens; it has to resolve the nodes' names."""
@@ -29,12 +25,10 @@ class Tunnel:
     """
 
     def __init__(self, selector: selectors.BaseSelector, note: Callable[[str], None]) -> None:
-        self.pids: set[int] = set()
+        self._process = HelperProcess(selector, self._take, self._note_end)
+        self.pids = self._process.pids
         self._problem = ""
-        self._selector = selector
         self._note = note
-        self._control: Optional[socket.socket] = None
-        self._buffer = b""
         self._deadline = 0.0
 
     def begin(self, order: Start, ports: Mapping[str, int], key: TunnelKey, outer: OuterNetwork) -> None:
@@ -62,26 +56,14 @@ class Tunnel:
             ],
         }
         self._deadline = time.monotonic() + BEGIN_S
-        self._control, theirs = socket.socketpair()
-        self._control.settimeout(BEGIN_S)
         try:
-            with theirs, open(os.devnull, "wb") as nowhere, outer.connect() as sockets:
-                self.pids.add(
-                    processes.spawn(
-                        [sys.executable, PACKAGE, "tunnel"],
-                        env=dict(os.environ),
-                        cwd=os.sep,
-                        output=nowhere.fileno(),
-                        stdin=theirs.fileno(),
-                    )
-                )
-                socket.send_fds(self._control, [b"\n"], [sockets.fileno()])
-            self._control.sendall(json.dumps(config).encode() + b"\n")
+            with outer.connect() as sockets:
+                self._process.start(["tunnel"])
+                self._process.write(b"\n", sockets.fileno())
         except OSError as error:
             self._fail(str(error.strerror))
             return
-        self._control.setblocking(False)
-        self._selector.register(self._control, selectors.EVENT_READ, self._read)
+        self._process.write(json.dumps(config).encode() + b"\n")
 
     def settled(self, now: float) -> bool:
         """Whether the tunnel listens, or there is none; `now`: monotonic seconds."""
@@ -96,32 +78,25 @@ class Tunnel:
 
     def end(self) -> None:
         """Kills the process and waits until it is gone."""
-        self._buffer = b""
         self._fail("")
 
-    def _read(self) -> None:
-        assert self._control is not None
-        data = b""
-        with contextlib.suppress(OSError):
-            data = self._control.recv(1 << 16)
-        if not data:
-            self._fail("its process has ended")
+    def _take(self, line: bytes) -> None:
+        answer = None
+        with contextlib.suppress(ValueError):  # a traceback, for example
+            answer = json.loads(line)
+        if not isinstance(answer, dict):
             return
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            said = json.loads(line)
-            if "note" in said:
-                self._note(said["note"])
-            elif said["problem"]:
-                self._fail(said["problem"])
-            else:
-                self._deadline = 0.0
+        if "note" in answer:
+            self._note(answer["note"])
+        elif answer["problem"]:
+            self._fail(answer["problem"])
+        else:
+            self._deadline = 0.0
+
+    def _note_end(self, last: bytes) -> None:
+        text = last.decode("utf-8", "replace").strip()
+        self._fail(f"its process has ended{f': {text}' if text and not text.startswith('{') else ''}")
 
     def _fail(self, problem: str) -> None:
         self._problem, self._deadline = problem, 0.0
-        if self._control is not None:
-            with contextlib.suppress(KeyError):  # it was not registered yet
-                self._selector.unregister(self._control)
-            self._control.close()
-            self._control = None
-        processes.end_children(self.pids)
+        self._process.end()
