@@ -33,7 +33,7 @@ from launcher.cli.programs import (
     takes_spec_or_hosts,
 )
 from launcher.cli.sections import SectionedCommand, option
-from launcher.cli.specs import find_nodes, show_plan
+from launcher.cli.specs import choose_nodes, show_plan
 from launcher.cli.values import Whole
 from launcher.spec.field_options import DEVICES, FRAMEWORK, GPUS_PER_WORKER, PYTHON, STRATEGY
 
@@ -236,7 +236,7 @@ def up(
     beside = given.find_beside(spec)
     misplaced = find_misplaced(given.context, given.program) if given.names_hosts else []
     try:
-        return _run(find_nodes(spec, rehearsal), checks=not no_check, beside=beside, misplaced=misplaced, **options)
+        return _run(choose_nodes(spec, rehearsal), checks=not no_check, beside=beside, misplaced=misplaced, **options)
     except StartError as error:
         if beside and error.reference == "no-program":
             error.hint = beside
@@ -323,11 +323,11 @@ def resume(run: str | None, spec: Path | None, detach: bool, wait: bool, verbose
     """
     from launcher.controller.resume import resume
     from launcher.rundir.select import select_run
-    from launcher.sources.node_list import ask_first
+    from launcher.sources.node_list import find_nodes_first
     from launcher.spec.loading import load_spec
 
     files = select_run(run)
-    changed = ask_first(load_spec(spec, os.environ)) if spec is not None else None
+    changed = find_nodes_first(load_spec(spec, os.environ)) if spec is not None else None
     start = functools.partial(resume, files, changed, environ=os.environ, verbose=verbose)
     return run_command(start, detach=detach, wait=wait, live=not no_live)
 

@@ -83,7 +83,7 @@ def check(
 
         click.echo(f"{spec}: ok, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
         return 0
-    cluster = find_nodes(cluster, rehearsal)
+    cluster = choose_nodes(cluster, rehearsal)
     from launcher.controller import preview
     from launcher.report.check_text import COLUMNS, make_rows, make_speed_tables, render_findings
 
@@ -114,18 +114,18 @@ def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
     from launcher.controller.preview import plan_ahead
     from launcher.spec.loading import load_spec
 
-    show_plan(plan_ahead(find_nodes(load_spec(spec, os.environ), rehearsal)), as_json=as_json)
+    show_plan(plan_ahead(choose_nodes(load_spec(spec, os.environ), rehearsal)), as_json=as_json)
 
 
-def find_nodes(spec: ClusterSpec, rehearsal: int | None) -> ClusterSpec:
+def choose_nodes(spec: ClusterSpec, rehearsal: int | None) -> ClusterSpec:
     """The spec with the nodes that its command names, or on containers."""
-    from launcher.sources.node_list import ask_first, expect
+    from launcher.sources.node_list import find_nodes_first, preview_nodes
 
     if rehearsal is None:
-        return ask_first(spec)
+        return find_nodes_first(spec)
     from launcher.spec.rehearsal import rehearse
 
-    return rehearse(expect(spec), rehearsal)
+    return rehearse(preview_nodes(spec), rehearsal)
 
 
 def show_plan(launch_plan: LaunchPlan, *, as_json: bool) -> None:
@@ -209,13 +209,13 @@ def compose(spec: Path, nodes: int | None, output: str, force: bool) -> None:
     from launcher.errors import UsageError
     from launcher.plan.compose import render_compose
     from launcher.rundir.names import current_directory
-    from launcher.sources.node_list import expect
+    from launcher.sources.node_list import preview_nodes
     from launcher.spec.loading import load_spec
     from launcher.spec.writing import write_new
 
     here = current_directory()
     path = spec.resolve()
-    cluster = expect(load_spec(spec))
+    cluster = preview_nodes(load_spec(spec))
     if not path.is_relative_to(here):
         raise UsageError(
             f"{spec} is not below {here}, the only folder that containers see", hint="change to its folder"

@@ -15,7 +15,7 @@ from launcher.rundir.directory import RunDir
 from launcher.rundir.names import runs_directory
 from launcher.rundir.record import RecordedRun
 from launcher.rundir.select import select_run
-from launcher.sources.node_list import know_nodes
+from launcher.sources.node_list import with_nodes
 from launcher.sources.pods import remove_pods
 from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
@@ -53,7 +53,7 @@ def _clean_pods(source: PodsSpec, run_id: str) -> CleanedNode:
 
 def _find(what: str) -> tuple[ClusterSpec, list[str]]:
     if _is_spec_file(what):
-        return know_nodes(load_spec(Path(what), os.environ)), [*_ended_runs(runs_directory(os.environ))]
+        return with_nodes(load_spec(Path(what), os.environ)), [*_ended_runs(runs_directory(os.environ))]
     files = select_run(what)
     run_id, controller = files.read_run()
     if controller is not None:

@@ -13,7 +13,7 @@ from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.names import choose_folder, current_command, current_directory, make_run_id
 from launcher.slurm.calls import SlurmError, call
 from launcher.slurm.script import render_script
-from launcher.sources.node_list import expect
+from launcher.sources.node_list import preview_nodes
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
 from launcher.spec.redaction import is_secret
@@ -39,7 +39,7 @@ def check_fits(spec: ClusterSpec) -> None:
         raise UsageError("the spec names its own nodes", hint="write `nodes: slurm` to use the nodes of a job")
     if spec.tensorboard == "keep":
         raise UsageError("`tensorboard: keep` would keep the job's nodes until its time ends", hint="use `true`")
-    expect(spec)
+    preview_nodes(spec)
 
 
 def render(spec: ClusterSpec, run_dir: Path | None) -> str:

@@ -13,7 +13,7 @@ from launcher.kubernetes.pod import make_name
 from launcher.plan.rendering import render_spec
 from launcher.rundir.names import current_directory, make_run_id
 from launcher.sources.kubernetes import read_pod_template
-from launcher.sources.node_list import expect
+from launcher.sources.node_list import preview_nodes
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import Nodes
 from launcher.spec.pods import PodsSpec
@@ -45,7 +45,7 @@ def prepare(spec: ClusterSpec, environ: Mapping[str, str], *, checks: bool) -> C
     """
     source = spec.source
     assert isinstance(source, PodsSpec)
-    expect(spec)  # raises for contradictions
+    preview_nodes(spec)  # raises for contradictions
     cwd = str(current_directory())
     template = read_pod_template(source, cwd)
     secrets = {name: value for name, value in spec.env.items() if is_secret(name, value)}

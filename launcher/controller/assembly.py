@@ -21,6 +21,7 @@ from launcher.plan.planner import Planner, fill_in_folders
 from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.journal import Journal
 from launcher.signals import Interrupts
+from launcher.sources.base import NodeSource
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId
 from launcher.transports.targets import Targets, find_addresses
@@ -74,6 +75,7 @@ def make_context(
     journal: Journal,
     goodput: GoodputWatch,
     interrupts: Interrupts,
+    source: NodeSource,
     only_checks: bool = False,
     examines: bool = False,
 ) -> RunContext:
@@ -100,6 +102,7 @@ def make_context(
         goodput=goodput,
         collector=Collector(spec, files, links, start.started, console.warn),
         bundle=bundle,
+        source=source,
         only_checks=only_checks,
         examines=examines,
         write_page=lambda report: write_at_end(files, report, console.warn) if spec.report else "",

@@ -147,7 +147,7 @@ class AttemptLoop:
         if self._setup.taken_over is not None:
             self._actions.take_over(self.state, self._setup.taken_over)
             if self.state.signalled and self.state.announced is None:
-                self._ask_engine()
+                self._ask_source()
         else:
             self._connect()
         links.put(Tick())
@@ -203,7 +203,7 @@ class AttemptLoop:
         self._actions.restore()
         self._actions.end_checks(self.state)
         if self.state.signalled and not earlier.signalled:
-            self._ask_engine()
+            self._ask_source()
         if isinstance(event, StacksAsked):
             self.stacks.ask(self.state, show=event.shows, tell=True)
         if isinstance(event, ProfileAsked):
@@ -211,14 +211,10 @@ class AttemptLoop:
         if isinstance(event, FilesAsked):
             self._context.collector.begin(patterns=event.patterns)
 
-    def _ask_engine(self) -> None:
-        """Asks the engine whether the signalled nodes will be taken away, and when."""
-        links, engine = self._context.links, self._context.engine
-        unknown = EndAnnounced("")
-        if engine is None:
-            links.put(unknown)
-        else:
-            engine.ask(lambda found: links.put(found or unknown))
+    def _ask_source(self) -> None:
+        """Asks the source of the nodes whether the signalled ones will be taken away, and when."""
+        links, unknown = self._context.links, EndAnnounced("")
+        self._context.source.ask(lambda found: links.put(found or unknown))
 
     def _report(self, earlier: AttemptState, event: Event) -> None:
         console, timing = self._context.console, self._context.timing

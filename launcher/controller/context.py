@@ -18,7 +18,7 @@ from launcher.report.models import RunReport
 from launcher.rundir.directory import RunDir
 from launcher.rundir.history import History
 from launcher.rundir.journal import Journal
-from launcher.sources.base import Engine
+from launcher.sources.base import NodeSource
 from launcher.spec.models import ClusterSpec
 from worker_entry.protocol.frozen import dataclass, field
 
@@ -45,8 +45,8 @@ class RunContext:
     """Collects what tasks write, if the spec asks for it."""
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
-    engine: Engine | None = None
-    """Slurm or Kubernetes, if it allocated the nodes and may take them away."""
+    source: NodeSource = NodeSource()
+    """Where the nodes come from, and who takes them away."""
     only_checks: bool = False
     """Whether the nodes are only checked."""
     examines: bool = False

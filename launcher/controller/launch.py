@@ -36,10 +36,9 @@ from launcher.rundir.journal import Journal
 from launcher.rundir.names import choose_folder, current_command, current_directory, make_job_folder, make_run_id
 from launcher.signals import Interruption, Interrupts
 from launcher.slurm.allocation import find_job
-from launcher.sources.kubernetes import KubernetesEngine, opened_pods
-from launcher.sources.node_list import know_nodes
-from launcher.sources.pods import RunPods
-from launcher.sources.slurm import SlurmEngine, find_engine, find_program_problems
+from launcher.sources.base import NodeSource
+from launcher.sources.node_list import with_nodes
+from launcher.sources.opening import opened_source
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM, NodeSpec
 from launcher.transports.targets import Targets, find_targets
@@ -83,7 +82,7 @@ def run(
         ShownError: an error ended the started cluster; the report is written.
     """
     clock.share()
-    spec = know_nodes(spec)
+    spec = with_nodes(spec)
     start = new_start(spec, checks=checks, command=current_command())
     return conduct(
         spec,
@@ -156,9 +155,8 @@ def conduct(
         ) as run:
             planner = _plan(run)
             taken_over = prepare(planner, run.console, interrupts)
-            slurm = find_engine(spec, targets.values)
-            context = _make_context(run, planner, slurm, detachment, stdin)
-            relist = Relisting(context, Recovery(planner.spec, start.run_id), run.pods)
+            context = _make_context(run, planner, detachment, stdin)
+            relist = Relisting(context, Recovery(planner.spec, start.run_id))
             planner = _choose_nodes(run, planner, relist, is_taken_over=taken_over is not None)
             supervisor = Supervisor(
                 context,
@@ -174,10 +172,9 @@ def conduct(
             run.answers.attach(supervisor, context.links)
             run.exporters.attach(planner.spec, context.links)
             report = supervisor.run()
-            waits = slurm is not None and supervisor.continues_later and _wait_for_nodes(slurm, run.console)
-            run.journal.waits = waits
-        if waits and slurm is not None and not slurm.is_requeued:
-            slurm.requeue()  # ends this process
+            run.journal.waits = supervisor.continues_later and run.source.will_return(run.console.note)
+        if run.journal.waits:
+            run.source.requeue()  # may end this process
         return report
     finally:
         interrupts.mute()
@@ -195,7 +192,7 @@ class _OpenRun:
     journal: Journal
     console: Console
     exporters: Exporters
-    pods: RunPods | None
+    source: NodeSource
     goodput: GoodputWatch
     answers: Answers
 
@@ -226,7 +223,7 @@ def _opened_run(
         opened_console(tasks, interrupts, journal, verbose=verbose, needed=needed, live=live) as console,
         keys_taken(console, interrupts, files.root, detachment),
         exporters.warning_at(console),
-        opened_pods(spec, start.run_id, start.cwd) as pods,
+        opened_source(spec, run_id=start.run_id, cwd=start.cwd, connectors=targets.values, warn=console.warn) as source,
     ):
         goodput = watch_goodput(files, journal, start.started, spec)
         answers = Answers(start, files, journal, interrupts, goodput)
@@ -242,7 +239,7 @@ def _opened_run(
             journal=journal,
             console=console,
             exporters=exporters,
-            pods=pods,
+            source=source,
             goodput=goodput,
             answers=answers,
         )
@@ -257,10 +254,8 @@ def _plan(run: _OpenRun) -> Planner:
     return planner
 
 
-def _make_context(
-    run: _OpenRun, planner: Planner, slurm: SlurmEngine | None, detachment: Detachment | None, stdin: int | None
-) -> RunContext:
-    """The context of all attempts, with what allocates their nodes."""
+def _make_context(run: _OpenRun, planner: Planner, detachment: Detachment | None, stdin: int | None) -> RunContext:
+    """The context of all attempts."""
     make_folders(planner.spec, run.files)
     context = make_context(
         spec=planner.spec,
@@ -271,9 +266,9 @@ def _make_context(
         journal=run.journal,
         goodput=run.goodput,
         interrupts=run.interrupts,
+        source=run.source,
     )
-    engine = slurm if run.pods is None else KubernetesEngine(run.pods, run.console.warn)
-    context = replace(context, input=open_input(run.files, stdin, context.links.put, run.console.warn), engine=engine)
+    context = replace(context, input=open_input(run.files, stdin, context.links.put, run.console.warn))
     if detachment is None or not detachment.is_background:
         return context
     return replace(context, depart=lambda state: detachment.note(state, clock.now(), run.console, run.files.root))
@@ -281,14 +276,12 @@ def _make_context(
 
 def _choose_nodes(run: _OpenRun, planner: Planner, relist: Relisting, *, is_taken_over: bool) -> Planner:
     """The planner for the nodes as they are now, unless they are those of a running attempt."""
-    if run.start.job:
-        for finding in find_program_problems(run.spec, run.start.cwd):
-            run.console.warn(f"{finding.message} [{finding.reference}]")
+    for finding in run.source.find_problems(run.spec, run.start.cwd):
+        run.console.warn(f"{finding.message} [{finding.reference}]")
     if is_taken_over:
-        if run.pods is not None:
-            run.pods.begin([node.host for node in planner.spec.nodes])
+        run.source.keep([node.host for node in planner.spec.nodes])
         return planner
-    if run.pods is not None:
+    if run.source.is_lazy:
         with run.interrupts.raising():
             return relist(planner, lambda: True)
     if run.start.generation:
@@ -310,16 +303,6 @@ def _long_switch_interval(nodes: int) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-def _wait_for_nodes(engine: SlurmEngine, console: Console) -> bool:
-    """Tells the user, and returns, whether the run continues when Slurm has nodes for it again."""
-    if not engine.can_requeue:
-        hint = "continue in another job with `distlaunch resume`"
-        console.note(f"Slurm does not requeue job {engine.job} (no `--requeue`, or not a batch job); {hint}")
-        return False
-    console.note(f"Job {engine.job} is requeued; the run continues when the job starts")
-    return True
 
 
 @contextlib.contextmanager

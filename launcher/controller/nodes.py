@@ -24,9 +24,6 @@ from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.plan.rendering import render_spec
 from launcher.rundir.directory import RunDir
-from launcher.sources.kubernetes import ask_pods
-from launcher.sources.node_list import ask_nodes
-from launcher.sources.pods import RunPods
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import AgentAddress, LinkClosed, Transport
 from launcher.transports.node_cleanup import clean_node
@@ -173,13 +170,9 @@ class Relisting:
 
     context: RunContext
     recovery: Recovery
-    pods: RunPods | None = None
 
     def __call__(self, planner: Planner, is_wanted: Callable[[], bool]) -> Planner:
-        if self.pods is None:
-            spec = ask_nodes(planner.spec, is_wanted)
-        else:
-            spec = ask_pods(planner.spec, self.pods, is_wanted, self.context.console.note)
+        spec = self.context.source.find(planner.spec, is_wanted, self.context.console.note)
         if spec.nodes == planner.spec.nodes:
             return planner
         targets, files = find_targets(spec), self.context.files

@@ -21,8 +21,8 @@ from launcher.rundir.journal import Journal
 from launcher.rundir.names import choose_folder, current_directory, make_run_id
 from launcher.signals import Interruption, Interrupts
 from launcher.slurm.allocation import find_job
-from launcher.sources.kubernetes import opened_pods
-from launcher.sources.node_list import know_nodes
+from launcher.sources.node_list import with_nodes
+from launcher.sources.opening import opened_source
 from launcher.sources.slurm import ask_job, find_job_problems, find_program_problems
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL, SLURM
@@ -40,7 +40,7 @@ def check(spec: ClusterSpec, *, examines: bool = False) -> CheckReport:
     Raises:
         DistlaunchError: the check failed or was interrupted; no process is left running.
     """
-    spec = know_nodes(spec)
+    spec = with_nodes(spec)
     targets = find_targets(spec)
     interrupts = Interrupts()
     interrupts.install()
@@ -56,7 +56,9 @@ def check(spec: ClusterSpec, *, examines: bool = False) -> CheckReport:
             with (
                 contextlib.closing(journal),
                 opened_console([], interrupts, journal) as console,
-                opened_pods(spec, start.run_id, cwd) as pods,
+                opened_source(
+                    spec, run_id=start.run_id, cwd=cwd, connectors=targets.values, warn=console.warn
+                ) as source,
             ):
                 goodput = watch_goodput(files, journal, start.started, planner.spec)
                 context = make_context(
@@ -68,13 +70,14 @@ def check(spec: ClusterSpec, *, examines: bool = False) -> CheckReport:
                     journal=journal,
                     goodput=goodput,
                     interrupts=interrupts,
+                    source=source,
                     only_checks=True,
                     examines=examines,
                 )
                 recovery = Recovery(planner.spec, start.run_id)
-                if pods is not None:
+                if source.is_lazy:
                     with interrupts.raising():
-                        planner = Relisting(context, recovery, pods)(planner, lambda: True)
+                        planner = Relisting(context, recovery)(planner, lambda: True)
                     first = planner
                 state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()
     except Interruption as interruption:
@@ -99,7 +102,7 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
     Raises:
         UsageError: a node has no usable configuration, or lacks a resource that the spec asks for.
     """
-    spec = know_nodes(spec)
+    spec = with_nodes(spec)
     files = RunDir(choose_folder(run_dir, "<run>").absolute())
     here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
     return make_planner(spec, find_targets(spec), files, str(current_directory())).without_spares().plan(here)

@@ -28,7 +28,7 @@ from launcher.rundir.select import verify_own
 from launcher.signals import Interrupts
 from launcher.slurm.allocation import find_job
 from launcher.slurm.calls import JOB_ID
-from launcher.sources.node_list import ask_first
+from launcher.sources.node_list import find_nodes_first
 from launcher.sources.slurm import count_restarts
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
@@ -87,7 +87,7 @@ def resume(
     job = ""
     if recorded.source == SLURM:
         job, known = find_job(environ), recorded.nodes
-        recorded = ask_first(recorded)
+        recorded = find_nodes_first(recorded)
         changed = changed or recorded.nodes != known
     if not (job and job == record.job and count_restarts(environ)):
         history = replace(history, endings=())  # only a requeued job keeps the earlier endings

@@ -55,8 +55,8 @@ from launcher.verdict.judge import judge, outcome
 from launcher.verdict.models import Verdict
 from worker_entry.protocol.frozen import replace
 
-ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""With these signals, an engine may announce that it takes the nodes away."""
+SOURCE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals by which Slurm announces that it takes the nodes away."""
 JUDGED_LINES = 60
 """Lines at the end of a failed task's log, where its cause is most likely."""
 
@@ -121,7 +121,7 @@ class Supervisor:
 
     @property
     def continues_later(self) -> bool:
-        """Whether the run has lost its nodes and should continue when the engine provides other nodes."""
+        """Whether the run has lost its nodes and should continue when their source has nodes again."""
         return isinstance(self._next, Requeue)
 
     @property
@@ -137,8 +137,7 @@ class Supervisor:
             ShownError: an error ended the started cluster; the report is written.
         """
         self._interrupts.deliver_to(self._note_signal)
-        if self._context.engine is not None:
-            self._context.engine.watch(self._links.put)
+        self._context.source.watch(self._links.put)
         error: Exception | None = None
         try:
             chosen = self._taken_over or self._nodes.choose()
@@ -151,12 +150,11 @@ class Supervisor:
         except Exception as caught:  # noqa: BLE001 - after any error, everything is stopped and reported
             error = caught
         self._collect()
-        if self._context.engine is not None:
-            self._context.engine.close()
+        self._context.source.close()
         if self._last is not None and self._last.state.is_taken_away:
             self._links.give_up(self._last.state.lost)
         left = confirm_left(self._links.close(), self._context.run_id, self._console)
-        self._pods_left = self._context.engine.release() if self._context.engine is not None else None
+        self._pods_left = self._context.source.release()
         left = dict.fromkeys(left, 0) if self._pods_left == 0 else left  # their processes ended with the pods
         if error is None:
             return self._report(left, self._find_end())
@@ -171,13 +169,13 @@ class Supervisor:
     def _note_signal(self, signum: int, is_request: bool) -> None:
         if signum == STACKS_SIGNAL:
             self._links.put(StacksAsked())
-        elif signum in ENGINE_SIGNALS and not is_request and self._context.engine is not None:
-            self._context.engine.ask(functools.partial(self._interrupt, Interrupted(signum)))
+        elif signum in SOURCE_SIGNALS and not is_request:
+            self._context.source.ask(functools.partial(self._interrupt, Interrupted(signum)))
         else:
             self._interrupt(Interrupted(signum, is_request), None)
 
     def _interrupt(self, interrupted: Interrupted, end: EndAnnounced | None) -> None:
-        """Handles a signal; `end`: the announced end if the engine has sent the signal."""
+        """Handles a signal; `end`: the announced end if the source of the nodes has sent the signal."""
         if end is None or end.reference == "interrupted":
             self._asked = interrupted.signal
             self._ended_by = None if interrupted.asked else interrupted.signal
@@ -203,8 +201,7 @@ class Supervisor:
         else:
             started = chosen.taken_over.began
         number = self._number
-        if self._context.engine is not None:
-            self._context.engine.forget()
+        self._context.source.forget()
         self.loop = loop = AttemptLoop(self._context, chosen, number, pending(self._faults, self._states.values()))
         if self._last is not None:
             self._earlier = self._earlier.add(make_attempt_report(self._last))
@@ -297,7 +294,7 @@ class Supervisor:
         last = self._last
         if last is None or not (last.number > 1 or last.state.started):
             return
-        is_urgent = last.state.is_taken_away or self.continues_later or self._ended_by in ENGINE_SIGNALS
+        is_urgent = last.state.is_taken_away or self.continues_later or self._ended_by in SOURCE_SIGNALS
         collect_at_end(self._context, self._interrupts, is_urgent=is_urgent)
 
     def _goes_on(self) -> bool:
@@ -381,7 +378,7 @@ def _step(attempt: Attempt) -> int:
 def judge_attempt(
     context: RunContext, state: AttemptState, plan: LaunchPlan, logs: Mapping[TaskId, Path]
 ) -> tuple[AttemptState, Verdict]:
-    """Returns the last state, with the engine's announcement if there is one, and the verdict.
+    """Returns the last state, with the announced end of its nodes if there is one, and the verdict.
 
     Args:
         context: the run's context.
@@ -389,9 +386,9 @@ def judge_attempt(
         plan: the plan of the started tasks.
         logs: the paths of the tasks' logs.
     """
-    if context.engine is not None and state.announced is None and outcome(state) == "failed":
-        # The engine may have acted before it could be asked.
-        state = replace(state, announced=context.engine.find_end({*state.lost}))
+    if state.announced is None and outcome(state) == "failed":
+        # Slurm or Kubernetes may have acted before it could be asked.
+        state = replace(state, announced=context.source.find_end({*state.lost}))
     failed = [task for task, event in state.exits.items() if event.failed]
     verdict = judge(
         state,

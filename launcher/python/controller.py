@@ -18,7 +18,7 @@ from launcher.python.exchange import Began, Ended, News, NotStarted, Order, pars
 from launcher.rundir.directory import RunDir
 from launcher.rundir.names import choose_folder
 from launcher.signals import Interrupts
-from launcher.sources.node_list import know_nodes
+from launcher.sources.node_list import with_nodes
 from worker_entry.system import clock
 
 PARENT_S = 1.0
@@ -50,7 +50,7 @@ def _run(order: Order, channel: IO[bytes]) -> News:
 
     try:
         clock.share()
-        spec = know_nodes(order.read_spec())
+        spec = with_nodes(order.read_spec())
         start = new_start(spec, checks=order.checks)
         return Ended(conduct(spec, start, open_folder, verbose=False, prepare=announce).model_dump_json())
     except ShownError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from launcher.kubernetes.calls import Kubectl
 from launcher.kubernetes.job import TERMINATION_S, make_job
 from launcher.kubernetes.pod_state import PodState, explain_end
 from launcher.kubernetes.template import read_template
-from launcher.sources.node_list import take_pods
+from launcher.sources.base import NodeSource
+from launcher.sources.node_list import place_pods
 from launcher.sources.pods import RunPods
 from launcher.spec.models import ClusterSpec
 from launcher.spec.pods import PodsSpec
@@ -32,12 +33,35 @@ IDLE_MARGIN_S = 300.0
 """How long a pod without an agent stays after the time in which a run may return to it."""
 
 
-class KubernetesEngine:
-    """The engine of a run whose nodes are pods."""
+class KubernetesPods(NodeSource):
+    """The pods of a run.
 
-    def __init__(self, pods: RunPods, warn: Callable[[str], None]) -> None:
+    Args:
+        source: what the spec asks for.
+        pods: created at the first `find`.
+        warn: gets messages for the user.
+    """
+
+    is_lazy = True
+
+    def __init__(self, source: PodsSpec, pods: RunPods, warn: Callable[[str], None]) -> None:
+        self._source = source
         self._pods = pods
         self._warn = warn
+
+    def find(self, spec: ClusterSpec, is_wanted: Callable[[], bool], tell: Callable[[str], None]) -> ClusterSpec:
+        """Waits until all pods run.
+
+        Raises:
+            KubernetesError: the pods cannot be created, or do not run in time.
+        """
+        self._pods.begin()
+        slots = [name_tasks(task for other, task in spec.placements() if other is node) for node in spec.nodes]
+        found = self._pods.await_usable(is_wanted, tell, slots, self._source.wait_s)
+        return place_pods(spec, [(pod.name, pod.address) for pod in found]) if found else spec
+
+    def keep(self, nodes: Sequence[str]) -> None:
+        self._pods.begin(nodes)
 
     def watch(self, put: Callable[[EndAnnounced], None]) -> None:
         """Announces pods that are taken away."""
@@ -51,14 +75,7 @@ class KubernetesEngine:
     def close(self) -> None:
         self._pods.watcher = lambda _pod, _is_there: None
 
-    def ask(self, answer: Callable[[EndAnnounced | None], None]) -> None:
-        """Answers None: Kubernetes signals only each pod's first process, neither this process nor the agents."""
-        answer(None)
-
-    def forget(self) -> None:
-        """Does nothing: the engine keeps no state of earlier attempts except the order of the pods."""
-
-    def find_end(self, lost: Collection[str]) -> EndAnnounced | None:
+    def find_end(self, lost: Collection[str] = ()) -> EndAnnounced | None:
         """Why a pod of the run was taken away or has ended; None if no such pod is known."""
         until = time.monotonic() + (NEWS_S if lost else 0.0)
         while True:
@@ -85,16 +102,14 @@ class KubernetesEngine:
 
 
 @contextlib.contextmanager
-def opened_pods(spec: ClusterSpec, run_id: str, cwd: str) -> Iterator[RunPods | None]:
-    """Yields the pods of a run, not created yet, None if its nodes are not pods; removes the pods at the end.
+def opened_pods(
+    spec: ClusterSpec, source: PodsSpec, *, run_id: str, cwd: str, warn: Callable[[str], None]
+) -> Iterator[KubernetesPods]:
+    """Yields the pods of a run, not created yet; removes them at the end.
 
     Raises:
         UsageError: the pod template cannot be read.
     """
-    source = spec.source
-    if not isinstance(source, PodsSpec):
-        yield None
-        return
     idle_s = spec.timeouts.lease_s + spec.restart.return_s + IDLE_MARGIN_S
     manifest = make_job(
         source,
@@ -106,7 +121,7 @@ def opened_pods(spec: ClusterSpec, run_id: str, cwd: str) -> Iterator[RunPods | 
     )
     pods = RunPods(Kubectl(source.context, source.namespace), manifest)
     try:
-        yield pods
+        yield KubernetesPods(source, pods, warn)
     except TakenOverError:
         pods.close()  # the pods now belong to another controller
         raise
@@ -114,21 +129,6 @@ def opened_pods(spec: ClusterSpec, run_id: str, cwd: str) -> Iterator[RunPods | 
         pods.remove()
         raise
     pods.remove()
-
-
-def ask_pods(
-    spec: ClusterSpec, pods: RunPods, is_wanted: Callable[[], bool], tell: Callable[[str], None]
-) -> ClusterSpec:
-    """Waits until all pods run and returns the spec with them; the same spec if they are no longer wanted.
-
-    Raises:
-        KubernetesError: the pods cannot be created, or do not run in time.
-    """
-    assert isinstance(spec.source, PodsSpec)
-    pods.begin()
-    slots = [name_tasks(task for other, task in spec.placements() if other is node) for node in spec.nodes]
-    found = pods.await_usable(is_wanted, tell, slots, spec.source.wait_s)
-    return take_pods(spec, [(pod.name, pod.address) for pod in found]) if found else spec
 
 
 def read_pod_template(source: PodsSpec, cwd: str) -> Mapping[str, Any]:

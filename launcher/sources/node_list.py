@@ -42,7 +42,7 @@ class NodeCommandError(DistlaunchError):
     reference = "node-list"
 
 
-def ask_nodes(
+def find_nodes(
     spec: ClusterSpec, is_wanted: Callable[[], bool] = lambda: True, limit_s: float = ANSWER_S
 ) -> ClusterSpec:
     """The spec with the nodes that its source names now; the same spec if it has no source.
@@ -60,7 +60,7 @@ def ask_nodes(
     if spec.source == SLURM:
         return _take_allocation(spec)
     if isinstance(spec.source, PodsSpec):
-        return expect_pods(spec)
+        return preview_pods(spec)
     command = spec.source.command
     shown = shlex.join(hide_words(command))
     answer = _run(command, shown, is_wanted, limit_s)
@@ -76,26 +76,28 @@ def ask_nodes(
 def _take_allocation(spec: ClusterSpec) -> ClusterSpec:
     """The spec with the nodes of the Slurm job that this process belongs to."""
     allocation = find_allocation(os.environ)
-    return take(spec, make_nodes(allocation, spec), f"job {allocation.job}")
+    return place_nodes(spec, make_nodes(allocation, spec), f"job {allocation.job}")
 
 
-def expect(spec: ClusterSpec) -> ClusterSpec:
+def preview_nodes(spec: ClusterSpec) -> ClusterSpec:
     """The spec with nodes for a plan or a rehearsal; a Slurm job need not exist yet.
 
     Raises:
         UsageError: the nodes of the Slurm job do not fit the spec.
-        InterruptionError, NodeCommandError: see `ask_first`.
+        InterruptionError, NodeCommandError: see `find_nodes_first`.
     """
-    return ask_first(spec) if spec.source != SLURM else take(spec, expect_nodes(spec), "the job that it asks for")
+    if spec.source == SLURM:
+        return place_nodes(spec, expect_nodes(spec), "the job that it asks for")
+    return find_nodes_first(spec)
 
 
-def expect_pods(spec: ClusterSpec) -> ClusterSpec:
+def preview_pods(spec: ClusterSpec) -> ClusterSpec:
     """The spec with placeholder nodes for its pods; the real names are known once Kubernetes has created the pods."""
     assert isinstance(spec.source, PodsSpec)
-    return take_pods(spec, [(f"pod-{index}", None) for index in range(spec.source.count)])
+    return place_pods(spec, [(f"pod-{index}", None) for index in range(spec.source.count)])
 
 
-def take_pods(spec: ClusterSpec, pods: Sequence[tuple[str, str | None]]) -> ClusterSpec:
+def place_pods(spec: ClusterSpec, pods: Sequence[tuple[str, str | None]]) -> ClusterSpec:
     """The spec with these pods, by name and address."""
     assert isinstance(spec.source, PodsSpec)
     nodes = [
@@ -108,10 +110,10 @@ def take_pods(spec: ClusterSpec, pods: Sequence[tuple[str, str | None]]) -> Clus
         }
         for index, (name, address) in enumerate(pods)
     ]
-    return take(spec, nodes, "what `nodes:` asks for")
+    return place_nodes(spec, nodes, "what `nodes:` asks for")
 
 
-def take(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], source: str) -> ClusterSpec:
+def place_nodes(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], source: str) -> ClusterSpec:
     """The spec with these nodes; `source` describes them in an error.
 
     Raises:
@@ -123,33 +125,33 @@ def take(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], source: str) -> 
         raise UsageError(f"{source} does not fit the spec", evidence=error.mistakes) from None
 
 
-def ask_first(spec: ClusterSpec) -> ClusterSpec:
-    """Like `ask_nodes`, for the time before a run handles signals itself.
+def find_nodes_first(spec: ClusterSpec) -> ClusterSpec:
+    """Like `find_nodes`, for the time before a run handles signals itself.
 
     Raises:
         InterruptionError: a signal arrived; the command has ended too.
         NodeCommandError: the command gives no valid nodes.
     """
     if spec.source is None or threading.current_thread() is not threading.main_thread():
-        return ask_nodes(spec)
+        return find_nodes(spec)
     interrupts = Interrupts()
     interrupts.install()
     try:
         if isinstance(spec.source, NodeSourceSpec):
-            answered = ask_nodes(spec, lambda: interrupts.asked is None)
+            answered = find_nodes(spec, lambda: interrupts.asked is None)
             with interrupts.raising():  # a signal may have arrived in the meantime
                 return answered
         with interrupts.raising():
-            return ask_nodes(spec)
+            return find_nodes(spec)
     except Interruption as interruption:
         raise InterruptionError(interruption.signum) from None
     finally:
         interrupts.restore()
 
 
-def know_nodes(spec: ClusterSpec) -> ClusterSpec:
-    """The spec, with nodes if it has none yet; see `ask_first`."""
-    return spec if spec.nodes else ask_first(spec)
+def with_nodes(spec: ClusterSpec) -> ClusterSpec:
+    """The spec, with nodes if it has none yet; see `find_nodes_first`."""
+    return spec if spec.nodes else find_nodes_first(spec)
 
 
 def _run(command: Sequence[str], shown: str, is_wanted: Callable[[], bool], limit_s: float) -> bytes | None:

@@ -15,6 +15,7 @@ from launcher.report.models import JobReport
 from launcher.slurm.calls import JOB_ID, SlurmError, call, show_configuration, show_job, show_partition, version
 from launcher.slurm.durations import parse_seconds
 from launcher.slurm.ending import KILL_WAIT_S, Job, explain_end, parse_job
+from launcher.sources.base import NodeSource
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
 from launcher.spec.parts import ProgramSpec
@@ -34,7 +35,7 @@ PROGRAM_LIMIT = 4 << 20
 """Bytes of a program's file that are searched."""
 
 
-class SlurmEngine:
+class SlurmJob(NodeSource):
     """The job of a run.
 
     Args:
@@ -53,6 +54,10 @@ class SlurmEngine:
         self._stop_early_s = stop_early_s
         self._began = clock.now()
         self._closed = threading.Event()
+
+    def find_problems(self, spec: ClusterSpec, cwd: str) -> Iterator[Finding]:
+        if spec.source == SLURM:
+            yield from find_program_problems(spec, cwd)
 
     def watch(self, put: Callable[[EndAnnounced], None]) -> None:
         """Announces the job's time limit early enough for the tasks to save, if `stop_early_s` asks for it."""
@@ -79,6 +84,7 @@ class SlurmEngine:
 
     def find_end(self, lost: Collection[str] = ()) -> EndAnnounced | None:
         """Why the job ends, and how long its tasks may still run; None if no end of the job is known."""
+        del lost
         job = self._show()
         said = [
             line
@@ -89,29 +95,28 @@ class SlurmEngine:
         found = explain_end(job, self.job, said, restarts=self._restarts, since=self._began, now=clock.now())
         return replace(found, grace_s=self._find_grace(job)) if found is not None else None
 
-    def release(self) -> int | None:
-        """Does nothing: Slurm releases the job's nodes when the job ends."""
-        return None
-
-    @property
-    def is_requeued(self) -> bool:
-        """Whether Slurm has queued the job again by itself."""
-        job = self._show()
-        return job is not None and job.restarts > self._restarts
-
-    @property
-    def can_requeue(self) -> bool:
+    def will_return(self, tell: Callable[[str], None]) -> bool:
         """Whether the job has been requeued or may be requeued; True if Slurm does not answer."""
         job = self._show()
-        return job is None or job.restarts > self._restarts or job.can_requeue
+        if job is not None and not self._is_requeued(job) and not job.can_requeue:
+            hint = "continue in another job with `distlaunch resume`"
+            tell(f"Slurm does not requeue job {self.job} (no `--requeue`, or not a batch job); {hint}")
+            return False
+        tell(f"Job {self.job} is requeued; the run continues when the job starts")
+        return True
 
     def requeue(self) -> None:
-        """Requeues the job. Call it last: Slurm ends all processes of the job, including this one.
+        """Requeues the job, unless Slurm has done so by itself: Slurm ends all processes of the job, this one too.
 
         Raises:
             SlurmError: the job cannot be requeued.
         """
-        call(["scontrol", "requeue", self.job])
+        job = self._show()
+        if job is None or not self._is_requeued(job):
+            call(["scontrol", "requeue", self.job])
+
+    def _is_requeued(self, job: Job) -> bool:
+        return job.restarts > self._restarts
 
     def _show(self) -> Job | None:
         try:
@@ -148,12 +153,12 @@ class SlurmEngine:
         put(EndAnnounced("preempted", message, (), max(self._stop_early_s - margin_s, 0.0)))
 
 
-def find_engine(spec: ClusterSpec, connectors: Callable[[], Iterable[object]]) -> SlurmEngine | None:
+def find_slurm_job(spec: ClusterSpec, connectors: Callable[[], Iterable[object]]) -> SlurmJob | None:
     """The Slurm job of this process, if the run depends on the job."""
     job = os.environ.get(JOB_ID, "")
     if not job.isdigit() or not (is_managed() or any(node.connection == SLURM for node in spec.nodes)):
         return None
-    return SlurmEngine(job, count_restarts(), connectors, spec.slurm.stop_early_s)
+    return SlurmJob(job, count_restarts(), connectors, spec.slurm.stop_early_s)
 
 
 def count_restarts(environ: Mapping[str, str] = os.environ) -> int:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import InterruptionError
 from launcher.gang.state import Phase
-from launcher.sources.node_list import NodeCommandError, ask_first, ask_nodes
+from launcher.sources.node_list import NodeCommandError, find_nodes, find_nodes_first
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, parse_node_list
 from launcher.spec.nodes import NodeSpec
@@ -128,26 +128,26 @@ def shell(script: str) -> ClusterSpec:
 
 def refused(spec: ClusterSpec, limit_s: float = 60.0) -> NodeCommandError:
     with pytest.raises(NodeCommandError) as caught:
-        ask_nodes(spec, limit_s=limit_s)
+        find_nodes(spec, limit_s=limit_s)
     return caught.value
 
 
 def test_a_spec_has_the_nodes_that_its_command_names_and_keeps_all_else() -> None:
     spec = spec_of("echo", "gpu-a:2", env={"A": "b"})
     assert (spec.nodes, [*spec.placements()]) == ([], [])
-    asked = ask_nodes(spec)
+    asked = find_nodes(spec)
     assert asked.nodes == [NodeSpec(host="gpu-a", tasks={"worker": 2})]
     assert (asked.env, asked.source) == ({"A": "b"}, spec.source)
-    assert ask_nodes(asked) == asked
+    assert find_nodes(asked) == asked
 
 
 def test_a_spec_that_names_its_nodes_itself_stays_as_it_is() -> None:
     spec = ClusterSpec.model_validate({"nodes": TWO})
-    assert ask_nodes(spec) is spec
+    assert find_nodes(spec) is spec
 
 
 def test_the_listed_nodes_are_in_the_files_of_the_run_and_are_read_back() -> None:
-    asked = ask_nodes(spec_of("echo", "gpu-a"))
+    asked = find_nodes(spec_of("echo", "gpu-a"))
     text = asked.model_dump_json(exclude_defaults=True)
     assert json.loads(text) == {"nodes": {"from": {"command": ["echo", "gpu-a"]}, "known": [{"host": "gpu-a"}]}}
     again = ClusterSpec.model_validate_json(text)
@@ -217,7 +217,7 @@ def check_ended(pid: str) -> None:
 
 def test_an_answer_that_nobody_wants_any_more_is_not_waited_for() -> None:
     spec = shell("sleep 600")
-    assert ask_nodes(spec, lambda: False) is spec
+    assert find_nodes(spec, lambda: False) is spec
 
 
 def test_a_signal_while_the_command_starts_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_a_signal_while_the_command_starts_leaves_nothing_of_it(monkeypatch: pyt
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     with pytest.raises(InterruptionError):
-        ask_first(spec_of("sleep", "600"))
+        find_nodes_first(spec_of("sleep", "600"))
     check_ended(str(started[0]))
 
 

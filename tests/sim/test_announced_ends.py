@@ -1,4 +1,4 @@
-"""An engine takes nodes away: how long tasks may still run, and how the run's end is reported."""
+"""Slurm or Kubernetes takes nodes away: how long tasks may still run, and how the run's end is reported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -15,7 +14,7 @@ from launcher.gang.restarts import AttemptOutcome
 from launcher.gang.state import Phase
 from launcher.report.models import RunReport
 from launcher.rundir.history import History
-from launcher.sources.slurm import SlurmEngine
+from launcher.sources.base import NodeSource
 from tests.harness.builders.announced_ends import CANCELLED, MEMORY, PREEMPTED
 from tests.sim.clock import BEGAN
 from tests.sim.nodes import At, Deed, Exit, FakeAgent, FakeRun, Steps, both, say
@@ -25,26 +24,14 @@ from worker_entry.protocol.values import TaskExit
 # --- whole runs ---
 
 
-class TakesAway:
-    """An engine that always announces this end."""
+class TakesAway(NodeSource):
+    """A source of nodes that always announces this end."""
 
     def __init__(self, end: EndAnnounced | None) -> None:
         self.end = end
 
-    def watch(self, put: Callable[[EndAnnounced], None]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def find_end(self, lost: Collection[str]) -> EndAnnounced | None:
+    def find_end(self, lost: Collection[str] = ()) -> EndAnnounced | None:
         return self.end
-
-    def release(self) -> int | None:
-        return None
 
     def ask(self, answer: Callable[[EndAnnounced | None], None]) -> None:
         answer(self.end)
@@ -58,7 +45,7 @@ def run_in_job(
     run = FakeRun(
         folder / "run", [*steps, At(Phase.RUNNING, say(Signalled(BEGAN)))], {"timeouts": {"lease_s": 60}, **spec}
     )
-    run.context = replace(run.context, engine=cast("SlurmEngine", TakesAway(end)))
+    run.context = replace(run.context, source=TakesAway(end))
     run.history = History(endings=endings)
     supervisor = run.supervisor()
     return run._within_signals(supervisor.run), supervisor.continues_later
@@ -93,23 +80,23 @@ def test_a_run_that_saves_nothing_over_several_turns_is_not_queued_again(tmp_pat
 
 
 class Announces(TakesAway):
-    """An engine that announces its end when it is told to, and knows nothing before."""
+    """A source that announces its end when the test asks, and knows nothing before."""
 
     put: Callable[[EndAnnounced], None]
 
     def watch(self, put: Callable[[EndAnnounced], None]) -> None:
         self.put = put
 
-    def find_end(self, lost: Collection[str]) -> EndAnnounced | None:
+    def find_end(self, lost: Collection[str] = ()) -> EndAnnounced | None:
         return None
 
 
-def run_killed_once(folder: Path, engine: TakesAway, during: Callable[[FakeRun], None]) -> tuple[RunReport, bool]:
+def run_killed_once(folder: Path, source: TakesAway, during: Callable[[FakeRun], None]) -> tuple[RunReport, bool]:
     """A run whose first attempt fails, and where something happens `during` the pause; returns as `run_in_job`."""
     kill = Exit("worker:1", TaskExit(None, signal.SIGKILL), 20.0)
     spec: dict[str, object] = {"restart": {"max_restarts": 2}, "timeouts": {"lease_s": 60}}
     run = FakeRun(folder / "run", [Steps("worker:1", 1, 5), kill], spec)
-    run.context = replace(run.context, engine=cast("SlurmEngine", engine))
+    run.context = replace(run.context, source=source)
     supervisor = run.supervisor()
     pause = supervisor._pauses.pause
 
@@ -128,25 +115,25 @@ def run_killed_once(folder: Path, engine: TakesAway, during: Callable[[FakeRun],
 def test_an_end_that_is_announced_between_two_attempts_is_not_forgotten(
     tmp_path: Path, end: EndAnnounced, attempts: int, later: bool, outcome: str
 ) -> None:
-    engine = Announces(None)
-    report, goes_on = run_killed_once(tmp_path, engine, lambda _: engine.put(end))
+    source = Announces(None)
+    report, goes_on = run_killed_once(tmp_path, source, lambda _: source.put(end))
     assert (len(report.attempts), goes_on, report.outcome) == (attempts, later, outcome)
 
 
 def test_a_node_that_is_signalled_between_two_attempts_ends_the_next_one(tmp_path: Path) -> None:
-    engine = TakesAway(None)
+    source = TakesAway(None)
 
     def signal_node(run: FakeRun) -> None:
-        engine.end = PREEMPTED
+        source.end = PREEMPTED
         run.context.links.put(("gpu-b", Signalled(BEGAN)))
 
-    report, goes_on = run_killed_once(tmp_path, engine, signal_node)
+    report, goes_on = run_killed_once(tmp_path, source, signal_node)
     assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed", "preempted"]
     assert goes_on
 
 
 @pytest.mark.parametrize("before", [(), (say(Signalled(BEGAN)),)], ids=["alone", "after a signal"])
-def test_a_request_to_stop_is_the_users_whatever_the_engine_says(tmp_path: Path, before: tuple[Deed, ...]) -> None:
+def test_a_request_to_stop_is_the_users_whatever_slurm_says(tmp_path: Path, before: tuple[Deed, ...]) -> None:
     """`down` near the end of a Slurm job: the run does not continue, and the job is not queued again."""
     runs: list[FakeRun] = []
 
@@ -157,7 +144,7 @@ def test_a_request_to_stop_is_the_users_whatever_the_engine_says(tmp_path: Path,
     spec: dict[str, object] = {"restart": {"max_restarts": 2}, "timeouts": {"lease_s": 60}}
     deed = At(Phase.RUNNING, both(*before, request_stop))
     runs.append(run := FakeRun(tmp_path / "run", [Steps("worker:0", 1, 5), deed], spec))
-    run.context = replace(run.context, engine=cast("SlurmEngine", TakesAway(PREEMPTED)))
+    run.context = replace(run.context, source=TakesAway(PREEMPTED))
     supervisor = run.supervisor()
     report = run._within_signals(supervisor.run)
     assert (report.outcome, len(report.attempts), supervisor.continues_later) == ("interrupted", 1, False)
