@@ -260,7 +260,7 @@ def _plan(run: _OpenRun) -> Planner:
 def _make_context(
     run: _OpenRun, planner: Planner, slurm: SlurmEngine | None, detachment: Detachment | None, stdin: int | None
 ) -> RunContext:
-    """The context of all attempts, with what allocates their nodes."""
+    """The context of all attempts, with the engine that allocates their nodes."""
     make_folders(planner.spec, run.files)
     context = make_context(
         spec=planner.spec,
@@ -280,7 +280,7 @@ def _make_context(
 
 
 def _choose_nodes(run: _OpenRun, planner: Planner, relist: Relisting, *, is_taken_over: bool) -> Planner:
-    """The planner for the nodes as they are now, unless they are those of a running attempt."""
+    """The planner for the current nodes; for a running attempt, the same planner."""
     if run.start.job:
         for finding in find_program_problems(run.spec, run.start.cwd):
             run.console.warn(f"{finding.message} [{finding.reference}]")

@@ -50,7 +50,7 @@ class LinkResumed:
 class LinkTakenOver:
     """The link has taken over an earlier controller's agent; `received`: how many orders of that controller arrived.
 
-    Only counted frames (`resend_buffer`) count, Hello included. What the agent reports from here on is new to us.
+    Only counted frames (`resend_buffer`) count, Hello included. All later reports of the agent are new to us.
     """
 
     received: int
@@ -68,7 +68,7 @@ LinkNews = LinkClosed | LinkDropped | LinkResumed | LinkTakenOver | LinkNote
 
 @dataclass(frozen=True)
 class AgentAddress:
-    """Where an agent of this run is found again: both are from its Ready, and empty if it has sent none."""
+    """The address at which a later connection finds an agent; both fields are from its Ready, or empty without one."""
 
     reattach_folder: str = ""
     process_view: str = ""
@@ -76,7 +76,7 @@ class AgentAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """What a controller knows about an agent that an earlier controller of its run started.
+    """The facts about an agent that an earlier controller of the run started.
 
     Attributes:
         reattach_folder: from the agent's Ready.
@@ -135,7 +135,7 @@ class Link(Protocol):
 
     @property
     def kept(self) -> KeptWarm | None:
-        """What stays for the next run; known after `close`, and only if Goodbye asked for it."""
+        """The warm state that stays for the next run; known after `close`, and only if Goodbye asked for it."""
 
     def send(self, message: Message, body: bytes = b"") -> None:
         """Sends a frame; never blocks and never fails: a broken link is reported as LinkClosed."""
@@ -229,7 +229,7 @@ class LogMirror:
         return True
 
     def store(self, part: FileRead, data: bytes) -> None:
-        """Drops a part: logs are all that comes here."""
+        """Drops a part: only logs are mirrored."""
 
     def close(self) -> None:
         self._closed = True
@@ -254,7 +254,7 @@ class _MirroredFile:
         self._index: LogIndex | None = None
         self._indexed = -math.inf
         """The node's time of the last mark; a piece that is sent again repeats its marks."""
-        self._size = path.stat().st_size if path.exists() else 0  # what an earlier controller of the run has written
+        self._size = path.stat().st_size if path.exists() else 0  # an earlier controller of the run may have written it
         self._ended = False
 
     def write(self, data: bytes, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""The part of a link that is the same for every transport: it passes on to the link's frames."""
+"""The part of a link that is the same for every transport: it delegates to a ResumableLink."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from worker_entry.protocol.messages import KeptWarm, Message
 
 
 class FramedLink:
-    """A link without its end: `base.Link` describes the methods. A subclass sets `_frames`."""
+    """A link without `close`; `base.Link` describes the methods. A subclass sets `_frames`."""
 
     _frames: ResumableLink
 
