@@ -1,4 +1,4 @@
-"""`python -m launcher`, and the `distlaunch` command: Ctrl-C while it starts ends it at once and in silence."""
+"""`python -m launcher`, and the `distlaunch` command. Ctrl-C during start-up exits at once, without a traceback."""
 
 import _signal  # type: ignore[import-not-found]  # built in, unlike `signal`, whose import takes a millisecond
 import os

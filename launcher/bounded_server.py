@@ -1,4 +1,4 @@
-"""A server with a thread for each caller, which callers who prove nothing cannot exhaust."""
+"""A server with one thread per caller, which unverified callers cannot exhaust."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORTAGE_S = 0.1
 """The pause when no thread can be started."""
 
 Serve = Callable[[socket.socket, Callable[[], None]], None]
-"""Serves a caller, then returns; calls the function once the caller has proven who it is. May raise OSError."""
+"""Serves a caller, then returns; calls the function once the caller is verified. May raise OSError."""
 
 
 class BoundedServer:
@@ -25,11 +25,11 @@ class BoundedServer:
 
     Args:
         listener: listens already; the server owns it.
-        serve: closes nothing; a caller's connection is closed after it.
-        name: of its threads.
-        limit: how many callers may be there that have proven nothing.
-        per_address: how many of them may be from one address.
-        within_s: how long each of them may take.
+        serve: serves one caller and leaves the connection open; the server closes it afterwards.
+        name: the name of the server's threads.
+        limit: the maximum number of unverified callers.
+        per_address: the maximum number of unverified callers from one address.
+        within_s: how long a caller may stay unverified.
         tick: called twice a second; may return another listener, which replaces the first.
     """
 
@@ -55,7 +55,7 @@ class BoundedServer:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Stops listening, and drops the callers that have proven nothing; any thread may call it."""
+        """Stops listening, and drops unverified callers; any thread may call it."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
@@ -88,7 +88,7 @@ class BoundedServer:
     def _accept(self, listener: Listener) -> None:
         try:
             accepted = listener.accept()
-        except OSError:  # closed by who owns it
+        except OSError:  # closed by its owner
             self._closed = True
             return
         if accepted is None:

@@ -1,6 +1,6 @@
 """Our own helper processes (ssh, kubectl, srun, the user's commands), as opposed to those of a run on this machine.
 
-The end of a local run kills all processes below this one that are no helpers, so that nothing of the run is left.
+The end of a local run kills all processes below this one except helpers, so that nothing of the run is left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def start(words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """Starts a helper, with the options of Popen, in a session of its own: the terminal's Ctrl-C is ours to handle.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the helper cannot be started.
         ValueError: a word has a null byte.
     """
     with _lock:
@@ -44,11 +44,11 @@ def spared() -> Iterator[set[int]]:
 
 
 def wait(process: subprocess.Popen[Any], limit_s: float) -> int:
-    """The exit status of the process. Popen's own `wait` takes a lost status for a success.
+    """Returns the exit status of the process. Popen's own `wait` takes a lost status for a success.
 
     Raises:
         TimeoutExpired: the process has not ended in time.
-        LostStatusError: its status is not known.
+        LostStatusError: the exit status is unknown.
     """
     until = time.monotonic() + limit_s
     while process.returncode is None and hasattr(os, "waitid"):  # macOS has it from Python 3.13

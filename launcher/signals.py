@@ -39,7 +39,7 @@ class Interrupts:
         self._raised: int | None = None
         """The signal for which Interruption was raised in the current slow work."""
         self._is_lost = False
-        """Whether the work goes on although Interruption was raised in it."""
+        """Whether the work continues although Interruption was raised in it."""
         self._timer: threading.Timer | None = None
         self._hangup_counts = True
         self._deliver: Callable[[int, bool], None] | None = None
@@ -56,8 +56,8 @@ class Interrupts:
 
         Interruption is raised once, and only here. If the work ends with another error after that, the error is a
         consequence: a library may turn exceptions into its own, and so does Python (a SystemError) if a second signal
-        comes while the first one's exception is on its way. If the work goes on, the exception was lost (Python ignores
-        those in finalizers and weak references' callbacks, such as those of imports), and is raised again.
+        arrives while the first one's exception propagates. If the work continues, the exception was lost (Python
+        ignores those in finalizers and weak references' callbacks, such as those of imports), and is raised again.
         """
         self._raises, self._raised = True, None
         try:
@@ -83,7 +83,7 @@ class Interrupts:
         return next((signum for signum, _ in self._early if signum in SIGNALS), None)
 
     def deliver_to(self, deliver: Callable[[int, bool], None]) -> None:
-        """`deliver` gets each signal, and whether it is a request: then the user has sent it, and no engine."""
+        """Passes each signal to `deliver`, and whether it is a request of the user and thus not from an engine."""
         self._deliver = deliver
         while self._early:
             deliver(*self._early.pop(0))
@@ -93,7 +93,7 @@ class Interrupts:
         self._hangup_counts = False
 
     def ask(self, signum: int) -> None:
-        """Does what the signal would do, as a request of the user's; called from any thread."""
+        """Has the effect of the signal, as a request of the user; any thread may call it."""
         if not self._counts(signum):
             return
         if self._deliver is not None:

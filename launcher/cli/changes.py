@@ -22,7 +22,7 @@ _GIVEN = "distlaunch.given"
 
 
 class _Given(NamedTuple):
-    """The value of an option that is not its default."""
+    """An option that has a given value instead of its default."""
 
     option: click.Parameter
     value: Any
@@ -95,7 +95,7 @@ def find_value(context: click.Context, field: FieldOption, default: Any) -> Any:
 
 
 def read_changes(context: click.Context) -> Changes:
-    """What the options, their variables and the file of defaults change in a spec.
+    """The changes to a spec from the options, their variables and the file of defaults.
 
     Raises:
         UsageError: the text of a setting is wrong.
@@ -130,7 +130,7 @@ def _variables_of(given: Sequence[_Given]) -> tuple[str, ...]:
 
 
 def _read(context: click.Context) -> list[_Given]:
-    """The values that are given: variables before the command line; in each, `--set` before options of fields."""
+    """The given values: the file of defaults, variables, command line; in each, `--set` before options of fields."""
     order = (ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE)
     given: list[_Given] = context.meta.get(_GIVEN, [])
     return sorted(given, key=lambda each: (order.index(each.source), isinstance(each.option, FieldParameter)))

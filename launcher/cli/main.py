@@ -23,9 +23,9 @@ from launcher.cli.usage_errors import as_usage_error
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 LOST_S = 0.02
-"""When an exception is raised again that was lost."""
+"""The delay after which a lost exception is raised again."""
 _interrupted: list[int] = []
-"""The signals of Ctrl-C so far."""
+"""The SIGINTs received so far."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
 
@@ -33,11 +33,11 @@ def main() -> NoReturn:
     """The `distlaunch` command."""
     _open_closed_streams()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent ignores it, the exit status of our children is lost
-    gc.set_threshold(10_000)  # imports make objects that stay; collecting among them takes a twentieth of a start
+    gc.set_threshold(10_000)  # imported objects stay; collecting garbage during imports takes a twentieth of a start
     at_once = signal.getsignal(signal.SIGINT)
     try:
         if callable(at_once):
-            signal.signal(signal.SIGINT, _interrupt)  # from here on, commands have things to end
+            signal.signal(signal.SIGINT, _interrupt)  # from here on, commands may have to clean up
             sys.unraisablehook = _raise_again
         status = run_command(sys.argv[1:])
         if signal.getsignal(signal.SIGINT) is _interrupt:
@@ -47,11 +47,11 @@ def main() -> NoReturn:
     try:
         sys.exit(status)
     finally:
-        gc.freeze()  # or the interpreter collects once more at its end, which takes a tenth of a short command
+        gc.freeze()  # otherwise a last garbage collection at exit takes a tenth of a short command
 
 
 def _interrupt(signum: int, _frame: object) -> None:
-    """Python's own handler of Ctrl-C, except that it is known later that there was one."""
+    """Handles Ctrl-C as Python does, and records that it happened."""
     _interrupted.append(signum)
     raise KeyboardInterrupt
 

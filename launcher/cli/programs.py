@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MARK = "\0command"
 _HOSTS: dict[str, Any] = {"hosts": (), "hostfile": None, "slurm": False}
-"""The parameters that name machines, and their values if they do not."""
+"""The parameters that name machines, with their values if none is named."""
 
 
 class ProgramCommand(SectionedCommand):
@@ -77,7 +77,7 @@ class SpecOrProgramCommand(ProgramCommand):
         return left
 
     def _leading(self, args: Sequence[str]) -> tuple[set[str | None], str]:
-        """The parameters that the options before the first other word set, and that word."""
+        """The parameters that the leading options set, and the first word after those options."""
         known = {name: each for each in self.params for name in each.opts}
         position = 0
         given: set[str | None] = set()
@@ -102,7 +102,7 @@ def complete_first_spec(context: click.Context, parameter: click.Parameter, inco
 
 @dataclass(frozen=True, eq=False)
 class SpecOrHosts:
-    """What `host_options` and the words after them say: a spec and arguments, or hosts and a program."""
+    """The values of `host_options` and the words after them: a spec and arguments, or hosts and a program."""
 
     context: click.Context
     hosts: Sequence[str]
@@ -113,7 +113,7 @@ class SpecOrHosts:
 
     @property
     def names_hosts(self) -> bool:
-        """Whether they name hosts, and no spec."""
+        """Whether the command line names hosts instead of a spec."""
         return bool(self.hosts or self.slurm) or self.hostfile is not None
 
     def load(self) -> ClusterSpec:
@@ -141,7 +141,7 @@ class SpecOrHosts:
         return read_changes(self.context).apply(spec, os.environ)
 
     def find_beside(self, spec: ClusterSpec) -> str:
-        """What to do if the script is missing in the current folder and is there beside the spec; else empty."""
+        """A hint if the script is missing in the current folder but exists in the spec's folder; else empty."""
         script = spec.program.script
         if self.names_hosts or script is None or spec.working_directory is not None or spec.sync is not None:
             return ""

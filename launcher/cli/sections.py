@@ -86,7 +86,7 @@ class SectionedOption(click.Option):
     def value_from_envvar(self, ctx: click.Context) -> Any:
         try:
             return super().value_from_envvar(ctx)
-        except ValueError:  # from a split into words
+        except ValueError:  # the text cannot be split into words
             from launcher.errors import UsageError
 
             variable = find_variable(ctx.command_path, long_name(self))
@@ -127,7 +127,7 @@ def read_option(word: str, known: Mapping[str, click.Parameter]) -> tuple[list[c
 
 
 def fill_bare(args: Sequence[str], params: Iterable[click.Parameter], *, interspersed: bool) -> list[str]:
-    """Gives options that need no value the value that they then mean, unless the next word is one.
+    """Adds the implied value to each option that may stand without a value, unless the next word is its value.
 
     Args:
         args: the words of the command line.
@@ -151,7 +151,7 @@ def fill_bare(args: Sequence[str], params: Iterable[click.Parameter], *, intersp
 
 
 def _may_be_duration(word: str) -> bool:
-    """Whether the word is a duration, or one that lacks its unit."""
+    """Whether the word is a duration, possibly without its unit."""
     try:
         return parse_duration(f"{word}s" if word.isdecimal() else word) >= 0
     except ValueError:

@@ -102,7 +102,7 @@ def _watch(*, everything: bool, as_json: bool) -> None:
 
 
 def _follow_runs(*, everything: bool, as_json: bool) -> None:
-    """Prints each run that is new or has changed, until nobody reads stdout."""
+    """Prints each run that is new or has changed, until the reader of stdout is gone."""
     from launcher.commands.listing import changed, look, render_runs
 
     before: dict[str, RunSummary] = {}
@@ -125,7 +125,7 @@ def _follow_runs(*, everything: bool, as_json: bool) -> None:
 
 
 def _look_again(run: RunSummary) -> RunSummary | None:
-    """A run that was running; None if it was removed."""
+    """The current summary of a run that was listed before; None if it was removed."""
     from pathlib import Path
 
     from launcher.errors import RunDirectoryError

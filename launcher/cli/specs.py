@@ -118,7 +118,7 @@ def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
 
 
 def choose_nodes(spec: ClusterSpec, rehearsal: int | None) -> ClusterSpec:
-    """The spec with the nodes that its command names, or on containers."""
+    """The spec with the nodes that its source names; for a rehearsal, with containers instead of nodes."""
     from launcher.sources.node_list import find_nodes_first, preview_nodes
 
     if rehearsal is None:

@@ -33,7 +33,7 @@ MEANT = {
 """Commands of other programs, and ours that do the same."""
 FLAGS = ("help", "version")
 NEVER_MEANT = ("prune", "rm")
-"""They remove files: nobody should type them because a hint says so."""
+"""Commands that remove files; no hint suggests them."""
 
 GONE = {
     "drain-timeout": "timeouts.drain_s=S",

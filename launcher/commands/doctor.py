@@ -1,4 +1,4 @@
-"""Finds out what `distlaunch doctor` says about the machine that runs it."""
+"""Collects the facts that `distlaunch doctor` reports about the machine that runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
 def read_own_facts(config: Path | None) -> OwnFacts:
-    """What concerns distlaunch itself; `config`: the file of defaults, None without one."""
+    """The facts about distlaunch itself; `config`: the file of defaults, None if there is none."""
     state, problem = _find_state()
     keys, locked, key_problem = _find_keys()
     return OwnFacts(
@@ -36,7 +36,7 @@ def read_own_facts(config: Path | None) -> OwnFacts:
 
 
 def _find_state() -> tuple[Path, str]:
-    """The folder of runs, and why it cannot be written."""
+    """The folder of runs, and why it cannot be written; empty if it can."""
     try:
         folder = runs_directory(os.environ)
     except DistlaunchError as error:

@@ -1,4 +1,4 @@
-"""`distlaunch ls`: the rows of its table, and what changes between two looks."""
+"""`distlaunch ls`: the rows of its table, and the runs that are new or have changed."""
 
 from __future__ import annotations
 

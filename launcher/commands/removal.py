@@ -81,7 +81,7 @@ def remove(folder: Path) -> None:
     """
     doomed = folder.with_name(f".removing-{secrets.token_hex(8)}")
     try:
-        # Rename first: nobody sees half a run, and nobody can resume it any more.
+        # Rename first: then no command sees half a run, and none can resume it.
         folder.rename(doomed)
         if not _DOOMED.fullmatch(folder.name) and (summary := summarize(RunDir(doomed))).running:
             doomed.rename(folder)

@@ -47,7 +47,7 @@ def ask_stacks(files: RunDir) -> str:
 
 
 def ask_files(files: RunDir, *, begins: bool = False, patterns: Sequence[str] = ()) -> Collection:
-    """How far the controller's collection of files is; with `begins`, begins to collect files of these patterns.
+    """The progress of the controller's file collection; with `begins`, starts to collect files of these patterns.
 
     Raises:
         UsageError: the run has ended, or its controller does not answer.

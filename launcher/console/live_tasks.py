@@ -39,9 +39,9 @@ TAIL_S = 3.0
 
 @dataclass(frozen=True)
 class Column:
-    """A column. `keep`: if there is no room, the columns with the lowest are left out. `least`, `most`: its widths.
+    """A column. `keep`: if there is no room, the columns with the lowest `keep` are left out.
 
-    `grows`: whether the column takes remaining room.
+    `least`, `most`: the minimum and maximum width. `grows`: whether the column takes the remaining room.
     """
 
     title: str

@@ -24,7 +24,7 @@ from launcher.wording import render_age, render_ago
 from worker_entry.protocol.frozen import dataclass
 
 REFRESH_S = 0.5
-"""The time between two looks at the status."""
+"""The time between two reads of the status."""
 _STATES = {
     "running": style(GREEN, bold=True),
     "succeeded": style(GREEN, bold=True),
@@ -155,7 +155,7 @@ def render_view(
         problem: why the status is missing or old.
         histories: the last minute of each task.
         columns: the width of the terminal.
-        rows: the most lines.
+        rows: the maximum number of lines.
         asked: what the user has selected with keys.
         above: unfinished lines of tasks, such as progress bars.
     """

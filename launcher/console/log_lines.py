@@ -95,7 +95,7 @@ class LogLines:
     """The lines of one log.
 
     `keep_colours`: colours pass through; all other control characters are replaced. `fold`: TensorFlow's chatter is
-    left out. `tracebacks`: of all logs together; None to show them all.
+    left out. `tracebacks`: the choice of tracebacks for all logs; None to show all of them.
     """
 
     def __init__(self, *, keep_colours: bool = False, fold: bool = True, tracebacks: Tracebacks | None = None) -> None:

@@ -37,7 +37,7 @@ OWN_STRATEGY_HINT = (
 REMIND_S = 5.0
 TRANSFER_REMIND_S = 10.0
 GPUS_CHANGED_S, GPUS_REMIND_S = 60.0, 1800.0
-"""How often it is said who uses the GPUs that the run waits for: if that changes, and if it stays the same."""
+"""How often the users of the awaited GPUs are reported: if they have changed, and if they are the same."""
 FORMING_REMIND_S = 15.0
 """Longer than REMIND_S: importing TensorFlow takes a while."""
 SHOWN_NODES = 8
@@ -199,7 +199,7 @@ class Reminder:
         self._transfers = transfers
         self._due = started + REMIND_S
         self._busy = ""
-        """What was last said of busy GPUs; empty before, and once they are free."""
+        """The last report of busy GPUs; empty before the first, and once the GPUs are free."""
         self._busy_said = -math.inf
         self._drains: float | None = None
         """The deadline that the user was warned about."""
@@ -236,7 +236,7 @@ class Reminder:
         return f"{state.phase.value.capitalize()}, {now - self._started:.0f} s: waiting for {shown}"
 
     def _remind_of_gpus(self, state: AttemptState, now: float) -> str | None:
-        """Says who uses the GPUs: at once, soon after that has changed, and now and then."""
+        """Reports who uses the GPUs: at once, soon after a change, and from time to time."""
         busy = render_busy_gpus(state.lacked)
         if now < self._busy_said + (GPUS_REMIND_S if busy == self._busy else GPUS_CHANGED_S):
             return None

@@ -176,7 +176,7 @@ class Console:
                 return
 
     def leave(self) -> None:
-        """Writes the waiting output and nothing later: others use the terminal then. Waits for HURRY_S at most."""
+        """Writes the waiting output and nothing later: other programs use the terminal then. Waits at most HURRY_S."""
         self._orders.put(_Order.LEAVE)
         if not self._left.wait(HURRY_S):
             self.hurry()

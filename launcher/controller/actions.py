@@ -41,12 +41,13 @@ from worker_entry.protocol.values import Problem, TaskStart
 TAKEOVER_S = 30.0
 """How long to try to reach the agents of a run that is taken over."""
 LASTS = datetime.timedelta(days=3650)
-"""Long, because attempts may last and clocks may be wrong; only the nodes know the key, and forget it at the end."""
+"""The certificate's validity: long, because attempts may last and clocks may be wrong. Only the nodes know the key, and
+they discard it at the end."""
 NAME = "distlaunch"
 
 
 class Actions:
-    """The actions of one attempt. `plan` is the current plan; `addresses` maps nodes to what the checks chose."""
+    """The actions of one attempt. `plan` is the current plan; `addresses`: those that the checks chose, by node."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Actions:
         self._measured = False
         self._callers: list[str] = []
         self._unrestored: frozenset[str] = frozenset()
-        """Nodes that are to be sent the last checkpoint, once it has come."""
+        """Nodes that have yet to be offered the last checkpoint."""
         self.plan = setup.planner.plan({})
         self.addresses = setup.addresses
 
@@ -154,7 +155,7 @@ class Actions:
             self._links.send(node, preload)
 
     def restore(self) -> None:
-        """Offers the last checkpoint to the nodes, once it has come completely."""
+        """Offers the last checkpoint to the nodes once it has been collected completely."""
         if not self._unrestored or self._context.collector.is_saving:
             return
         offer = self._context.collector.offer_checkpoint()
@@ -213,7 +214,7 @@ class Actions:
         self._context.files.write_json(self._context.files.plan, render_file(self.plan))
 
     def _claim(self, state: AttemptState) -> None:
-        self.plan = self._planner.plan(self._links.facts())  # says if a node has too few GPUs at all
+        self.plan = self._planner.plan(self._links.facts())  # raises if a node has too few GPUs, free or not
         needed = {
             node: self._planner.find_needed_gpus(node, self._links.facts_of(node)) for node in sorted(state.asked)
         }
@@ -316,7 +317,7 @@ def _make_task_start(
 
 
 def make_tunnel_key() -> TunnelKey:
-    """A new key (ECDSA, P-256) with a self-signed certificate, by which the nodes of an attempt know each other."""
+    """A new key (ECDSA, P-256) with a self-signed certificate, by which an attempt's nodes authenticate each other."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

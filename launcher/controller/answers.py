@@ -136,7 +136,7 @@ class Answers:
 
 
 def _make_tasks(loop: AttemptLoop) -> list[TaskState]:
-    """The states of the loop's tasks; those of a node that gets the program's folder say how far that is."""
+    """The states of the loop's tasks; on a node that is receiving files, the state is the transfer's progress."""
     tasks = make_task_states(loop.state, loop.plan, loop.usage.tasks, loop.standings)
     transfers = loop.transfers
     return [

@@ -51,13 +51,13 @@ from worker_entry.protocol.frozen import replace
 TOUCH_S = 2.0
 """How often the journal shows that this controller runs."""
 CLAIM_PAUSE_S = 4.0
-"""The shortest pause between two looks at the GPUs; the longest is twice as long."""
+"""The shortest pause between two requests for GPUs; the longest is twice as long."""
 IDLE_S = 0.5
 """How often the loop polls the sources that send no messages: logs, the console, deadlines."""
 POLL_S = 0.2
 """How often logs are read."""
 IGNORED = 20
-"""The last events of a node that were ignored, and are shown if there is a bug."""
+"""The number of ignored events that are kept per node, to be shown if there is a bug."""
 IGNORED_LENGTH = 200
 SILENCE_S = 1.0
 """If the leader logs nothing for this long after all ports have opened, its log level is reduced."""
@@ -86,7 +86,7 @@ class AttemptLoop:
         """The current state."""
         self._to_attach = self.state.detached
         self._to_preload: set[str] = set()
-        """Nodes that are to import TensorFlow, once it is known which GPUs they keep for the run."""
+        """Nodes that import TensorFlow as soon as it is known which GPUs they keep for the run."""
         self._touch_due = 0.0
         self._ignored: dict[str, deque[str]] = {}
         """The last events of each node that changed nothing."""
@@ -103,7 +103,7 @@ class AttemptLoop:
 
     @property
     def transfers(self) -> Mapping[str, Transfer]:
-        """What is being sent to the nodes."""
+        """The files being sent to the nodes."""
         return self._observer.transfers.current
 
     @property
@@ -274,7 +274,7 @@ class AttemptLoop:
 
 
 def _choose_claim_pause_s(run_id: str) -> float:
-    """A pause that differs between runs: those that wait for each other's GPUs must not always ask at the same time."""
+    """A pause that differs between runs: runs that wait for each other's GPUs must not always ask at the same time."""
     return CLAIM_PAUSE_S * (1.0 + zlib.crc32(run_id.encode()) / 2**32)
 
 

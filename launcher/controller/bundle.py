@@ -162,7 +162,7 @@ def compile_patterns(patterns: Sequence[str]) -> tuple[FilePattern, ...]:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One node's part: bytes sent, bytes in all, and bytes per second, 0 if unknown."""
+    """One node's transfer: bytes sent, total bytes, and bytes per second, 0 if unknown."""
 
     sent: int
     total: int

@@ -1,4 +1,4 @@
-"""Waits until the files of a run's nodes have come."""
+"""Waits until the files of a run's nodes have arrived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.transports.base import LinkDropped, LinkNote, LinkResumed
 SHOW_S = 10.0
 """How often the progress is shown."""
 PATIENCE_S = 300.0
-"""How long nothing may come: a large folder takes long to list, and the disk of a node may hang."""
+"""How long to wait without progress: a large folder takes long to list, and the disk of a node may hang."""
 
 
 class Progress:
@@ -29,19 +29,19 @@ class Progress:
         self._due = monotonic() + every_s
 
     def note(self, progress: str) -> None:
-        """Takes the current progress."""
+        """Shows the current progress if it is due."""
         if progress and self._monotonic() >= self._due:
             self._due = self._monotonic() + self._every_s
             self._show(progress)
 
 
 def collect_at_end(context: RunContext, interrupts: Interrupts, *, is_urgent: bool) -> None:
-    """Fetches the files of all nodes; a signal stops that.
+    """Fetches the files of all nodes; a signal stops the transfer.
 
     Args:
         context: the context of the run, whose attempts are over.
         interrupts: the user's signals.
-        is_urgent: whether there is no time for it.
+        is_urgent: whether there is no time to fetch files.
     """
     collector, console = context.collector, context.console
     if is_urgent:
@@ -71,7 +71,7 @@ Tell = Callable[[str, LinkDropped | LinkResumed | LinkNote], None]
 def await_files(
     collector: Collector, links: NodeLinks, goes_on: Callable[[], bool], tell: Tell = lambda _node, _news: None
 ) -> bool:
-    """Reads the links until all files have come, or none comes any more; returns False if `goes_on` said no before."""
+    """Reads the links until all files have arrived, or no more arrive; returns False once `goes_on` returns False."""
     due = links.timing.monotonic() + PATIENCE_S
     while collector.is_busy:
         if not goes_on():

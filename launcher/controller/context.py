@@ -40,9 +40,9 @@ class RunContext:
     generation: int = 0
     """The number of earlier controllers of the run."""
     input: TaskInput | None = None
-    """What tasks read from stdin, if they read something."""
+    """The tasks' input from stdin, if they have one."""
     collector: Collector
-    """Collects what tasks write, if the spec asks for it."""
+    """Collects the files that tasks write, if the spec asks for them."""
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
     source: NodeSource = NodeSource()
@@ -50,7 +50,7 @@ class RunContext:
     only_checks: bool = False
     """Whether the nodes are only checked."""
     examines: bool = False
-    """Whether they also report facts about their machines."""
+    """Whether the nodes also report facts about their machines."""
     write_page: Callable[[RunReport], str] = lambda _: ""
     """Writes the page of an ended run and returns the page's path; empty if no page is wanted."""
     depart: Callable[[AttemptState], None] = lambda _: None

@@ -1,7 +1,7 @@
 """A run that can leave its terminal: its controller is a child of the process that the user started.
 
 That process waits until the controller leaves, or the run has ended. A run in the background has a session of its own
-from the start, and leaves by itself once it needs nobody to look at it; until then its controller writes to the user's
+from the start, and leaves by itself once no user needs to watch it; until then its controller writes to the user's
 terminal. A run in the foreground has the session and the process group of the waiting process, and leaves when the
 user asks for it.
 """
@@ -28,9 +28,9 @@ _LEFT = signal.SIGUSR2
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1)
 _WAITED_FOR = {*_PASSED_ON, _LEFT, signal.SIGCHLD, signal.SIGCONT}
 WITHOUT_FRAMEWORK_S = 2.0
-"""How long all tasks have lived without importing a framework."""
+"""A background run leaves its terminal if all tasks have lived this long without importing a framework."""
 FORMING_S = 10.0
-"""How long a cluster may form; the nodes have passed their checks before."""
+"""A background run leaves its terminal when its cluster, whose nodes passed their checks, has formed this long."""
 
 
 class Detachment:
@@ -252,7 +252,7 @@ def find_departure(state: AttemptState, now: float) -> str | None:
 
 
 def _has_framework(state: AttemptState) -> bool:
-    """Whether a task has begun to import a framework, as far as that is known."""
+    """Whether a task has begun to import a framework, or may have."""
     if state.listening or state.policy.strategy is TORCH:  # tasks do not report an import of PyTorch
         return True
     return any(status.phase != NOT_IMPORTED or status.strategy for status in state.status.values())

@@ -1,4 +1,4 @@
-"""Counts the goodput of a run while it goes on, including the records of earlier controllers."""
+"""Counts the goodput of a run while it is running, including the records of earlier controllers."""
 
 from __future__ import annotations
 

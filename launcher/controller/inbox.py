@@ -81,7 +81,7 @@ from worker_entry.protocol.values import CrashRecord, Problem
 def tell_link(
     context: RunContext, node: str, news: LinkDropped | LinkResumed | LinkNote, *, has_tasks: bool = True
 ) -> None:
-    """Tells the user and the journal what has happened to a connection to a node, on which tasks may run."""
+    """Reports a change of a node's connection to the user and the journal; `has_tasks`: whether tasks may run there."""
     match news:
         case LinkDropped(reason):
             context.journal.write(run_events.LinkDropped(node, reason))
@@ -118,7 +118,7 @@ class Observer:
         self.usage = Usage(SampleFiles(context.files, attempt))
         """The resource use of tasks and nodes."""
         self.transfers = Transfers()
-        """What is being sent to the nodes."""
+        """The files being sent to the nodes."""
         self.taken_over: set[str] = set()
         """The nodes whose agents this controller has taken over from an earlier one."""
         self.origin = ("", 0)
@@ -166,7 +166,7 @@ class Observer:
         offset_s = links.clock_offset_s(node)
         if self._preflight is not None and isinstance(message, Answer):
             self._preflight.note(node, message, offset_s)
-            yield Tick()  # the checks may go on
+            yield Tick()  # the checks may continue
         try:
             bundle = self._find_bundle(message) if isinstance(message, Fetch) else None
             if isinstance(message, Fetch) and bundle is not None:

@@ -275,7 +275,7 @@ def _make_context(run: _OpenRun, planner: Planner, detachment: Detachment | None
 
 
 def _choose_nodes(run: _OpenRun, planner: Planner, relist: Relisting, *, is_taken_over: bool) -> Planner:
-    """The planner for the nodes as they are now, unless they are those of a running attempt."""
+    """The planner for the current nodes; for a running attempt, the same planner."""
     for finding in run.source.find_problems(run.spec, run.start.cwd):
         run.console.warn(f"{finding.message} [{finding.reference}]")
     if is_taken_over:

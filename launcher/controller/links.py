@@ -238,7 +238,7 @@ class NodeLinks:
         return NodeFacts.of(self.ready[node], self.claimed.get(node))
 
     def find_agent(self, node: str) -> AgentAddress:
-        """Where the node's agent is found again."""
+        """The address at which a later connection finds the node's agent."""
         ready = self.ready.get(node)
         return AgentAddress(ready.reattach_folder or "", ready.process_view) if ready is not None else AgentAddress()
 

@@ -1,7 +1,7 @@
 """The nodes of the next attempt: which take part, how they are reached, and the waits for lost ones.
 
-During a wait, the links are still read, and a signal ends it. What is read is for the next attempt, except for what
-tasks of the last attempt still report.
+During a wait, the links are still read, and a signal ends the wait. Messages read during a wait are kept for the next
+attempt, except for reports of the last attempt's tasks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Relist = Callable[[Planner, Callable[[], bool]], Planner]
 nodes, or the same planner if nothing has changed. May take a minute."""
 KEPT = (LinkClosed, Signalled, EndAnnounced, StacksAsked, ProfileAsked, FilesAsked)
 POLL_S = 2.0
-"""How often a lost node is tried."""
+"""How often to try to reach a lost node."""
 
 
 class NodeChoice:
@@ -100,7 +100,7 @@ class NodeChoice:
         Args:
             chosen: the setup for the same nodes.
             state: the end of the attempt.
-            is_wanted: whether the run goes on.
+            is_wanted: whether the run continues.
         """
         if state.lost:
             self.lost |= {node: self._links.find_agent(node) for node in state.lost}
@@ -166,7 +166,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Relisting:
-    """A function that asks the spec's source for the current nodes, and prepares the connectors of them."""
+    """A function that asks the spec's source for the current nodes, and prepares their connectors."""
 
     context: RunContext
     recovery: Recovery
@@ -189,7 +189,7 @@ class Pauses:
         context: the context of the run.
         nodes: knows which nodes are lost.
         recover: cleans a lost node; returns whether the node can be used again.
-        is_wanted: whether the run goes on; if not, every wait ends.
+        is_wanted: whether the run continues; if not, every wait ends.
     """
 
     def __init__(self, context: RunContext, nodes: NodeChoice, recover: Recover, is_wanted: Callable[[], bool]) -> None:
@@ -199,7 +199,7 @@ class Pauses:
         self._recover = recover
         self._is_wanted = is_wanted
         self._kept: list[Incoming] = []
-        """What was read, for the next attempt."""
+        """Messages and events read during waits, for the next attempt."""
 
     @property
     def announced(self) -> EndAnnounced | None:
@@ -208,7 +208,7 @@ class Pauses:
         return next((end for end in ends if not end.stays and not end.replaced), None)
 
     def hand_over(self) -> None:
-        """Gives what was read to the next attempt, so that it sees losses, announcements and requests."""
+        """Passes what `pause` has kept to the next attempt, so that it sees losses, announcements and requests."""
         for incoming in self._kept:
             self._context.links.put(incoming)
         self._kept = []
@@ -296,7 +296,7 @@ class ReturnWatch:
 
     @property
     def proven(self) -> frozenset[str]:
-        """Those on which the last agent and all processes below it have certainly ended."""
+        """The nodes on which the last agent and all processes below it have certainly ended."""
         return frozenset(self._proven)
 
     def close(self) -> None:

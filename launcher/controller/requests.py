@@ -30,7 +30,7 @@ class StackRequests:
         self.text = ""
         """The last answers, as text."""
         self.count = 0
-        """How often all tasks have been shown."""
+        """How often the stacks of all tasks have been collected."""
 
     def ask(self, state: AttemptState, *, show: bool = False, tell: bool = False) -> None:
         """Asks all running tasks, unless a request is pending.
@@ -107,7 +107,7 @@ class ProfileRequests:
             self._context.links.send(node, Profile([*tasks.values()], directory, duration_s))
 
     def note(self, answer: Profiled) -> None:
-        """Adds an answer; one that nobody has asked for is dropped."""
+        """Adds an answer; drops an unrequested one."""
         if len(self.answers) < self._asked:
             self.answers = (*self.answers, answer)
 

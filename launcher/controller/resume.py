@@ -183,8 +183,8 @@ def _prepare(
         planner: plans for the nodes of the spec.
         console: gets the notes.
         interrupts: the user's signals.
-        attended: when a controller last had the tasks, in Unix seconds.
-        changed: whether the spec is another one.
+        attended: when a controller was last in charge of the tasks, in Unix seconds.
+        changed: whether the spec has changed.
 
     Raises:
         LeftoverError: leftover processes may still run.
@@ -229,10 +229,10 @@ def _await_leases(attended: float, lease_s: float, console: Console, interrupts:
 
 
 def _unless_asked(interrupts: Interrupts, work: Callable[[], _Result]) -> _Result:
-    """The result of the work, which a signal does not wait for.
+    """Returns the result of the work; a signal ends the wait for it, but not the work.
 
-    The work goes on in a thread: an exception in it could leave processes behind that it is just starting. What it
-    then does on the nodes, a later `resume` does again.
+    The work continues in its thread, because an exception in it could leave behind processes that it is just starting.
+    A later `resume` repeats the work on the nodes.
     """
     results: list[_Result] = []
     errors: list[Exception] = []

@@ -96,7 +96,7 @@ class Supervisor:
         self._asked: int | None = None
         """The signal that asked the run to stop, at any time."""
         self._ended_by: int | None = None
-        """The signal with which a process, and not the user's command, ends the run."""
+        """The signal that ends the run, unless `distlaunch down` or a key has asked for the stop."""
         self._next: Next = End()
         """What follows the last attempt."""
         self._context = context
@@ -126,7 +126,7 @@ class Supervisor:
 
     @property
     def collector(self) -> Collector:
-        """Collects what tasks write."""
+        """The collector of the files that tasks write."""
         return self._context.collector
 
     def run(self) -> RunReport:
@@ -229,7 +229,7 @@ class Supervisor:
         return following
 
     def _prepare_next(self, chosen: AttemptSetup) -> AttemptSetup | None:
-        """Does what follows the last attempt until another one can begin; returns its setup, None if the run ends."""
+        """Waits and chooses nodes after the last attempt; returns the setup of the next one, None if the run ends."""
         assert self._last is not None
         why, setup = self._last.verdict, None
         step = self._decide()
@@ -290,7 +290,7 @@ class Supervisor:
         return end_by_signal(self._next.signal) if self._next.signal is not None else None
 
     def _collect(self) -> None:
-        """Fetches what tasks have written, unless whoever ends this process may not wait for that."""
+        """Fetches the files that tasks have written, unless the run has to end at once."""
         last = self._last
         if last is None or not (last.number > 1 or last.state.started):
             return
@@ -298,7 +298,7 @@ class Supervisor:
         collect_at_end(self._context, self._interrupts, is_urgent=is_urgent)
 
     def _goes_on(self) -> bool:
-        """Whether nobody has asked the run to stop."""
+        """Whether the run has not been asked to stop."""
         return self._asked is None
 
     def _time_at(self, monotonic: float | None) -> float | None:
@@ -340,11 +340,11 @@ class Supervisor:
 
 
 def make_ending(attempt: Attempt, earlier: Sequence[AttemptOutcome], *, saved: bool) -> AttemptOutcome:
-    """Returns the attempt's end for the restart rule.
+    """Returns the attempt's outcome for the restart rule.
 
     Args:
         attempt: the attempt.
-        earlier: the ends of the attempts before it.
+        earlier: the outcomes of the attempts before it.
         saved: whether it saved a checkpoint.
     """
     reference = attempt.verdict.reference
@@ -361,7 +361,7 @@ def make_ending(attempt: Attempt, earlier: Sequence[AttemptOutcome], *, saved: b
 
 
 def _trained(attempt: Attempt) -> bool:
-    """Whether training had begun, as far as is known."""
+    """Whether training is known, or assumed, to have begun."""
     progresses = attempt.state.progresses
     if progresses:
         return any(progress.first_step is not None for progress in progresses)
@@ -371,7 +371,7 @@ def _trained(attempt: Attempt) -> bool:
 
 
 def _step(attempt: Attempt) -> int:
-    """The last step that is known to be done."""
+    """The last step that is known to be completed."""
     return max(((progress.resumed or 0) + progress.step for progress in attempt.state.progresses), default=0)
 
 

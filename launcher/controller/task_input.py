@@ -1,7 +1,7 @@
-"""What tasks read from stdin: what distlaunch itself gets there from a pipe or a file.
+"""Passes distlaunch's own stdin, if it is a pipe or a file, on to the tasks.
 
-It is kept in the run's folder, because a task that starts again, and a run that is resumed, read it from its beginning.
-Not more is read ahead of the tasks than they are likely to want: `yes | distlaunch …` must not fill the disk.
+The input is kept in the run's folder, because a restarted task and a resumed run read it from the beginning. Only a
+little is read ahead of the tasks: `yes | distlaunch …` must not fill the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AHEAD_BYTES = 1 << 20
 
 
 class InputArrived:
-    """There is more to read than before, or nothing will come any more."""
+    """More input is available, or the input has ended."""
 
 
 class Reply(NamedTuple):
@@ -46,7 +46,7 @@ def take_stdin() -> int | None:
 def open_input(
     files: RunPaths, source: int | None, wake: Callable[[InputArrived], None], warn: Callable[[str], None]
 ) -> TaskInput | None:
-    """The input of a run's tasks; None if there is none, also not from an earlier controller. See TaskInput."""
+    """The input of a run's tasks; None if there is none, not even from an earlier controller. See TaskInput."""
     if source is None and not files.stdin.exists() and not files.partial_stdin.exists():
         return None
     return TaskInput(files, source, wake, warn)
@@ -70,9 +70,9 @@ class TaskInput:
         self._warn = warn
         self._changed = threading.Condition()
         self._asked = 0
-        """How far tasks have read, at most."""
+        """The furthest offset to which a task has read."""
         self._waiting: dict[tuple[str, str], AskInput] = {}
-        """The questions that cannot be answered yet, by node and task."""
+        """The requests that cannot be answered yet, by node and task."""
         self._files = files
         path = files.stdin if source is None and files.stdin.exists() else files.partial_stdin
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -96,7 +96,7 @@ class TaskInput:
         yield Reply(node, Input(ask.task, ask.offset, len(data), last), data)
 
     def arrived(self) -> Iterator[Reply]:
-        """Yields the replies that had to wait."""
+        """Yields the replies that had to wait for more input."""
         with self._changed:
             waiting, self._waiting = self._waiting, {}
         for (node, _), ask in waiting.items():

@@ -1,1 +1,1 @@
-"""What a run shows to other programs: Prometheus, recipients of notifications, TensorBoard, and a browser."""
+"""Shows a run to other programs: Prometheus, recipients of notifications, TensorBoard, and a browser."""

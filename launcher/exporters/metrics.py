@@ -30,7 +30,7 @@ from launcher.spec.fields import Endpoint
 CLIENT_S = 10.0
 """How long a client may take to send its request, and to read the answer."""
 CLIENTS, CLIENTS_OF_ADDRESS = 32, 8
-"""Clients at the same time: of all addresses, and of one."""
+"""The most clients at the same time: in total, and from one address."""
 EVERY_S = 5.0
 LAST_S = 2.0
 """How long the last state may take to be written."""
@@ -82,7 +82,7 @@ class MetricsServer:
             self._serving.close()
 
     def _answer(self, client: socket.socket, _: Callable[[], None]) -> None:
-        # Whatever a request or a disconnection causes concerns this client alone.
+        # An error in a request, or a disconnection, affects only this client.
         with contextlib.suppress(Exception):
             self._server.finish_request(client, client.getpeername())
 
@@ -99,7 +99,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(WSGIServer):
-    """Answers clients; who accepts them is another's affair."""
+    """Answers clients; BoundedServer accepts them."""
 
     def __init__(self, family: int, address: tuple[object, ...]) -> None:
         self.address_family = family

@@ -217,7 +217,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 class DeliveryError(Exception):
-    """Why a notification was not delivered, in words without a secret."""
+    """Why a notification was not delivered, or not confirmed; the text contains no secret."""
 
 
 def post(url: str, body: bytes, timeout_s: float) -> None:

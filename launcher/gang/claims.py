@@ -35,7 +35,7 @@ def ask_all(state: AttemptState, now: float) -> tuple[AttemptState, tuple[ClaimN
 
 
 def go_on(state: AttemptState, now: float) -> tuple[AttemptState, tuple[ClaimNodes | ReleaseNodes, ...]]:
-    """What follows once all nodes have answered, and some of them lack free GPUs."""
+    """The next state and actions once all nodes have answered, and some of them lack free GPUs."""
     if state.claims_again is None:
         again = now + state.policy.claim_pause_s
         if state.claims_due is not None:

@@ -6,9 +6,9 @@ first one that fails decides, and all others are stopped. An evaluator only watc
 With ParameterServerStrategy the chief decides. The others serve and never end; a worker that does end restarts
 individually. `policy` has the table of which tasks count for what.
 
-`facts.apply` records what has happened; the rules here conclude from what is known, and not from the order in which it
-became known. So a later controller, which knows the same, comes to the same end. Only clocks depend on when a
-controller saw an event, and they begin anew with a takeover.
+`facts.apply` records the facts; the rules here decide by the recorded facts, and not by the order in which they became
+known. So a later controller that knows the same facts comes to the same decision. Only time limits depend on when a
+controller saw an event; they start again at a takeover.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ RAISED_S = 4.5
 """How long the process of a program that has raised may stay: its exit handlers may wait for ever, as JAX's do for the
 other tasks."""
 INTERRUPT_S = 3.0
-"""From SIGINT to SIGTERM for a program that does nothing about it: its main thread is in C++, where Python cannot raise
+"""From SIGINT to SIGTERM for a program that does not react: its main thread is in C++, where Python cannot raise
 KeyboardInterrupt."""
 FAILURE_GRACE_S = 1.0
 """From SIGTERM to SIGKILL after a failure: the others cannot continue, and TensorFlow ignores SIGTERM."""
 SAVING_S = 300.0
 """How long the others may still save, once the first worker has saved because of a preemption, and has ended."""
 SIGNALLED_GRACE_S = 600.0
-"""From SIGTERM to SIGKILL after a SIGTERM from Slurm, until Slurm has said how long the tasks have."""
+"""From SIGTERM to SIGKILL after a SIGTERM from Slurm, until Slurm reports how long the tasks may run."""
 STOP_MARGIN_S = 30.0
 """How long after the last SIGKILL a node may take to report that no process is left."""
 STACKS_S = 10.0
-"""How long all tasks may take to report what they are doing, before they are stopped for doing nothing."""
+"""How long all tasks may take to report what they are doing, before they are stopped for lack of progress."""
 
 NOBODY: Mapping[TaskId, float] = {}
 
@@ -116,15 +116,15 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
 
 
 def take_over(state: AttemptState) -> AttemptState:
-    """The state of a running attempt that an earlier controller has left, from what is known to have happened.
+    """The state of a running attempt that an earlier controller has left; `state` has the known facts.
 
-    No clock runs before all of its nodes are attached again: until then, the tasks' reports cannot arrive.
+    No time limit runs before all of its nodes are attached again: until then, the tasks' reports cannot arrive.
     """
     return replace(state, phase=Phase.RUNNING, detached=state.occupied)
 
 
 def _after_takeover(state: AttemptState, now: float) -> Decision:
-    """Begins all limits anew, and starts the tasks whose order to start again may not have arrived."""
+    """Restarts all time limits, and repeats restart orders that may not have arrived."""
     ended = state.ended
     limit_s = SAVING_S if state.failures else state.policy.drain_s if ended else 0.0
     state = replace(state, last_progress=now, deadline=now + limit_s if limit_s else None)
@@ -171,7 +171,7 @@ def _bring_files(state: AttemptState) -> Decision:
 
 
 def _while_failing(state: AttemptState, event: Event, now: float) -> Decision:
-    """Stops the others, unless they may still save, or tell more about the failure."""
+    """Stops the others, unless they may still save, or report more about the failure."""
     over = state.policy.trainers <= state.exits.keys()
     if state.suspicion is Reason.TASK_FAILED:  # all tasks report where they are before they are stopped
         over = over or isinstance(event, StacksReceived) or _is_due(state, now)
@@ -194,7 +194,7 @@ def _while_running(before: AttemptState, state: AttemptState, event: Event, now:
     ended = state.ended
     drained = now + state.policy.drain_s if state.policy.drain_s else None
     if state.phase is Phase.FORMING:
-        # A trainer that has ended well needed no cluster, or had one: ports no longer matter.
+        # A trainer that has ended successfully needed no cluster, or had one: ports no longer matter.
         if state.policy.tasks - state.unreachable <= state.started.keys() and (ended or state.is_up):
             state = replace(
                 state, phase=Phase.RUNNING, deadline=drained if ended else None, suspicion=None, last_progress=now
@@ -255,8 +255,8 @@ def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> D
 
 
 def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
-    # Ctrl-C while stopping means: at once. TERM and HUP do not, because they may come twice on their own (`timeout`, a
-    # closed window); nor does PIPE, which follows when Ctrl-C has also ended the reader of our output.
+    # Ctrl-C while stopping means: stop at once. TERM and HUP do not, because they may arrive twice without the user
+    # (`timeout`, a closed window); nor does PIPE, which follows when Ctrl-C has also ended the reader of our output.
     if isinstance(event, Interrupted) and event.signal == signal.SIGINT:
         assert state.deadline is not None
         return replace(state, deadline=min(state.deadline, now + STOP_MARGIN_S)), (StopNodes(0.0),)
@@ -265,7 +265,7 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
         deadline = now + grace_s + STOP_MARGIN_S
         if state.deadline is not None and deadline < state.deadline:  # this limit was not known before
             return replace(state, deadline=deadline), (StopNodes(grace_s),)
-    # Nothing was started on a node whose agent has not answered; its link looks after itself.
+    # Nothing was started on a node whose agent has not answered; its link ends by itself.
     silent = state.ready - state.empty.keys() - state.lost.keys()
     if silent and _is_due(state, now):
         reasons = dict.fromkeys(silent, "did not report that all of its processes have ended")
@@ -295,8 +295,8 @@ def _stop(
         reason: why.
         grace_s: how long the tasks may stay.
         now: the controller's monotonic clock.
-        for_handlers: the grace is only for tasks that handle SIGTERM, and those `longer`.
-        longer: the graces of tasks that get a longer one.
+        for_handlers: whether only tasks that handle SIGTERM, and those in `longer`, get the grace.
+        longer: the graces of tasks that get a longer grace.
         interrupts: whether the tasks get SIGINT first.
     """
     if state.signalled and state.announced is None and reason is not Reason.SUCCEEDED:

@@ -1,7 +1,8 @@
 """Workers whose variables are no longer the same, although they train one model together.
 
 Each worker sends digests of its variables, always for the same moments. Different digests of a moment show that the
-variables have drifted apart: then only the chief's model is saved, and no worker's is that of one process.
+variables have drifted apart: then only the chief's model is saved, and no worker trains the model that a single
+process would train.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ Digests = Mapping[TaskId, tuple[ModelDigest, ...]]
 
 
 def note_digest(digests: Digests, task: TaskId, digest: ModelDigest) -> Digests:
-    """The digests with one more of the task, unless it is there already."""
+    """The digests with this one added to the task's, unless it is there already."""
     known = digests.get(task, ())
     return digests if digest in known else {**digests, task: (*known, digest)[-KEPT:]}
 
 
 def render_divergence(digests: Digests, task: TaskId, trainers: Collection[TaskId]) -> str:
-    """The line about the moment of the task's newest digest, if all training tasks have one of it, and they differ.
+    """The line about the moment of the task's newest digest, if all training tasks have digests of it that differ.
 
     `the model of worker:1 differs from that of worker:0 after epoch 3, first in dense/kernel; …`; empty if not.
     """

@@ -202,7 +202,7 @@ class TaskExited:
     finished: float | None = None
     """When the program ended, if that is known, whatever its interpreter did afterwards."""
     evidence: Problem | None = None
-    """What its node adds: a full disk, or a kernel that ran out of memory."""
+    """The node's evidence for the cause of a failure: a full disk, or the kernel's OOM killer."""
     start: int = 1
     """As in TaskStarted."""
 
@@ -216,7 +216,7 @@ class TaskExited:
 class Interrupted:
     """The user (or the system) interrupts the run; `signal` is the number of the signal.
 
-    `asked`: the user has asked this controller for it, with `distlaunch down` or a key.
+    `asked`: whether the user has asked this controller to stop, with `distlaunch down` or a key.
     """
 
     signal: int
@@ -224,20 +224,20 @@ class Interrupted:
 
     @property
     def is_by_hand(self) -> bool:
-        """Whether the user has done it: programs then get SIGINT, as if they ran in the user's terminal."""
+        """Whether the user interrupts the run by hand: programs then get SIGINT, as if run in the user's terminal."""
         return self.asked or self.signal == signals.SIGINT
 
 
 @dataclass(frozen=True)
 class TaskInterrupted:
-    """The task's program does something about the SIGINT that it got from us, as far as that can be known."""
+    """The task's program is known to handle the SIGINT that we sent."""
 
     task: TaskId
 
 
 @dataclass(frozen=True)
 class NodeSignalled:
-    """Slurm has sent SIGTERM to all of our processes on the node; it will say why, and when SIGKILL follows."""
+    """Slurm has sent SIGTERM to all of our processes on the node; it will report why, and when SIGKILL follows."""
 
     node: str
     time: float
@@ -245,11 +245,11 @@ class NodeSignalled:
 
 @dataclass(frozen=True)
 class EndAnnounced:
-    """What the engine that gave us the nodes says about a signal, or about the end of their time.
+    """The engine that allocated the nodes explains a signal, or announces that it takes nodes away.
 
-    `reference`: the class of the failure, `interrupted`, or nothing if there is nothing to say. `grace_s`: how long
-    the tasks may still run. `stays`: whether the nodes stay ours, and the engine has only ended what ran there.
-    `replaced`: whether it gives other nodes at once for those that it takes. `node`: the one that it takes, if not all.
+    `reference`: the class of the failure, `interrupted`, or empty if there is no explanation. `grace_s`: how long the
+    tasks may still run. `stays`: whether we keep the nodes, because the engine has only ended what ran there.
+    `replaced`: whether the engine replaces the nodes at once. `node`: the node that it takes away, if not all.
     """
 
     reference: str
@@ -323,7 +323,7 @@ Fact = (
     | EndAnnounced
     | StacksReceived
 )
-"""What the journal keeps if it changes the state."""
+"""An event that the journal records if the event changes the state."""
 Event = Fact | NodeBusy | TaskWrote | StacksAsked | ProfileAsked | FilesAsked | Tick
 
 

@@ -1,4 +1,4 @@
-"""Filters the events that are news, and records them in the state of an attempt."""
+"""Filters the relevant events, and records them in the state of an attempt."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _Fact = TypeVar("_Fact")
 
 
 def is_relevant(state: AttemptState, event: Event) -> bool:
-    """Whether the event can be news; False for repetitions, and for events that only a broken agent can send."""
+    """Whether the event may matter; False for repetitions, and for events that only a broken agent can send."""
     match event:
         case NodeReady(node):
             return state.phase is Phase.CONNECTING and node in state.policy.nodes and node not in state.ready
@@ -108,7 +108,7 @@ def is_relevant(state: AttemptState, event: Event) -> bool:
 
 
 def _find_ended(state: AttemptState, task: TaskId) -> int:
-    """Which start of the task was the last that has ended, and was followed by another; 0 if none was."""
+    """The number of the task's last start that has ended and was followed by another start; 0 if there is none."""
     ends = state.restarted.get(task, ())
     return ends[-1].exited.start if ends else 0
 
@@ -189,7 +189,7 @@ def _restarts_individually(state: AttemptState, event: TaskExited) -> bool:
 
 
 def _forget(state: AttemptState, event: TaskExited) -> AttemptState:
-    """Forgets that this one task was ever started: it starts again while the others continue."""
+    """Forgets that this task was ever started: it restarts while the others continue."""
     task = event.task
 
     def without(facts: Mapping[TaskId, _Fact]) -> dict[TaskId, _Fact]:

@@ -1,4 +1,4 @@
-"""What `decide` has to know of the plan: the limits, and which tasks count for what.
+"""The parts of the plan that `decide` uses: the limits, and which tasks count for what.
 
 |                          | trainers                         | servers                        | others          |
 |--------------------------|----------------------------------|--------------------------------|-----------------|
@@ -23,7 +23,7 @@ from worker_entry.protocol.frozen import dataclass
 
 @dataclass(frozen=True)
 class AttemptPolicy:
-    """What `decide` has to know of the plan. Durations are in seconds; 0: no limit."""
+    """The parts of the plan that `decide` uses. Durations are in seconds; 0: no limit."""
 
     nodes: Mapping[str, frozenset[TaskId]]
     forming: frozenset[TaskId]
@@ -39,13 +39,13 @@ class AttemptPolicy:
     stall_s: float | None = None
     """How long a running cluster may go without progress; None: it depends on the usual step time."""
     wait_gpus_s: float | None = None
-    """How long to wait until the GPUs that the tasks need are free; None: they need not be."""
+    """How long to wait until the GPUs that the tasks need are free; None: start without waiting."""
     claim_pause_s: float = 5.0
     """The pause before all nodes are asked again. It should differ between runs that wait for the same GPUs."""
     syncs: frozenset[str] = frozenset()
-    """The nodes that the program's folder is sent to."""
+    """The nodes to which the program's folder is sent."""
     restores: frozenset[str] = frozenset()
-    """The nodes that the last checkpoint is brought to."""
+    """The nodes to which the last checkpoint is sent."""
     checks: bool = False
     """Whether the nodes are checked before the start."""
     only_checks: bool = False

@@ -1,8 +1,8 @@
-"""What follows an attempt: whether a failed cluster restarts, and when.
+"""Decides what follows an attempt: whether a failed cluster restarts, and when.
 
 A gang restarts as a whole: the same tasks, fresh ports. A budget keeps it from restarting for ever: a number of
-restarts within a period. Failures that are nobody's fault, a preemption or a taken port, do not count, unless they
-repeat and the training does not advance.
+restarts within a period. Failures that the program does not cause, a preemption or a taken port, do not count, unless
+they repeat and the training does not advance.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ REMEMBERED = 64
 class AttemptOutcome:
     """How an attempt ended: its verdict's reference, its times in seconds, and whether training had begun.
 
-    As far as is known: `saved`, whether a checkpoint was saved in it; `step`, which step it reached, counted on
-    from a restored one. `is_free`: whether a restart after it does not count.
+    `saved`: whether the attempt is known to have saved a checkpoint. `step`: the last known step, counted on from a
+    restored one. `is_free`: whether a restart after the attempt does not count.
     """
 
     reference: str
@@ -60,7 +60,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Do not restart; `reason` is for the user, and empty if no restart was to be expected.
+    """Do not restart; `reason` is for the user, and empty if no restart was expected.
 
     `fruitless`: whether the run has stopped making progress, and should not be started again as it is.
     """
@@ -93,9 +93,9 @@ class Requeue:
 
 @dataclass(frozen=True)
 class End:
-    """The run ends; `reason` is for the user, and empty if the verdict says all.
+    """The run ends; `reason` is for the user, and empty if the verdict explains the end.
 
-    `signal`: the signal that has ended it between two attempts. `fruitless`: as for GiveUp.
+    `signal`: the signal that has ended the run between two attempts. `fruitless`: as for GiveUp.
     """
 
     reason: str = ""
@@ -108,31 +108,31 @@ Next = Again | WaitForNodes | Requeue | End
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known after an attempt; `asked` and `announced` may come at any time, also during a wait."""
+    """The known facts after an attempt; `asked` and `announced` may come at any time, also during a wait."""
 
     failed: bool
     """Whether the attempt has failed."""
     is_taken_away: bool = False
-    """Whether it has failed because its engine takes the nodes away."""
+    """Whether the attempt has failed because the engine takes the nodes away."""
     is_lost_earlier: bool = False
-    """Whether an earlier controller began it, and not all of its agents could be taken over."""
+    """Whether an earlier controller began the attempt, and not all of its agents could be taken over."""
     asked: int | None = None
     """The signal by which the user has asked the run to stop."""
     announced: EndAnnounced | None = None
     """The end of all nodes, announced after the attempt."""
     has_nodes: bool = True
-    """Whether enough nodes are left, as far as is known."""
+    """Whether enough nodes are known to be left."""
     has_waited: bool = False
     """Whether lost nodes had time to come back."""
 
 
 def decide_next(spec: RestartSpec, endings: Sequence[AttemptOutcome], known: Situation) -> Next:
-    """What follows the last of these attempts.
+    """Decides what follows the last of these attempts.
 
     Args:
         spec: what the user allows.
-        endings: of all attempts so far, in their order.
-        known: what is known now; asked again whenever more is known.
+        endings: the outcomes of all attempts so far, in order.
+        known: the facts known now; call this function again whenever more facts are known.
     """
     if not known.failed:
         return End()
@@ -159,11 +159,11 @@ def decide_next(spec: RestartSpec, endings: Sequence[AttemptOutcome], known: Sit
 
 
 def decide_restart(spec: RestartSpec, endings: Sequence[AttemptOutcome]) -> Restart | GiveUp:
-    """What follows the last of these attempts, which have all failed.
+    """Decides what follows the last of these attempts, which have all failed.
 
     Args:
         spec: what the user allows.
-        endings: of all attempts so far, in their order.
+        endings: the outcomes of all attempts so far, in order.
     """
     last = endings[-1]
     if not spec.max_restarts or last.reference not in FAILURES:
@@ -191,8 +191,8 @@ def price(
     Args:
         ending: an attempt that has just failed.
         earlier: the attempts before it.
-        is_confirmed: whether the engine that has given the nodes says that it takes them away.
-        is_guess: whether only the program's own words tell the class.
+        is_confirmed: whether the engine that allocated the nodes confirms that it takes them away.
+        is_guess: whether the class is known only from the program's own output.
     """
     if is_guess or is_counted(ending.reference):
         return replace(ending, is_free=False)
@@ -210,7 +210,7 @@ def _has_advanced(ending: AttemptOutcome, earlier: Sequence[AttemptOutcome]) -> 
 
 
 def _is_fruitless(endings: Sequence[AttemptOutcome]) -> bool:
-    """Whether checkpoints were saved once, and several attempts then trained, saved none and came no further."""
+    """Whether checkpoints were saved once, but the last attempts that trained saved none and got no further."""
     trained = [ending for ending in endings if ending.trained]
     before, last = trained[:-FRUITLESS], trained[-FRUITLESS:]
     if not any(ending.saved for ending in before):

@@ -1,4 +1,4 @@
-"""What is known about one attempt: a frozen value, which `decide` replaces at every event."""
+"""The known facts about one attempt: a frozen value, which `decide` replaces at every event."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ class AttemptState:
     claimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The GPUs that each node keeps for the run."""
     lacking: Mapping[str, NodeBusy] = field(default_factory=dict)
-    """The nodes that have too few free GPUs, as they have answered since all nodes were last asked."""
+    """The nodes that have reported too few free GPUs since all nodes were last asked."""
     lacked: Mapping[str, NodeBusy] = field(default_factory=dict)
-    """The same, once all had answered: what the run waits for."""
+    """The value of `lacking` when all nodes had last answered: what the run waits for."""
     claims_again: float | None = None
     """When all nodes are asked again, on the controller's monotonic clock; None while answers are awaited."""
     claims_due: float | None = None
-    """Until when the run waits for GPUs; None: without a limit."""
+    """When the run stops waiting for GPUs, on the controller's monotonic clock; None: no limit."""
     synced: frozenset[str] = frozenset()
     restored: frozenset[str] = frozenset()
     """The nodes that have the last checkpoint."""
@@ -109,7 +109,7 @@ class AttemptState:
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
     not_joined: frozenset[TaskId] | None = None
-    """The tasks that have not joined the leader yet, as it reports; None if its log is not read."""
+    """The tasks that have not joined the leader yet, according to its log; None if unknown."""
     status: Mapping[TaskId, TaskReported] = field(default_factory=dict)
     digests: Digests = field(default_factory=dict)
     """The last digests of each task's model."""
@@ -132,7 +132,7 @@ class AttemptState:
     excused: float | None = None
     """Until when the busy tasks excuse the attempt from suspicion, on the controller's monotonic clock."""
     is_looked_at_again: bool = False
-    """Whether tasks were at work at the last look but one, and none were at the last."""
+    """Whether tasks were at work at the second to last check, and none at the last check."""
     programs: Mapping[TaskId, ProgramEnded] = field(default_factory=dict)
     """The tasks whose program has ended; their processes may still be there."""
     raised_due: float | None = None
@@ -145,7 +145,7 @@ class AttemptState:
     empty: Mapping[str, NodeEmpty] = field(default_factory=dict)
     reason: Reason | None = None
     signalled: Mapping[str, NodeSignalled] = field(default_factory=dict)
-    """The nodes whose processes got SIGTERM from Slurm, as long as Slurm has not said why."""
+    """The nodes whose processes got SIGTERM from Slurm, for a reason that Slurm has not reported yet."""
     announced: EndAnnounced | None = None
     """Why the nodes will be taken from us."""
     signal: int | None = None
@@ -153,7 +153,7 @@ class AttemptState:
     interrupts: bool = False
     """Whether programs get SIGINT first, because the user has ended the attempt by hand."""
     interrupted: frozenset[TaskId] = frozenset()
-    """The tasks whose programs are known to do something about it."""
+    """The tasks whose programs are known to handle that SIGINT."""
     interrupt_due: float | None = None
     """When all others get SIGTERM, unless a task may be saving, on the controller's monotonic clock."""
     stopped: frozenset[TaskId] = frozenset()
@@ -207,7 +207,7 @@ class AttemptState:
 
     @property
     def is_taken_away(self) -> bool:
-        """Whether the engine takes the nodes away: it ends what we cannot reach on them."""
+        """Whether the engine takes the nodes away: it also ends the processes there that we cannot reach."""
         return self.announced is not None and not self.announced.stays
 
     @property
@@ -231,7 +231,7 @@ class AttemptState:
     @property
     def has_met_all(self) -> bool:
         """Whether each node has answered, is lost or has refused."""
-        # Each of a thousand nodes asks this: we count before we make any set.
+        # Called for each of a thousand nodes: counts before it makes any set.
         if len(self.ready) + len(self.lost) + len(self.refusals) < len(self.policy.nodes):
             return False
         return self.policy.hosts <= self.ready | self.lost.keys() | {refusal.node for refusal in self.refusals}
@@ -294,7 +294,7 @@ class AttemptState:
 
     @property
     def progresses(self) -> list[Progress]:
-        """The progress of each trainer that has reported it."""
+        """The progress of each trainer that has reported any."""
         known = [self.status[task].progress for task in sorted(self.policy.trainers & self.status.keys())]
         return [progress for progress in known if progress is not None]
 

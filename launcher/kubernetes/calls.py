@@ -15,13 +15,13 @@ from launcher.program_calls import call_program
 from worker_entry.protocol.frozen import dataclass
 
 POD_GONE = re.compile(r"\(NotFound\): pods|(?P<ended>completed pod|current phase is (?:Failed|Succeeded))")
-"""What `kubectl exec` says about a pod that is gone. A pod deleted by force may still run on its machine."""
+"""`kubectl exec`'s error for a pod that is gone. A pod deleted by force may still run on its machine."""
 ANSWER_S = 30.0
 """How long an answer may take: the API server may be starting."""
 
 
 class KubernetesError(DistlaunchError):
-    """Kubernetes refuses what a run needs, cannot give it pods, or does not answer."""
+    """Kubernetes refuses a request of a run, cannot provide its pods, or does not answer."""
 
     reference = "kubernetes"
 
@@ -36,7 +36,7 @@ class NotFoundError(KubernetesError):
 
 @dataclass(frozen=True)
 class Kubectl:
-    """`context` and `namespace`: where to ask; by default, where the kubeconfig says."""
+    """Runs `kubectl`; `context` and `namespace` default to those of the kubeconfig."""
 
     context: str | None = None
     namespace: str | None = None
@@ -48,11 +48,11 @@ class Kubectl:
         return ["kubectl", *(f"--{name}={value}" for name, value in given.items() if value is not None)]
 
     def call(self, *words: str, stdin: str | None = None, limit_s: float = ANSWER_S) -> str:
-        """What a command prints.
+        """Runs a command and returns its output.
 
         Raises:
-            NotFoundError: it asks for an object that does not exist.
-            KubernetesError: the cluster refuses it, or does not answer.
+            NotFoundError: the command asks for an object that does not exist.
+            KubernetesError: the cluster refuses the command, or does not answer.
         """
         try:
             return call_program(
@@ -69,20 +69,20 @@ class Kubectl:
             raise
 
     def show(self, *words: str) -> Mapping[str, Any]:
-        """An object, or a list of objects.
+        """Returns an object, or a list of objects.
 
         Raises:
-            NotFoundError: it does not exist.
+            NotFoundError: the object does not exist.
             KubernetesError: the cluster does not answer.
         """
         shown: Mapping[str, Any] = json.loads(self.call("get", *words, "--output=json"))
         return shown
 
     def create(self, manifest: Manifest) -> None:
-        """Makes an object.
+        """Creates an object.
 
         Raises:
-            KubernetesError: the cluster refuses it.
+            KubernetesError: the cluster refuses the object.
         """
         self.call("create", "--filename=-", "--output=name", stdin=json.dumps(manifest))
 

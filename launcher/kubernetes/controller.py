@@ -19,7 +19,7 @@ PROJECT = "/distlaunch/project"
 """Where the program's folder is unpacked."""
 ARCHIVE, SPEC, TEMPLATE = "project.zip", "spec.json", "pod.json"
 ENDING_S = 120.0
-"""How much longer than its tasks the controller may take to end: it removes the pods."""
+"""How much longer than its tasks the controller may take to end, because it removes the pods."""
 FILES_LIMIT = 900_000
 """Bytes of all files: the API server takes objects of 1 MiB, and base64 adds a third."""
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -39,12 +39,12 @@ _RULES: Sequence[Mapping[str, Sequence[str]]] = (
     {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "delete"]},
 )
-"""All that a run does in its namespace."""
+"""All permissions that a run needs in its namespace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerJob:
-    """What to make: the job, and what belongs to it and is deleted with it. `secrets`: variables of its environment."""
+    """The job, and the objects that belong to it and are deleted with it. `secrets`: variables of its environment."""
 
     name: str
     source: PodsSpec

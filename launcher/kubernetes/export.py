@@ -1,4 +1,4 @@
-"""From a spec to the manifests that run it without distlaunch."""
+"""Makes the manifests that run a spec without distlaunch."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _NEEDS = {
 
 
 def choose_pods(spec: ClusterSpec, image: str | None, volumes: Mapping[str, str]) -> PodsSpec:
-    """What each pod has: what the spec says about its pods, or what follows from its nodes.
+    """The settings of each pod: those of the spec, or else derived from its nodes.
 
     Args:
-        spec: with nodes, or with `from: kubernetes`.
-        image: in place of the spec's.
+        spec: a spec with nodes, or with `from: kubernetes`.
+        image: replaces the spec's image.
         volumes: claims and their folders, in addition to the spec's.
 
     Raises:
@@ -67,7 +67,7 @@ def make_export(
     template: Mapping[str, Any],
     files: Mapping[str, bytes],
 ) -> Export:
-    """What is exported.
+    """Makes the export.
 
     Args:
         spec: the cluster.
@@ -77,7 +77,7 @@ def make_export(
         files: what the pods' ConfigMap holds.
 
     Raises:
-        UsageError: the spec asks for what no manifest can express; the error names each field.
+        UsageError: the spec has fields that no manifest can express; the error names each of them.
     """
     refused = [f"{field}: {reason}" for field, reason in find_refusals(spec, pods, kind)]
     if refused:

@@ -1,4 +1,4 @@
-"""The job that makes a run's pods, and replaces each that Kubernetes takes away."""
+"""The job that creates a run's pods, and replaces each pod that Kubernetes takes away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TERMINATION_S = 15.0
 UNMET_S = 86_400.0
 """A pod ends after this long without an agent: its controller is gone."""
 KEPT_S = 3600
-"""How long the record of such a job remains."""
+"""How long Kubernetes keeps the record of an ended job."""
 AWAIT_KEEPER = """
 import time
 for _ in range(100):
@@ -29,7 +29,7 @@ for _ in range(100):
 """
 """Waits until process 1 blocks SIGTERM (15, so bit 14): before that, the kernel drops the signal."""
 RETRIES = 1_000_000
-"""Pods that may be lost: the run itself counts its restarts."""
+"""The number of pods that may be lost; practically unlimited, because the run itself counts its restarts."""
 
 
 def make_job(
@@ -44,7 +44,7 @@ def make_job(
     """The job.
 
     Args:
-        source: what its pods have.
+        source: the settings of its pods.
         template: see `make_pod_spec`.
         run: the run's name.
         grace_s: how long tasks have to save when a pod is taken away.

@@ -149,7 +149,7 @@ def _make_runtime(export: Export) -> Manifest:
     job = _make_job_spec(export, role)
     first, *others = job["template"]["spec"]["containers"]
     rest = {name: value for name, value in first.items() if name not in _TRAINER}
-    # Trainer takes the image from here if a TrainJob has none; a container without one would not be valid.
+    # Trainer takes the image from here if a TrainJob has none; a container without an image would not be valid.
     first = {**rest, "image": first["image"]}
     template = {**job["template"], "spec": {**job["template"]["spec"], "containers": [first, *others]}}
     node = {

@@ -1,4 +1,4 @@
-"""The pods of a cluster as manifests, apart from what runs in them."""
+"""The pods of a cluster as manifests, without the programs that run in them."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def make_name(text: str, length: int = _LABEL_LENGTH) -> str:
     """The text as the name of an object whose pods are named after it: a DNS label.
 
     Args:
-        text: what it is called elsewhere.
-        length: the most characters that it may have; a pod's name is longer than its owner's.
+        text: the text to convert.
+        length: the maximum length of the name; a pod's name is longer than its owner's.
     """
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return name[:length].strip("-") or "run"
 
 
 def make_labels(run: str) -> dict[str, str]:
-    """The labels of all that belongs to a run."""
+    """The labels of all objects of a run."""
     return {RUN: run, MANAGED_BY: "distlaunch"}
 
 
@@ -74,9 +74,9 @@ def make_pod_spec(
     """The `spec` of a pod. It runs as an ordinary user, with no more rights than a program needs.
 
     Args:
-        source: what each pod has.
+        source: the settings of each pod.
         template: the user's own manifest of a pod, on which ours is based; may be empty.
-        command: what the container runs.
+        command: the container's command.
         grace_s: from SIGTERM to SIGKILL.
         env: variables of the container.
         container: more fields of the container; `template` overrides them.
@@ -94,7 +94,7 @@ def make_pod_spec(
     taken = {mount.get("mountPath") for mount in first.get("volumeMounts") or ()}
     pairs = [pair for pair in pairs if pair[1]["mountPath"] not in taken]
     mounted, volumes = [mount for _, mount in pairs], [volume for volume, _ in pairs]
-    ours = {each["name"] for each in env}  # of equal names the last counts, and server-side apply refuses them
+    ours = {each["name"] for each in env}  # the last of equal names counts, and server-side apply refuses equal names
     made = {
         "name": "node",
         "securityContext": SECURE_CONTAINER,
@@ -126,7 +126,7 @@ def _make_claim(claim: str, path: str) -> tuple[Manifest, Manifest]:
 
 
 def make_resources(source: PodsSpec) -> Manifest:
-    """What each pod asks for and may use."""
+    """The resource requests and limits of each pod."""
     requests = {"cpu": source.cpus, "memory": source.memory}
     limits = {"memory": source.memory, source.gpu_resource: str(source.gpus) if source.gpus else None}
     parts = {"requests": requests, "limits": limits}

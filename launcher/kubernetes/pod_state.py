@@ -1,4 +1,4 @@
-"""What Kubernetes shows of a pod: whether it runs, what it waits for, and why it was taken away."""
+"""The state of a pod as Kubernetes shows it: whether it runs, what it waits for, and why it was taken away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker_entry.protocol.frozen import dataclass, field
 Shown = Mapping[str, Any]
 
 HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError")
-"""Reasons for which a container waits until somebody changes its manifest."""
+"""Reasons for which a container waits until its manifest is changed."""
 PULL_ERRORS = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable")
 ENDS = ("Evict", "ExceededGracePeriod", "Killing", "NodeNotReady", "OOM", "Preempt", "SystemOOM", "TaintManager")
 """Prefixes of the reasons of events that explain why a pod is taken away."""
@@ -51,7 +51,7 @@ class PodState:
 
     @property
     def is_over(self) -> bool:
-        """Whether its container has ended for good."""
+        """Whether the pod's container has ended for good."""
         return self.phase in ("Failed", "Succeeded")
 
     @property
@@ -60,12 +60,12 @@ class PodState:
 
     @property
     def is_usable(self) -> bool:
-        """Whether an agent can be started in it."""
+        """Whether an agent can be started in the pod."""
         return self.phase == "Running" and self.ready and bool(self.address) and not self.is_leaving
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it will not run unless somebody changes something."""
+        """Whether the pod cannot run without an outside change."""
         return self.waits[0] in HOPELESS
 
     def find(self, kind: str) -> Condition | None:
@@ -131,7 +131,7 @@ def explain_wait(pod: PodState, events: Sequence[str] = ()) -> str:
 
 
 def render_end(pod: PodState) -> str:
-    """How its container has ended."""
+    """How the pod's container has ended."""
     if pod.ended is None:
         return pod.reason or pod.phase
     reason, status = pod.ended
@@ -139,7 +139,7 @@ def render_end(pod: PodState) -> str:
 
 
 def explain_end(pod: PodState, events: Sequence[str], *, is_there: bool, grace_s: float = 0.0) -> EndAnnounced | None:
-    """Why the pod was taken away, with Kubernetes' words as evidence; None if it was not, as far as is known.
+    """Why the pod was taken away, quoting Kubernetes; None if it is not known to have been taken away.
 
     Args:
         pod: the pod as it was last seen.

@@ -1,4 +1,4 @@
-"""What a spec asks for that no manifest can express: each field, and why."""
+"""The fields of a spec that no manifest can express, and why."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def find_refusals(spec: ClusterSpec, pods: PodsSpec, kind: Kind) -> Iterator[tup
     """Each field at fault, and the reason.
 
     Args:
-        spec: what is exported.
-        pods: what each pod has.
-        kind: what it is exported as.
+        spec: the spec to export.
+        pods: the settings of each pod.
+        kind: the kind of the exported objects.
     """
     yield from _refuse_nodes(spec)
     yield from _refuse_roles(spec, kind)
@@ -128,7 +128,7 @@ def _refuse_timeouts(timeouts: TimeoutsSpec) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_paths(spec: ClusterSpec, pods: PodsSpec) -> Iterator[tuple[str, str]]:
-    """Folders that a pod does not have, or loses when it ends."""
+    """Yields the folders that a pod does not have, or loses when it ends."""
     for field in ("checkpoint_directory", "log_directory"):
         path = getattr(spec, field)
         if path is not None and not _is_within(path, pods):
@@ -137,7 +137,7 @@ def _refuse_paths(spec: ClusterSpec, pods: PodsSpec) -> Iterator[tuple[str, str]
     if directory.startswith("~"):
         yield "working_directory", "a pod's user has no home folder; write a path of the image or of a volume"
     if isinstance(spec.source, PodsSpec):
-        return  # its paths are the image's
+        return  # the paths are those of the pods' image
     command = spec.program.command or [""]
     named = (
         ("working_directory", directory),

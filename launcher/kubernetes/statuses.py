@@ -1,7 +1,7 @@
-"""What follows from the exit status of a pod, as rules of a Job and of a JobSet.
+"""The consequences of a pod's exit status, as rules of a Job and of a JobSet.
 
-The first process of a pod gives each end a status of its own, so that a preemption costs no restart, a task that fails
-only because a peer is gone decides nothing, and a failure that no restart can fix is not repeated.
+The first process of a pod gives each kind of end a separate status, so that a preemption does not count as a restart, a
+task that fails only because a peer is gone decides nothing, and a failure that no restart can fix is not repeated.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_failure_policy(export: Export) -> dict[str, Any]:
 
 
 def is_replaced_alone(export: Export, role: Role) -> bool:
-    """Whether a pod of the role that fails is replaced while the others go on."""
+    """Whether a pod of the role that fails is replaced while the others continue."""
     return role.type == "evaluator" or role.type in export.spec.rules.restarted_individually
 
 

@@ -1,4 +1,4 @@
-"""What the objects of all kinds have in common: the pods of a role, their files, and who may reach them."""
+"""The parts that objects of all kinds share: the pods of a role, their files, and who may reach the pods."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _note_claim(mount: Manifest) -> Manifest:
 
 
 def _name_fields(export: Export) -> str:
-    """The fields that the arguments come from."""
+    """The names of the spec's fields from which the arguments are made."""
     spec = export.spec
     given = {
         "sync": spec.sync is not None,
@@ -151,7 +151,7 @@ def _make_program(program: Program) -> list[str]:
 
 
 def _home(path: str) -> str:
-    """A path of the task, whose home folder is the temporary one."""
+    """A path of the task with `~` replaced by the temporary folder, which is the task's home folder."""
     return TEMPORARY + path[1:] if path == "~" or path.startswith("~/") else path
 
 
@@ -203,6 +203,6 @@ def make_network_policy(export: Export) -> Manifest:
 
 
 def _opens_other_ports(export: Export) -> bool:
-    """Whether the tasks open ports of their own choice, as NCCL and PyTorch do."""
+    """Whether the tasks open ports that they choose themselves, as NCCL and PyTorch do."""
     spec = export.spec
     return spec.framework == "torch" or (bool(export.pods.gpus) and spec.communication != "ring")

@@ -57,7 +57,7 @@ class _Base64(str):
 class _Dumper(yaml.SafeDumper):
     """Writes a key's comment where the key begins: the line is still empty there, but for its indentation.
 
-    It writes base64 line by line. PyYAML would look at each character, twice, which takes 0.1 s for an archive of ours.
+    It writes base64 line by line. PyYAML would examine each character twice, which takes 0.1 s for one of our archives.
     """
 
     def ignore_aliases(self, data: object) -> bool:
@@ -101,7 +101,7 @@ _Dumper.add_representer(
 
 
 def _encode(data: bytes) -> _Base64:
-    """Bytes as Kubernetes wants them: base64 text, in which it ignores line breaks; YAML itself would tag them."""
+    """The bytes as base64 text, in which Kubernetes ignores line breaks; YAML itself would tag the bytes."""
     text = base64.b64encode(data).decode()
     return _Base64(
         "".join(f"{text[start : start + _COMMENT_WIDTH]}\n" for start in range(0, len(text), _COMMENT_WIDTH))

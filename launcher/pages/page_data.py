@@ -1,4 +1,4 @@
-"""The input of a page: everything that was read of a run, as values."""
+"""The input of a page: the data of a run as values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.report.status_report import RunStatus
 from worker_entry.protocol.frozen import dataclass, field, replace
 
 LAST_MOMENT = 1e11
-"""Unix seconds that no clock shows."""
+"""A time in Unix seconds that is later than any valid time."""
 MOST_STEPS = 10**15
 
 
@@ -49,7 +49,7 @@ class LogEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class PageData:
-    """Everything that was read of a run. Unknown values are None or empty."""
+    """All data of a run that its page shows. Unknown values are None or empty."""
 
     run_id: str
     name: str

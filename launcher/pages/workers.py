@@ -28,7 +28,7 @@ class WorkerSteps:
 
     @property
     def waiting_s(self) -> float | None:
-        """The time of waiting for other workers."""
+        """The time that the worker waits for other workers."""
         return None if self.own_s is None else max(self.step_s - self.own_s, 0.0)
 
 

@@ -108,7 +108,7 @@ class LaunchPlan:
         return found
 
     def find_readers(self, stdin: Literal["chief", "all", "none"]) -> frozenset[TaskId]:
-        """The tasks that read from stdin, by the field of the spec."""
+        """The tasks that read from stdin; `stdin`: the spec's field."""
         if stdin == "none":
             return frozenset()
         if stdin == "all":
@@ -221,10 +221,10 @@ def plan_node(
 
 
 def _plan_board(spec: ClusterSpec, layout: Layout, beside: TaskPlan) -> TaskPlan:
-    """The plan of TensorBoard, which listens only on the loopback address because it authenticates nobody.
+    """The plan of TensorBoard, which listens only on the loopback address because it authenticates no users.
 
-    It gets the variables of a task on the same node, except for those that make up the cluster: so it finds the same
-    storage, and can be forked from the same process.
+    TensorBoard gets the variables of a task on the same node, except for those that describe the cluster, so that it
+    finds the same storage, and can be forked from the same process.
     """
     of_cluster = {*environment.OF_TASKS, REUSE_PORT, *spec.rules.env, *layout.torch_envs.get(beside.task, ())}
     shared = {name: value for name, value in beside.env.items() if name not in of_cluster}
@@ -267,7 +267,7 @@ def make_preload(spec: ClusterSpec, tasks: Sequence[TaskPlan], *, keep: bool) ->
 
 
 def runs_in(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:
-    """The folder in which the program runs on this node, or by default; `default`: the current folder."""
+    """The folder in which the program runs on a node, or on this machine if None; `default`: the current folder."""
     if spec.sync is None:
         return spec.working_directory or default
     return str(Path(default, spec.sync.path)) if node is None or node.is_local else spec.sync.to

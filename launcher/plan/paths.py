@@ -49,12 +49,12 @@ class RunPaths:
 
     @property
     def stdin(self) -> Path:
-        """What tasks read from stdin; there is none if they read nothing."""
+        """The tasks' input from stdin; missing if they read nothing."""
         return self.root / "stdin"
 
     @property
     def partial_stdin(self) -> Path:
-        """The same, as long as its end has not been read."""
+        """The same file before the end of the input has been read."""
         return self.root / "stdin.partial"
 
     @property
@@ -82,7 +82,7 @@ class RunPaths:
 
     @property
     def collected(self) -> Path:
-        """What tasks wrote on their nodes: a folder for each node."""
+        """The files that tasks wrote on their nodes: a folder for each node."""
         return self.root / "collected"
 
     def log(self, attempt: int, task: TaskId) -> Path:

@@ -128,7 +128,7 @@ def _place_inside(spec: ClusterSpec) -> ClusterSpec:
 
 
 def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """If all nodes share the run's files, the demo saves its model there; elsewhere any working directory is enough."""
+    """If all nodes share the run's files, lets the demo save its model there; else any working directory will do."""
     if spec.program != ProgramSpec(module=DEMO_MODULE):
         return spec
     if spec.shares_files:
@@ -142,14 +142,14 @@ def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
 
 
 def _place_logs(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """If all nodes share the run's files, TensorBoard shows a folder of the run."""
+    """If all nodes share the run's files, lets TensorBoard show a folder of the run."""
     if spec.logs is not None or not spec.shares_files:
         return spec
     return spec.changed(log_directory=str(files.tensorboard))
 
 
 def _place_checkpoints(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """If all nodes share the run's files, all tasks and attempts use a folder of the run for checkpoints."""
+    """If all nodes share the run's files, lets all tasks and attempts use a folder of the run for checkpoints."""
     if spec.checkpoint_directory is not None or not spec.shares_files:
         return spec
     return spec.changed(checkpoint_directory=str(files.checkpoints))

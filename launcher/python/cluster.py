@@ -38,7 +38,7 @@ class Cluster:
 
     The block begins when all tasks have been started, or when the run ends before that. The end of the block, also by
     an exception or Ctrl-C, stops the run and returns when all processes have ended; after Ctrl-C, or an interrupt of a
-    notebook's kernel, programs get KeyboardInterrupt too, and this process goes on. `distlaunch ls`, `attach` and the
+    notebook's kernel, programs get KeyboardInterrupt too, and this process continues. `distlaunch ls`, `attach` and the
     other commands work with the run. The class prints nothing and installs no signal handler. In a notebook, the block
     shows the tasks, and their last state when it ends.
 
@@ -82,7 +82,7 @@ class Cluster:
         return f"<Cluster of {self.spec.name}{', not started' if self._process is None else ''}>"
 
     def _repr_html_(self) -> str:
-        """The tasks in a notebook, as they are now."""
+        """The current tasks, for a notebook."""
         return self._render_html() or f"<p>{html.escape(repr(self))}</p>"
 
     def __enter__(self) -> Cluster:
@@ -171,7 +171,7 @@ class Cluster:
     def wait(self, timeout_s: float | None = None) -> RunReport:
         """Waits for the end of the run; can also be called after the `with` block.
 
-        The report has failures: its `outcome`, and its `verdict` with the cause.
+        A failed run raises no error: its report has the `outcome`, and the `verdict` with the cause.
 
         Raises:
             TimeoutError: the run has not ended after `timeout_s`.

@@ -26,7 +26,7 @@ PARENT_S = 1.0
 
 
 def main() -> None:
-    """Reads an order from stdin, and writes the news of its run to stdout."""
+    """Reads an order from stdin, and writes messages about the run to stdout."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent ignores it, the exit status of our children is lost
     order: Order = parse(sys.stdin.buffer.readline())
     channel = os.fdopen(os.dup(1), "wb")

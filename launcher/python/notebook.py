@@ -29,7 +29,7 @@ class LiveOutput:
         self._thread.start()
 
     def close(self) -> None:
-        """Returns when the output shows the end of the run, which is over."""
+        """Returns when the output shows the end of the run; call it once the run is over."""
         self._thread.join()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""What `distlaunch doctor` says about this machine and others: a line for each fact, and what to do. Pure."""
+"""The report of `distlaunch doctor` on this machine and others: a line for each fact, and what to do. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker_entry.protocol.units import render_size
 Level = Literal["ok", "warning", "error"]
 
 HERE = "this machine"
-"""The place of what concerns the machine that runs distlaunch."""
+"""The `place` of lines about the machine that runs distlaunch."""
 LITTLE_SPACE = 1 << 30
 FEW_FILES = 1024
 """TensorFlow and gRPC keep some hundred files open; a data pipeline of many shards keeps more."""
@@ -54,13 +54,13 @@ class DoctorLine(Result):
     place: str
     """The machine: `this machine`, or the host of `-H`."""
     level: Level
-    """A cluster cannot run with an error."""
+    """The severity; a cluster cannot run with an error."""
     subject: str
     """`Python`, `TensorFlow`, `ssh keys`, …"""
     message: str
     """The fact."""
     hint: str = ""
-    """What to do; empty if it is ok."""
+    """What to do; empty if the fact is ok."""
 
 
 class DoctorReport(Result):
@@ -76,13 +76,13 @@ class OwnFacts(Result):
     """What distlaunch found on the machine that runs it."""
 
     version: str
-    """distlaunch's own."""
+    """The version of distlaunch."""
     state: str
     """The folder of the runs."""
     state_problem: str
-    """Why it cannot be written; empty if it can be."""
+    """Why the folder of the runs cannot be written; empty if it can be."""
     state_free: int
-    """Free bytes on its disk."""
+    """Free bytes on the disk of that folder."""
     config: str
     """The file of defaults; empty if there is none."""
     keys: list[str]

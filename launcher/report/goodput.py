@@ -36,9 +36,9 @@ class Goodput(Result):
 
 
 LEAST_S = 0.05
-"""Less is shown as 0.0 s."""
+"""A shorter time is shown as 0.0 s."""
 SHORT_S = 10.0
-"""Of a shorter run, most of the time is its start, and says nothing."""
+"""In a shorter run, most of the time is its start, so its goodput says nothing."""
 SHOWN = 4
 LEAST_SHARE = 0.01
 """Besides training, the text names at most SHOWN kinds, each with at least LEAST_SHARE of the time."""

@@ -278,7 +278,7 @@ class GoodputCount:
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """How far a training is: `total` steps since its very beginning, if known.
+    """A position in the training: `total` steps since the first start of the training, if known.
 
     `epoch` (0 if the program reports none) and `step` are the program's own numbers; either may start again.
     """
@@ -289,10 +289,10 @@ class TrainingPosition:
 
 
 class TrainingLine:
-    """The training that counts, as a line over all attempts: how many seconds it took to reach each place.
+    """The training that counts, as a line over all attempts: the seconds that it took to reach each position.
 
-    An attempt that resumes from a checkpoint continues at an earlier place of the line. The training after that place
-    is lost.
+    An attempt that resumes from a checkpoint continues at an earlier position of the line. The training after that
+    position is lost.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""One line of events.jsonl as far as all lines are alike, and the messages to the user.
+"""The parts of a line of events.jsonl that all lines have, and the messages to the user.
 
-`run_events` defines all kinds of events. Their models take longer to import than `ls`, `logs` and `attach` take to run:
-these commands need no more than this module.
+`run_events` defines all kinds of events. Their models take longer to import than `ls`, `logs` and `attach` take to run,
+so these commands use only this module.
 """
 
 from __future__ import annotations

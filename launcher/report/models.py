@@ -168,7 +168,7 @@ class FactsReport(Result):
     outgoing_ports: tuple[int, int] | None
     """The first and the last port that the kernel gives to outgoing connections."""
     reserved_ports: str
-    """The ports that it does not give to them, like `20000-20999`."""
+    """The ports that the kernel does not give to outgoing connections, like `20000-20999`."""
     driver: str | None
     """The version of NVIDIA's driver; null without GPUs."""
     tensorflow_gpus: int | None
@@ -269,7 +269,7 @@ class FaultReport(Result):
 
 
 class CollectedNode(Result):
-    """What came from a node to the run's folder because of `collect`."""
+    """The files that `collect` brought from a node to the run's folder."""
 
     node: str
     """The node; its files are in `collected/`, in a folder of this name."""
@@ -278,13 +278,13 @@ class CollectedNode(Result):
     files: int
     """The number of files, without those that another node has on a disk that both share."""
     bytes: int
-    """Their size."""
+    """The total size of these files."""
     problem: str
     """Why some of them are missing; empty if none is."""
 
 
 class Collection(Result):
-    """How far the collection of files is."""
+    """The progress of a collection of files."""
 
     is_over: bool
     progress: str

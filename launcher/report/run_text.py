@@ -113,7 +113,7 @@ def _name_tasks(names: Sequence[str], count: int) -> str:
 
 
 def _render_server_end(task: TaskReport) -> str:
-    """The end of a task of a run that succeeded: what was stopped has served its purpose."""
+    """The end of a task in a run that succeeded; a stopped task has served its purpose."""
     if task.stopped_by_us and task.ended is not None and task.task.partition(":")[0] != "chief":
         return "stopped: training has finished"
     return render_end(task)

@@ -1,4 +1,4 @@
-"""Measurements of tasks and nodes over time: the lines of files of samples, and the rates between two samples.
+"""Measurements of tasks and nodes over time: the lines of sample files, and the rates between two samples.
 
 Each task has a file in each attempt, `worker-1.samples.jsonl`; all nodes share a file, `nodes.samples.jsonl`. Each line
 is an object whose `sample` is `progress` (how far a task was), `use` (what the task had used by then) or `node` (what a

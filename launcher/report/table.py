@@ -9,7 +9,7 @@ from worker_entry.protocol.frozen import dataclass
 
 GAP = "  "
 SPARE = 50
-"""Columns of which less is to be kept are left out before another column becomes narrower."""
+"""Columns with a lower `keep` are left out before another column becomes narrower."""
 EMPTY = "-"
 """A cell without a value; columns of nothing else are the first to be left out."""
 
@@ -18,8 +18,8 @@ EMPTY = "-"
 class Column:
     """A column of text.
 
-    `keep`: if there is no room for all columns, those with the lowest are left out. `least`: how narrow the column may
-    become if those below SPARE leave too little room; 0: no narrower than its widest cell.
+    `keep`: if there is no room for all columns, those with the lowest `keep` are left out. `least`: how narrow the
+    column may become if leaving out those below SPARE is not enough; 0: no narrower than its widest cell.
     """
 
     title: str
@@ -53,7 +53,7 @@ def fit_columns(
 
     Args:
         widths: the width that each column needs.
-        keep: which columns matter most.
+        keep: the importance of each column.
         least: the least width of each column that may be narrower.
         room: the width of the table.
         gap: the width between two columns.

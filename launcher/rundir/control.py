@@ -36,33 +36,33 @@ CLIENT_S = 10.0
 
 @dataclass(frozen=True)
 class AskStatus:
-    """What is the run doing? Answered by the JSON of a RunStatus."""
+    """Asks what the run is doing; the answer is the JSON of a RunStatus."""
 
 
 @dataclass(frozen=True)
 class AskStacks:
-    """What are all tasks doing? Answered by their stacks, as text."""
+    """Asks what all tasks are doing; the answer is their stacks, as text."""
 
 
 @dataclass(frozen=True)
 class AskProfile:
-    """Profile all tasks. Answered by JSON: `tasks`, the names of those asked, and `answer`, a Profiled."""
+    """Asks for a profile of all tasks; the answer is JSON: `tasks`, their names, and `answer`, a Profiled."""
 
     duration_s: float
 
 
 @dataclass(frozen=True)
 class AskStop:
-    """Stop the run; `now`: without a grace. Answered at once; the connection then stays open until the run's end."""
+    """Asks to stop the run; `now`: without a grace. Answered at once; the connection stays open until the run's end."""
 
     now: bool
 
 
 @dataclass(frozen=True)
 class AskFiles:
-    """How much has been collected? Answered by the JSON of a Collection.
+    """Asks how much has been collected; the answer is the JSON of a Collection.
 
-    `begins`: whether to begin a collection, if none is going on: of files of these patterns, or those of the spec.
+    `begins`: whether to begin a collection, unless one is in progress, with these patterns, or else those of the spec.
     """
 
     begins: bool
@@ -74,7 +74,7 @@ Request = AskStatus | AskStacks | AskProfile | AskFiles | AskStop
 
 @dataclass(frozen=True)
 class Answer:
-    """The header of `length` bytes: the answer, or the reason why there is none."""
+    """The header before `length` bytes, which are the answer or the reason why there is none."""
 
     good: bool
     length: int
@@ -97,7 +97,7 @@ class ControlServer:
         self._serving: BoundedServer | None = None
 
     def serve(self, answer: Callable[[Request], bytes]) -> None:
-        """Starts to answer. `answer` raises RefusedError if there is no answer."""
+        """Starts to answer requests. `answer` raises RefusedError if there is no answer."""
         if self._socket is not None:
             self._serving = BoundedServer(
                 self._socket,
@@ -121,7 +121,7 @@ class ControlServer:
             Path(self.path).unlink()
 
     def _restore(self) -> socket.socket | None:
-        """Another socket at the same path, if something has removed it there."""
+        """A new socket at the same path, if the old one was removed."""
         with contextlib.suppress(OSError):
             if not Path(self.path).exists():
                 return _listen_at(Path(self.path))
@@ -182,8 +182,8 @@ def _receive_answer(connection: socket.socket, path: str) -> bytes:
 
 
 def wait_for_end(connection: socket.socket, timeout_s: float) -> None:
-    """Waits until the controller closes the connection, which its end does, but no longer than this."""
-    with connection, contextlib.suppress(OSError):  # a time-out is one
+    """Waits until the controller ends and so closes the connection, but at most for `timeout_s`."""
+    with connection, contextlib.suppress(OSError):  # a time-out is an OSError
         connection.settimeout(timeout_s)
         connection.recv(1)
 

@@ -1,4 +1,4 @@
-"""The history that a later controller reads from the journal: ended attempts, and the attempt that may go on."""
+"""The history that a later controller reads from the journal: ended attempts, and the one that may still run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class History:
     began: float = 0.0
     """When the last attempt began, in Unix seconds."""
     attended: float = 0.0
-    """When a controller that had an attempt last wrote to the journal, as far as the journal tells, in Unix seconds."""
+    """When a controller that had an attempt last wrote to the journal, as recorded there, in Unix seconds."""
     is_attended: bool = False
     """Whether the last controller had an attempt; otherwise it cannot have reached any task."""
     records: tuple[Record, ...] = ()
@@ -53,7 +53,7 @@ class History:
 
     @property
     def events(self) -> list[gang.Event]:
-        """The gang's events of the last attempt. What tasks answered to a suspicion is no longer of use."""
+        """The gang's events of the last attempt, without the tasks' answers to a suspicion, which are out of date."""
         return [
             entry.event
             for entry in self.records

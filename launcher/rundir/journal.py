@@ -1,4 +1,4 @@
-"""Writes the run's journal, events.jsonl, as the run goes on; see `report.run_events` for its lines."""
+"""Writes the run's journal, events.jsonl, during the run; see `report.run_events` for its lines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Journal:
         self._lock = threading.Lock()
         self._state: StateName | None = None
         self._reported: dict[TaskId | str, object] = {}
-        """What was last written of each task's reports, and of each node's GPUs."""
+        """The last written report of each task, and the last written GPUs of each node."""
         self._ended: Ended | None = None
         self._room: dict[str, Bucket] = {}
         """How much each node may still write in this attempt."""
@@ -81,7 +81,7 @@ class Journal:
             listener(record)
 
     def touch(self) -> None:
-        """Shows that this controller runs, even if nothing happens: a later one sees when the file last changed."""
+        """Shows that this controller runs, even without events: a later controller sees when the file last changed."""
         with self._lock, contextlib.suppress(OSError):
             if self._descriptor >= 0:
                 os.utime(self._descriptor)
@@ -91,7 +91,7 @@ class Journal:
         self.write(Message(level, text))
 
     def begin_attempt(self, number: int, nodes: Mapping[str, int]) -> None:
-        """Begins an attempt; `nodes`: how many tasks each has."""
+        """Begins an attempt; `nodes`: the number of tasks on each node."""
         self.attempt = number
         self._reported.clear()
         now = self._now()

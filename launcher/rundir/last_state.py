@@ -19,9 +19,9 @@ from worker_entry.system import clock
 
 
 def read_end_report(files: RunPaths, summary: RunSummary) -> RunReport | None:
-    """The report of the end that the summary tells.
+    """The report of the end that the summary shows.
 
-    None if there is no such report: the disk was full, or the report is that of an end before the run was resumed.
+    None if there is no such report: the disk was full, or the report is of an earlier end, before the run was resumed.
 
     Raises:
         RunDirectoryError: the folder is not a run's folder.

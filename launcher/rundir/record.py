@@ -1,4 +1,4 @@
-"""Reads what the folder of a run says about it, without asking its controller.
+"""Reads the record of a run from its folder, without asking its controller.
 
 The folder may belong to another user or be a copy, half-written, or not a run's folder at all. Therefore, the code
 trusts no content to be complete, and reads only regular files of limited size.
@@ -87,7 +87,7 @@ class RecordedTask:
 
 @dataclass(frozen=True)
 class RecordedPlan:
-    """The content of plan.json, and what all readers need of it; empty if the file cannot be read."""
+    """The content of plan.json, and the parts that all readers need; empty if the file cannot be read."""
 
     content: Mapping[str, Any]
     tasks: Sequence[RecordedTask]
@@ -218,7 +218,7 @@ def read_object(path: Path, limit: int = FILE_LIMIT) -> Mapping[str, Any]:
 
 
 def _job(value: object) -> str:
-    """The id of a Slurm job; it becomes an argument of Slurm's programs, so nothing else is taken for one."""
+    """The id of a Slurm job; any other text is ignored, because the id becomes an argument of Slurm's programs."""
     text = str(value or "")
     return text if re.fullmatch(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?", text, re.ASCII) else ""
 

@@ -1,4 +1,4 @@
-"""Finds the run that a command's argument RUN means, and all runs of this user.
+"""Finds the run that a command's argument RUN names, and all runs of this user.
 
 RUN is the name of a run's folder in the runs directory, a unique part of such a name, or the path of a folder. A path
 has a slash: nothing in the current folder, which may be another user's, is taken for a run by its name alone. Without
@@ -26,7 +26,7 @@ SHOWN = 10
 
 
 def select_run(text: str | None, *, running: bool = False, reads: bool = False) -> RunDir:
-    """The run that RUN means.
+    """Returns the run that RUN names.
 
     Args:
         text: RUN as typed; None if it was left out.
@@ -155,7 +155,7 @@ def _no_such_run(text: str) -> UsageError:
 
 
 def verify_own(files: RunDir) -> RunDir:
-    """Returns the run, whose folder says what is executed, which sockets are called, and which jobs are ended.
+    """Returns the run if its folder can be trusted; the folder names programs to execute, sockets, and jobs to cancel.
 
     Raises:
         UsageError: another user can write to its folder, and the user has not said that the folder is trusted.

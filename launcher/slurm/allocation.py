@@ -14,7 +14,7 @@ from launcher.spec.models import ClusterSpec
 from worker_entry.protocol.frozen import dataclass
 
 LIMIT = 100_000
-"""Hosts in a list; more is a mistake."""
+"""The most hosts in a list; more hosts are a mistake."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 
@@ -32,7 +32,7 @@ def find_job(environ: Mapping[str, str]) -> str:
     """The id of the job that this process belongs to.
 
     Raises:
-        UsageError: it belongs to none.
+        UsageError: this process belongs to no job.
     """
     job = environ.get(JOB_ID, "")
     if not job.isdigit():
@@ -92,7 +92,7 @@ def _listed(environ: Mapping[str, str], suffix: str) -> str:
 
 
 def make_nodes(allocation: Allocation, spec: ClusterSpec) -> list[dict[str, Any]]:
-    """The fields of the nodes: a worker for each task of the job, and what the strategy needs besides workers."""
+    """The fields of the nodes: a worker for each task of the job, and the other task types that the strategy needs."""
     spares = spec.slurm.spares
     if spares >= len(allocation.hosts):
         raise UsageError(
@@ -109,7 +109,7 @@ def make_nodes(allocation: Allocation, spec: ClusterSpec) -> list[dict[str, Any]
 
 
 def parse_host_list(text: str) -> list[str]:
-    """The hosts of `rack[1-2]n[01-03,7],gpu9-ib`, in Slurm's order; leading zeros of their numbers stay.
+    """The hosts of `rack[1-2]n[01-03,7],gpu9-ib`, in Slurm's order; leading zeros of numbers are kept.
 
     Raises:
         ValueError: the text is not such a list.

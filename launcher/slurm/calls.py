@@ -30,7 +30,7 @@ def call(
     environ: Mapping[str, str] | None = None,
     limit_s: float = ANSWER_S,
 ) -> str:
-    """What the program prints; `environ`: its environment, if it is not ours.
+    """Runs the program and returns its output; `environ`: its environment, by default ours.
 
     Raises:
         SlurmError: the program cannot be run, failed, or was too slow.
@@ -75,7 +75,7 @@ def show_partition(name: str) -> Fields:
 
 
 def find_addresses(hosts: Sequence[str]) -> dict[str, str]:
-    """The address of each node, as Slurm's own daemons reach it.
+    """The address of each node at which Slurm's own daemons reach it.
 
     Raises:
         SlurmError: Slurm does not answer.

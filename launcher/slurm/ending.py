@@ -1,4 +1,4 @@
-"""Why and when Slurm takes a job's nodes away: from the job's fields, and from what Slurm has said about its steps."""
+"""Why and when Slurm takes a job's nodes away: from the job's fields, and from Slurm's messages about its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker_entry.protocol.frozen import dataclass
 KILL_WAIT_S = 30.0
 """Slurm's own default."""
 WARNED_S = 180.0
-"""A signal this shortly before a job's time limit is a warning of it: `--signal` may come a minute early."""
+"""A signal this shortly before a job's time limit is a warning of the limit: `--signal` may come a minute early."""
 _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?)(?:, [^*]*)?)? \*\*\*")
 _MEMORY = re.compile(r"exceeded .*memory limit|oom.kill|Out Of Memory|Exceeded job memory", re.IGNORECASE)
 _NODE = re.compile(r"node failure", re.IGNORECASE)
@@ -83,12 +83,12 @@ def _parse_time(text: str) -> float | None:
 def explain_end(
     job: Job | None, name: str, said: Sequence[str], *, restarts: int, since: float, now: float
 ) -> EndAnnounced | None:
-    """Why the job ends, with Slurm's words as evidence; None if it does not, as far as is known.
+    """Why the job ends, quoting Slurm; None if the job is not known to end.
 
     Args:
         job: the job now; None if Slurm does not answer.
         name: the job's id.
-        said: what Slurm has said about our steps.
+        said: Slurm's messages about our steps.
         restarts: how often the job had been requeued when it began.
         since: when the run began, in Unix seconds: an older preemption belongs to an earlier start of the job.
         now: Unix seconds.

@@ -11,20 +11,20 @@ from launcher.printable import has_control
 from launcher.spec.models import ClusterSpec
 
 OUTPUT = "slurm-%j.log"
-"""What distlaunch prints in the job, in the run's folder."""
+"""The file for distlaunch's output in the job, in the run's folder."""
 
 
 def render_script(spec: ClusterSpec, directory: Path, command: Sequence[str], cwd: str) -> str:
     """The script.
 
     Args:
-        spec: with `nodes: slurm`.
+        spec: a spec with `nodes: slurm`.
         directory: the run's folder.
-        command: what the job runs.
-        cwd: the folder in which it runs.
+        command: the job's command.
+        cwd: the folder in which the command runs.
 
     Raises:
-        UsageError: a text has a control character, which could become a line of its own.
+        UsageError: a text has a control character, which could begin a new line of the script.
     """
     for text in (cwd, str(directory), *command):
         if has_control(text):

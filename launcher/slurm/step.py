@@ -1,4 +1,4 @@
-"""A step of a job on one of its nodes: it takes nothing from other steps, and may use all that the job has there."""
+"""A step of a job on one of its nodes: takes no resources from other steps, and may use all of the job's there."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _OF_REQUEST = re.compile(
 
 
 def make_step(job: str, *hosts: str, group: int | None = None) -> list[str]:
-    """The words of a command that runs the words that follow on each of the nodes.
+    """The beginning of a command line, which runs the command that follows on each of the nodes.
 
     Args:
-        job: its id.
+        job: the id of the job.
         hosts: the nodes.
-        group: the component of a heterogeneous job that they belong to.
+        group: the component of a heterogeneous job that the nodes belong to.
 
     Raises:
         SlurmError: srun is missing.
@@ -45,7 +45,7 @@ def make_step(job: str, *hosts: str, group: int | None = None) -> list[str]:
 
 
 def make_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a step, without the variables that the job's own request has left in it.
+    """The environment for a step, without the variables that come from the job's own request.
 
     Those variables stand for options: a step of one task would contradict them, or take a share of the job's memory.
     SLURM_CPU_BIND keeps the step from being bound to one core.

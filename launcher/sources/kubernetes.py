@@ -30,7 +30,7 @@ NEWS_S = 2.0
 """How long the cluster may take to report why a pod was lost."""
 _POLL_S = 0.1
 IDLE_MARGIN_S = 300.0
-"""How long a pod without an agent stays after the time in which a run may return to it."""
+"""How much longer a pod without an agent stays than a run may take to return to it."""
 
 
 class KubernetesPods(NodeSource):

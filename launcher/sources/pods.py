@@ -93,7 +93,7 @@ class RunPods:
         A pod that was used before keeps its place; new pods take the places of pods that are gone.
 
         Args:
-            is_wanted: whether to go on.
+            is_wanted: whether to continue.
             tell: gets the reasons why pods wait.
             slots: the tasks of the first pod, of the second pod, …
             limit_s: how long to wait; 0: without limit.

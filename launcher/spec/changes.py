@@ -1,4 +1,4 @@
-"""What a command line changes in a spec: single fields, and variables of all tasks."""
+"""The changes that a command line makes to a spec: single fields, and variables of all tasks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Changes:
     """Changes of a spec; defaults apply only where the spec has no value."""
 
     settings: tuple[Setting, ...] = ()
-    """Later ones win."""
+    """The changed fields; a later setting of the same field wins."""
     variables: tuple[str, ...] = ()
-    """As for `-e`: NAME=VALUE, or NAME."""
+    """The changed variables, as for `-e`: NAME=VALUE, or NAME."""
     default_settings: tuple[Setting, ...] = ()
     default_variables: tuple[str, ...] = ()
 

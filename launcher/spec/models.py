@@ -93,12 +93,12 @@ class ClusterSpec(Model):
     working directory. Checkpoints in `checkpoint_directory` then come whenever one is saved, need no shared disk, and
     are brought to a node that continues in place of a lost one."""
     collect_limit_gib: Annotated[float, Field(gt=0), AtMost(1_000_000, "no disk has more")] = 20.0
-    """The most that is collected, in GiB; no file of a node whose files would exceed it."""
+    """The limit of collected files, in GiB; if a node's files would exceed it, none of them is collected."""
     cache: Annotated[str, StringConstraints(pattern=r"^(~/|/)[^\x00\s'\"]*$")] | None = None
     """A folder on each node, which nodes may share, that keeps the code compiled by XLA or PyTorch for later runs."""
     stdin: Literal["chief", "all", "none"] = "chief"
-    """Who reads what distlaunch gets on its stdin from a pipe or a file: the chief, which is the first worker if there
-    is none; all tasks that run the program; or nobody. Everyone else reads /dev/null."""
+    """Which tasks read distlaunch's stdin from a pipe or a file: the chief, or the first worker if there is no chief;
+    all tasks that run the program; or none. All other tasks read /dev/null."""
     env: Environment = {}
     """Environment variables of every task."""
     env_from: list[VariableName] = []
@@ -150,7 +150,7 @@ class ClusterSpec(Model):
         Annotated[float, Field(ge=0), AtMost(31_536_000, "it is a year")] | None, field_options.WAIT_GPUS
     ] = None
     """Waits before each start until the GPUs that the tasks need are free on all nodes, for this long at most, in
-    seconds; 0: without a limit. No other run that waits gets them then. Default: does not look who uses the GPUs."""
+    seconds; 0: without a limit. No other run that waits gets them then. Default: does not check who uses the GPUs."""
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
 

@@ -42,7 +42,7 @@ def _complete(schema: dict[str, Any], model: type[Any]) -> None:
 
 
 def _find_metadata(annotation: Any) -> Iterator[Any]:
-    """What annotates a type within an annotation, such as that of the list in `Annotated[list[str], …] | None`."""
+    """The metadata of a type within an annotation, such as that of the list in `Annotated[list[str], …] | None`."""
     if get_origin(annotation) is Annotated:
         yield from annotation.__metadata__
     for part in get_args(annotation):

@@ -33,7 +33,7 @@ class Setting:
     path: Path
     value: Any
     origin: str
-    """What errors name, such as the option. Without the value, which may be a secret."""
+    """The name in errors, such as the option, without the value, which may be a secret."""
 
 
 class _NoPlaceError(Exception):

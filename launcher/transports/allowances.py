@@ -7,7 +7,7 @@ from worker_entry.protocol.messages import Message
 
 
 class Bucket:
-    """Holds `size` at first, and what `per_s` adds; never more than `size`."""
+    """A token bucket: holds `size` at first, refills with `per_s`, and never holds more than `size`."""
 
     def __init__(self, size: float, per_s: float, now: float) -> None:
         self._size = self._level = size
@@ -15,7 +15,7 @@ class Bucket:
         self._filled = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Takes the amount, if it is there; `now`: in seconds of any clock."""
+        """Takes the amount if the bucket holds it; returns whether it did. `now`: seconds of any clock."""
         self._level = min(self._size, self._level + max(now - self._filled, 0.0) * self._per_s)
         self._filled = now
         if self._level < amount:
@@ -25,17 +25,17 @@ class Bucket:
 
 
 class Allowances:
-    """What one node may still send in an attempt; `tasks`: how many tasks it has."""
+    """The messages that one node may still send in an attempt; `tasks`: the number of its tasks."""
 
     def __init__(self, tasks: int, now: float) -> None:
         self._tasks = max(tasks, 1)
         self._began = now
         self._buckets: dict[type[Message], Bucket] = {}
         self.refused = 0
-        """Messages that were too many."""
+        """The number of messages beyond the allowances."""
 
     def take(self, message: Message, now: float) -> bool:
-        """Whether the node may send this message; `now`: monotonic seconds."""
+        """Counts a message; returns whether the node may send it. `now`: monotonic seconds."""
         kind = type(message)
         allowance = ALLOWANCES.get(kind)
         if allowance is None:

@@ -39,7 +39,7 @@ class LinkResumed:
 class LinkTakenOver:
     """The link has taken over an earlier controller's agent; `received`: how many orders of that controller arrived.
 
-    Only counted frames (`resend_buffer`) count, Hello included. What the agent reports from here on is new to us.
+    Only counted frames (`resend_buffer`) count, Hello included. All later reports of the agent are new to us.
     """
 
     received: int
@@ -57,7 +57,7 @@ LinkNews = LinkClosed | LinkDropped | LinkResumed | LinkTakenOver | LinkNote
 
 @dataclass(frozen=True)
 class AgentAddress:
-    """Where an agent of this run is found again: both are from its Ready, and empty if it has sent none."""
+    """The address at which a later connection finds an agent; both fields are from its Ready, or empty without one."""
 
     reattach_folder: str = ""
     process_view: str = ""
@@ -65,7 +65,7 @@ class AgentAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """What a controller knows about an agent that an earlier controller of its run started.
+    """The facts about an agent that an earlier controller of the run started.
 
     Attributes:
         reattach_folder: from the agent's Ready.
@@ -124,7 +124,7 @@ class Link(Protocol):
 
     @property
     def kept(self) -> KeptWarm | None:
-        """What stays for the next run; known after `close`, and only if Goodbye asked for it."""
+        """The warm state that stays for the next run; known after `close`, and only if Goodbye asked for it."""
 
     def send(self, message: Message, body: bytes = b"") -> None:
         """Sends a frame; never blocks and never fails: a broken link is reported as LinkClosed."""

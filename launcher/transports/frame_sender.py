@@ -77,7 +77,7 @@ class FrameSender:
             self._renews = True
 
     def follow(self, received: int, handled: int) -> None:
-        """Continues an earlier controller's counts: the agent got `received` frames of it; it handled `handled`."""
+        """Continues an earlier controller's counts: `received` of its frames arrived; it handled `handled` frames."""
         with self._changed:
             self._outbox.follow(received, handled)
             self._handled = handled

@@ -31,7 +31,7 @@ NODE_S = 0.5
 WAITING = 4096
 """Agents that may wait for their handshake."""
 CALLS = 256
-"""Callers whose handshake may go on at the same time; all agents may have one address, behind a router."""
+"""Handshakes that may run at the same time; behind a router, all agents may have the same address."""
 
 
 class Gathering:
@@ -39,9 +39,9 @@ class Gathering:
 
     Args:
         words: the command of the step, without that of the agents.
-        environ: its environment.
+        environ: the environment of the step's program.
         hosts: the nodes.
-        hear: gets what the step's program says on stderr; see ProgramConnector.
+        hear: gets the lines that the step's program writes to stderr; see ProgramConnector.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Gathering:
         self._environ = environ
         self._hear = hear
         self._awaited = {*hosts}
-        """The nodes whose first connection nobody has taken."""
+        """The nodes whose first connection has not been taken yet."""
         self._uncalled = {*hosts}
         """The nodes whose agents have not called yet; the port is closed when there are none left."""
         self._server: BoundedServer | None = None
@@ -65,10 +65,10 @@ class Gathering:
         self._ended = ""
         """Why the step has ended, once it has."""
         self._failed: dict[str, str] = {}
-        """What the agents that gave up have said."""
+        """The messages of agents that gave up, by node."""
 
     def wants(self, host: str) -> bool:
-        """Whether nobody has taken the node's first connection yet; returns True once."""
+        """Whether the node's first connection has not been taken yet; returns True once."""
         with self._lock:
             is_first = host in self._awaited
             self._awaited.discard(host)
@@ -126,7 +126,7 @@ class Gathering:
         threading.Thread(target=self._watch, args=(stream, first, server), name="gathering", daemon=True).start()
 
     def _watch(self, stream: ProgramStream, first: bytes, server: BoundedServer) -> None:
-        """Starts the agents, and waits for the end of the step. What comes on stdout is an agent's error."""
+        """Starts the agents, and waits for the end of the step. Output on stdout is an agent's error."""
         said = ""
         reason = "its step has ended"
         with contextlib.suppress(OSError):
@@ -158,7 +158,7 @@ class Gathering:
             answered.set()
 
     def _meet(self, connection: socket.socket, note_proven: Callable[[], None]) -> None:
-        """Admits an agent that knows the secret; all other connections get nothing but a challenge."""
+        """Admits an agent that knows the secret; any other peer only gets a challenge."""
         connection.settimeout(CALL_S)
         try:
             node = self._identify(connection)
@@ -179,7 +179,7 @@ class Gathering:
             self._server.close()
 
     def _identify(self, connection: socket.socket) -> str:
-        """The node of the agent at the other end; raises ValueError if it does not know the secret."""
+        """Returns the node of the agent at the other end; raises ValueError if the peer does not know the secret."""
         ours = secrets.token_hex(16)
         send_line(connection, {"nonce": ours})
         hello = receive_line(connection)

@@ -109,7 +109,7 @@ class Inbox:
         """The numbers of the last frame that was put, settled, and dropped here."""
 
     def deliver(self, node: str, message: Message | LinkNews, frame: int = 0, /) -> None:
-        """Waits while too much is unread.
+        """Checks a message and passes it on; waits while too many messages are unread.
 
         Raises:
             ProtocolError: this node may not send the message.

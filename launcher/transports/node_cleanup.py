@@ -1,4 +1,4 @@
-"""Stops the processes on one node that are left of runs whose controller is gone."""
+"""Stops leftover processes on one node, of runs whose controller is gone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CleanedNode:
     left: tuple[int, ...] = ()
     problem: str = ""
     gone: bool = False
-    """Whether the machine itself is gone, and with it all that ran there."""
+    """Whether the machine itself is gone, and all of its processes with it."""
     unproven: bool = False
     """Whether the node was reached, but an agent may still run where it cannot be seen."""
 
@@ -52,7 +52,7 @@ def clean_node(
     run_ids: Sequence[str],
     agent: AgentAddress | None = None,
 ) -> CleanedNode:
-    """Stops what these runs, or their agent with this address, left on one node of the spec."""
+    """Stops the processes that these runs, or their agent at this address, left on one node of the spec."""
     if node.is_local:
         # This machine's only agent is our child; closing its link has already waited for its exit.
         answer = cleanup.clean(run_ids) if agent is None else Cleaned(0, [])

@@ -37,7 +37,7 @@ SAID_LINES = 20
 class ProgramConnector:
     """`words` is the program with its arguments, before `expand`; `address`: see Connector.
 
-    `note`: a message for the user. `environ`: the program's environment, if it is not ours. `heard` gets each line of
+    `note`: a message for the user. `environ`: the program's environment, by default ours. `heard` gets each line of
     the program's stderr, and returns whether the user may see it. `gone` matches its error for a machine that no longer
     exists; the group `ended`, for one on which nothing runs. `hides_breaks`: it ends with status 0 even when its
     connection breaks.
@@ -118,7 +118,7 @@ class ProgramStream:
         self._answered = False
         self._first: threading.Thread | None = None
         self._lines = 0
-        """How many lines it has said."""
+        """The number of lines on stderr so far."""
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._heard = threading.Thread(target=self._listen, name=f"{name}-stderr", daemon=True)
         self._heard.start()
@@ -131,7 +131,7 @@ class ProgramStream:
             self._note(f"{self._name}: {self._said.popleft()}")
         self._answered = self._answered or bool(data)
         # Programs have many reasons to end. Only 0 is certainly the agent's own status; a new connection shows whether
-        # the agent goes on.
+        # the agent continues.
         if not data and (status := self._wait()) != 0:
             words = self._last_words
             if self._gone is not None and (found := self._gone.search(words)):
@@ -142,10 +142,10 @@ class ProgramStream:
         return data
 
     def begin(self, first: bytes) -> None:
-        """Writes while others read: a program that does not take it all shows why in its output, or is given up."""
+        """Writes in a separate thread: if the program stops reading, its output says why, or the reader gives up."""
 
         def write() -> None:
-            with contextlib.suppress(OSError):  # the program has ended, and has said why
+            with contextlib.suppress(OSError):  # the program has ended, and its output says why
                 self._write(first)
 
         self._first = threading.Thread(target=write, name=f"{self._name}-stdin", daemon=True)
@@ -178,7 +178,7 @@ class ProgramStream:
 
     @property
     def _last_words(self) -> str:
-        """What it said last: waits while lines come, but not for ever, since other processes may have its stderr."""
+        """The last line on stderr; waits while lines come, but not for ever: other processes may share the stderr."""
         for _ in range(WORDS_TRIES):
             before = self._lines
             self._heard.join(WORDS_S)
@@ -202,7 +202,7 @@ class ProgramStream:
 
 
 def _read_lines(descriptor: int) -> Iterator[bytes]:
-    """Lines up to the end; what is too long for a line is left out, because the node may send anything."""
+    """Yields the lines up to the end, each cut to LINE bytes, because the node may send anything."""
     rest = b""
     while data := os.read(descriptor, 1 << 16):
         *lines, rest = (rest + data).split(b"\n")

@@ -18,7 +18,7 @@ TRY_S = (3.0, 20.0)
 """A try is abandoned after a third of the lease, within these limits: its obstacle may be gone by the next try."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
-"""Between two tries; a machine in trouble should not get a new process every second."""
+"""The longest pause between two tries; a machine with problems should not get a new process every second."""
 SILENT = "the agent does not answer"
 
 

@@ -73,16 +73,16 @@ class ResumableLink:
         self.ended = self.taken_over = False
         """Whether the agent is known to have ended, or to obey another controller."""
         self.kept: KeptWarm | None = None
-        """What the agent has said about staying for the next run."""
+        """The warm state that the agent keeps for the next run, as it has reported."""
         self.reattach_folder = resumption.reattach_folder if resumption is not None else None
-        """Where a reattachment finds the agent, once the agent has reported it."""
+        """The folder where a reattachment finds the agent, once the agent has reported it."""
         ready = resumption.ready if resumption is not None else None
         self.agent_pid = ready.pid if ready is not None else None
         self.process_view = ready.process_view if ready is not None else ""
         """Which processes the agent sees, once it has reported that."""
         self._run_id = resumption.run_id if resumption is not None else run_id
         self.generation = resumption.generation if resumption is not None else 0
-        """The controller's."""
+        """The generation of this controller."""
         self._resumption = resumption
         """Set until the agent is taken over."""
         self._node = node

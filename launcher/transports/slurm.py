@@ -20,17 +20,17 @@ from worker_entry.protocol.frozen import dataclass, field, replace
 STEPS = int(os.environ.get(environment.SLURM_STEPS) or 64)
 """Up to this many nodes have a step each."""
 SAID = 1000
-"""Lines of srun that are kept, the last ones: they say why steps have ended."""
+"""The number of last lines of srun that are kept, because they say why steps have ended."""
 _UNBOUND = "lacks support for cpu binding"
-"""What srun says on clusters that bind no task anyway."""
+"""Part of srun's message on clusters that bind no tasks anyway."""
 
 
 @dataclass(frozen=True)
 class SlurmConnector:
-    """`job`: its id. `group`: the component of a heterogeneous job that the node belongs to.
+    """Connects to a node by a step. `job`: the job's id. `group`: the node's component of a heterogeneous job.
 
-    `said`: what srun and Slurm's daemons have said about our steps. `gathering`: the step that starts the first agents
-    of many nodes; None if each has its own.
+    `said`: the messages of srun and Slurm's daemons about our steps. `gathering`: the step that starts the first agents
+    of many nodes; None if each node has its own step.
     """
 
     job: str

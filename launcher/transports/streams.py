@@ -67,12 +67,12 @@ class NoAgentError(ProtocolError):
 
 
 class NoPythonError(LinkError):
-    """The node has no Python that an agent can run on; our own command line says so."""
+    """The node has no Python that an agent can run on, according to our own command line."""
 
 
 _SILENT = "the agent does not start"
 _OWN_WORDS = re.compile(rb"^distlaunch: (.+?)\r?$", re.MULTILINE)
-"""What the command line of `payload` says before it gives up."""
+"""The message that the command line of `payload` prints before it gives up."""
 
 
 def bring_archive(stream: Stream, within_s: float, silent: str = _SILENT) -> None:

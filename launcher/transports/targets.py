@@ -42,7 +42,7 @@ OPENSSH = (
     "Tunnel=no",
 )
 """Options of `ssh` for a command that has no terminal and never prompts. They take precedence over the user's
-configuration: nothing of this machine, such as its ssh-agent, can be used from the node."""
+configuration: the node cannot use anything of this machine, such as its ssh-agent."""
 
 Targets = Mapping[str, "str | Connector"]
 """How each node is reached: a Python on this machine, or the connector of another machine."""
@@ -65,7 +65,7 @@ def find_targets(spec: ClusterSpec) -> Targets:
         return targets
     try:
         addresses = find_slurm_addresses([*steps])
-    except SlurmError:  # as in a container that has only srun: the names have to do
+    except SlurmError:  # as in a container that has only srun: the names have to suffice
         addresses = {}
     gathered = gather([replace(each, address=addresses.get(each.host)) for each in steps.values()])
     return {**targets, **{each.host: each for each in gathered}}

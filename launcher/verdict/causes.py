@@ -26,7 +26,7 @@ _TERM_STATUS = 128 + signal.SIGTERM
 
 @dataclass(frozen=True)
 class Cause:
-    """The cause of a failed attempt: the end of a task, the class of the failure, and what else is known."""
+    """The cause of a failed attempt: the end of a task, the class of the failure, and further facts."""
 
     exited: TaskExited
     reference: str
@@ -127,7 +127,7 @@ def classify(state: AttemptState, event: TaskExited, tail: Sequence[str]) -> Cau
     )
     explains = {
         "disk-full": not preempted,  # it may be a coincidence; a task that exits as preempted knows that it was
-        "out-of-memory": not (raised or injected or end != event.exit),  # then the kernel did not end the program
+        "out-of-memory": not (raised or injected or end != event.exit),  # if so, the kernel did not end the program
     }
     if evidence is not None and explains.get(evidence.reference, True):
         return Cause(event, evidence.reference, evidence.message, evidence.hint)

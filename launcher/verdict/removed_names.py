@@ -46,7 +46,7 @@ _KINDS: tuple[tuple[Mapping[str, str], str], ...] = (
     (_OF_OBJECTS, r"object has no attribute '{name}'"),
     (_OF_CALLS, r"(?:not recognized|passed to \w+): \{{'{name}'|unexpected keyword argument '{name}'"),
 )
-"""The names, and how an exception says that one of them is not there."""
+"""The names, and the message of an exception about a missing one."""
 
 
 def known_names() -> Iterator[tuple[str, str, str]]:

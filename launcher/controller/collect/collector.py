@@ -26,10 +26,10 @@ from worker_entry.protocol.values import FileEntry
 
 
 class Collector:
-    """The collection of one run. `note` takes what nodes send.
+    """The collection of one run. `note` handles the nodes' messages.
 
     Args:
-        spec: what is collected.
+        spec: says which files are collected.
         files: the run's folder.
         links: the links to the nodes.
         started: when the run began, in Unix seconds; older files are not collected.
@@ -51,7 +51,7 @@ class Collector:
         self._warn = warn
         self._patterns = compile_patterns(spec.collect) if spec.collect else ()
         self._wanted = self._patterns
-        """What the current fetches look for."""
+        """The patterns of the current fetches."""
         self._limit = int(spec.collect_limit_gib * (1 << 30))
         self._checkpoints = spec.checkpoint_directory or ""
         if self._checkpoints == str(files.checkpoints) or not spec.collect:
@@ -64,7 +64,7 @@ class Collector:
         self._numbers = itertools.count(1)
         self._running: dict[int, FolderFetch] = {}
         self._waiting: list[tuple[str, str]] = []
-        """Nodes that are asked for their files after the first, and where their tasks ran."""
+        """Nodes that are asked for their files once the first node has answered, and where their tasks ran."""
         self._round: list[FolderFetch] = []
         """The fetches of files since the last `begin`."""
         self.rounds = 0
@@ -73,7 +73,7 @@ class Collector:
         """Whether a checkpoint was saved after the current fetch of checkpoints began."""
         self._warned: set[str] = set()
         self.offered: Bundle | None = None
-        """The checkpoint that nodes are being sent."""
+        """The checkpoint that is being sent to nodes."""
         restore(files.checkpoints)
 
     # --- what is collected ---
@@ -89,11 +89,11 @@ class Collector:
         return bool(self._patterns)
 
     def begin(self, directories: Mapping[str, str] | None = None, patterns: Sequence[str] = ()) -> None:
-        """Begins to fetch the files of all nodes of the attempt, unless that is going on.
+        """Begins to fetch the files of all nodes of the attempt, unless a fetch of files is in progress.
 
         Args:
-            directories: other nodes, and where their tasks ran.
-            patterns: other files than the spec asks for.
+            directories: nodes to use instead of the attempt's, and where their tasks ran.
+            patterns: patterns to use instead of the spec's.
         """
         self._wanted = compile_patterns(patterns) if patterns else self._patterns
         if not self._wanted or self._waiting or any(not fetch.is_whole for fetch in self._running.values()):
@@ -120,7 +120,7 @@ class Collector:
         return any(fetch.is_whole for fetch in self._running.values())
 
     def note(self, node: str, message: object) -> bool:
-        """Takes what a node sends, or news of its link; returns whether anything is new."""
+        """Handles a node's message or a change of its link; returns whether it concerns a collection."""
         match message:
             case FilesFound(number) | FileRead(number):
                 fetch = self._running.get(number)
@@ -153,14 +153,14 @@ class Collector:
         self.begin()
 
     def stop(self, reason: str) -> None:
-        """Ends all fetches; what has come stays, and later ones continue from there."""
+        """Ends all fetches; received data stays, and later fetches continue from there."""
         self._waiting, self._saved_again = [], False
         for fetch in [*self._running.values()]:
             fetch.end(reason)
             self._settle(fetch)
 
     def close(self) -> None:
-        """Removes the parts of files, if nothing is missing."""
+        """Removes incomplete files, if no fetch is running or has failed."""
         if not any(fetch.problem for fetch in self._round) and not self._running:
             shutil.rmtree(self._parts, ignore_errors=True)
 
@@ -263,7 +263,7 @@ class Collector:
         yield from [fetch for fetch in self._running.values() if fetch.node == node]
 
     def _admit(self, fetch: FolderFetch, files: Sequence[FoundFile]) -> Sequence[FoundFile]:
-        """The files without those that another node has, too, on a disk that they share.
+        """The files, without those that another node also has, on a disk that both share.
 
         Raises:
             CannotFetchError: they exceed the limit.

@@ -11,7 +11,7 @@ from launcher.controller.collect.folder import CannotFetchError, CollectedFolder
 from worker_entry.protocol.collection import FileRead, FilesFound, FindFiles, FoundFile, ReadFile
 
 PIECE = 256 << 10
-"""How many bytes are asked for at once; the node's heartbeats wait for as many."""
+"""How many bytes one request asks for; the node's heartbeats wait while so many are sent."""
 ASKED_AT_ONCE = 8
 ROUNDS = 5
 """How often files that change while they are read are read again."""
@@ -20,16 +20,16 @@ Order = FindFiles | ReadFile
 
 
 class FolderFetch:
-    """One fetch. `begin` and `take` return what to ask the node for next.
+    """One fetch. `begin` and `take` return the next orders to the node.
 
-    Files that have changed while they were read are read again. With `is_whole`, the fetch ends only when a second look
-    finds the folder as it was read: then all files belong together.
+    Files that have changed while they were read are read again. With `is_whole`, the fetch ends only when a second
+    listing finds the folder as it was read: then all files belong together.
 
     Args:
         node: the node.
         order: finds the files.
-        folder: where they come to.
-        admit: returns those of the listed files that are wanted; raises CannotFetchError.
+        folder: stores the files.
+        admit: returns the wanted ones of the listed files; raises CannotFetchError.
         is_whole: see above.
     """
 
@@ -48,11 +48,11 @@ class FolderFetch:
         self.found: Sequence[FoundFile] = ()
         """The files, as last listed."""
         self.fetched_files = self.fetched_bytes = 0
-        """What has come."""
+        """Files and bytes received so far."""
         self.left_bytes = 0
-        """The bytes that have still to come."""
+        """Bytes still to be received."""
         self.problem = ""
-        """Why it has ended without all files."""
+        """Why the fetch has ended without all files."""
         self.is_over = False
         self.is_whole = is_whole
         self._order = order
@@ -75,7 +75,7 @@ class FolderFetch:
         return self._ask([self._order])
 
     def resume(self) -> list[Order]:
-        """What to ask for again over a new connection: the answers may have been lost with the old one."""
+        """The orders to repeat over a new connection, because the answers may have been lost with the old one."""
         return [order for order in self._asked if isinstance(order, ReadFile)]
 
     def write(self, part: FileRead, data: bytes) -> None:
@@ -88,7 +88,7 @@ class FolderFetch:
             self._failure = str(error.strerror)
 
     def publish(self, place: Path) -> None:
-        """Puts the folder, which has come completely, in the place of another one; raises OSError."""
+        """Replaces the folder at `place` with this one, which is complete; raises OSError."""
         self._folder.keep_only(self.found)
         publish(self._folder.root, place)
 
@@ -99,7 +99,7 @@ class FolderFetch:
         self._folder.close()
 
     def take(self, answer: FilesFound | FileRead) -> list[Order]:
-        """Takes what the node has answered; bytes were written before, by `write`."""
+        """Handles an answer of the node; `write` has already written its bytes."""
         return self._take_found(answer) if isinstance(answer, FilesFound) else self._take_read(answer)
 
     def _take_found(self, answer: FilesFound) -> list[Order]:
@@ -157,7 +157,7 @@ class FolderFetch:
             return self._fail(error)
 
     def _read(self, files: Sequence[FoundFile]) -> Iterator[ReadFile]:
-        """Yields what to ask for; files are opened one after the other."""
+        """Yields the orders to read these files, which are opened one after the other."""
         for file in files:
             offset = self._folder.begin(file)
             self.left_bytes -= offset
@@ -171,7 +171,7 @@ class FolderFetch:
     def _finish(self, file: FoundFile) -> None:
         if self._folder.finish(file.path):
             self.fetched_files += 1
-        else:  # a node that sends something else than it says
+        else:  # the node sends something other than it has listed
             self._changed.add(file.path)
 
     def _go_on(self) -> list[Order]:

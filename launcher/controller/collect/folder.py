@@ -1,4 +1,4 @@
-"""A folder of files that come from a node: each is complete when it gets its name, and a broken transfer continues."""
+"""A folder of files from a node: a file gets its name once it is complete, and an interrupted transfer continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = ".parts"
 
 
 RESERVE = 1 << 30
-"""Bytes of the disk that stay free: the run itself has to write."""
+"""Bytes of the disk that stay free for the run's own files."""
 
 
 class CannotFetchError(Exception):
@@ -40,9 +40,9 @@ class CollectedFolder:
     """The files of one folder of one node. Its methods raise OSError if they cannot write.
 
     Args:
-        root: where the files come to.
-        parts: where they grow; on the same disk.
-        origin: names the node and its folder; a part belongs to one version of one file of one origin.
+        root: the folder for complete files.
+        parts: the folder for incomplete files; on the same disk.
+        origin: names the node and its folder; an incomplete file belongs to one version of one file of one origin.
         before: an earlier version of the folder, from which unchanged files are taken over.
     """
 
@@ -97,7 +97,7 @@ class CollectedFolder:
         return size
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """Appends to an open file; ignores what does not continue it. Any thread may call it."""
+        """Appends to an open file; ignores data that does not continue the file. Any thread may call it."""
         with self._lock:
             opened = self._open.get(path)
             if opened is None:
@@ -120,13 +120,13 @@ class CollectedFolder:
         return True
 
     def drop(self, path: str) -> None:
-        """Closes a file and removes its part, which mixes two versions."""
+        """Closes a file and removes its incomplete data, which mixes two versions."""
         opened = self._close(path)
         if opened is not None:
             opened.part.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Closes all files; their parts stay."""
+        """Closes all files; incomplete files stay."""
         for path in [*self._open]:
             self._close(path)
 
@@ -146,7 +146,7 @@ class CollectedFolder:
         return opened
 
     def _make_folders(self, place: Path) -> None:
-        """Makes the folders of a file; a file that has been one of them before is removed."""
+        """Makes the parent folders of a file; removes a file that is in the place of one of them."""
         for folder in [above for above in place.parents if above.is_relative_to(self.root)][::-1]:
             if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
                 folder.unlink()
@@ -154,7 +154,7 @@ class CollectedFolder:
 
 
 def publish(new: Path, place: Path) -> None:
-    """Puts a complete folder in the place of another one. If this is interrupted, `restore` finds the other one."""
+    """Replaces the folder at `place` with a complete one; `restore` undoes this if it was interrupted."""
     old = _old(place)
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():

@@ -1,1 +1,1 @@
-"""What the checks before a start find: the nodes themselves, their connections, and their speed."""
+"""The checks before a start: of the nodes themselves, their connections, and their speed."""

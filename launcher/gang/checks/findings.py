@@ -38,7 +38,7 @@ class DialReport(Result):
 
 
 class NodeSpeed(Result):
-    """What a node computes and copies, as the speed check has measured it."""
+    """The speed at which a node computes and copies, as measured by the speed check."""
 
     node: str
     """The `host` of the spec."""
@@ -51,7 +51,7 @@ class NodeSpeed(Result):
 
 
 class LinkSpeed(Result):
-    """What the link between two nodes carries, over one TCP connection to the address and a port of a task."""
+    """The speed of the link between two nodes, over one TCP connection to the address and a port of a task."""
 
     node: str
     """The node that dialled."""
@@ -66,7 +66,7 @@ class LinkSpeed(Result):
 
 
 class SpeedReport(Result):
-    """What the speed check has measured: the best of all rounds for each figure."""
+    """The result of the speed check: the best of all rounds for each figure."""
 
     nodes: list[NodeSpeed]
     """The nodes that could be measured, in the order of the spec."""
@@ -75,4 +75,4 @@ class SpeedReport(Result):
     findings: list[Finding]
     """What is slow, and what could not be measured."""
     seconds: float
-    """How long it took."""
+    """How long the speed check took."""

@@ -1,4 +1,4 @@
-"""What the nodes have to check before a start, and what follows from their answers.
+"""The checks that nodes perform before a start, and the conclusions from their answers.
 
 TensorFlow waits an hour for a peer that it cannot reach, and does not say which one it is; so nodes first dial each
 other's tasks, at exactly the addresses and ports of TF_CONFIG; `choose_dials` says which.
@@ -29,14 +29,14 @@ LITTLE_SPACE = 1 << 30
 BUSY_SHARE = 0.1
 """Share of a GPU's memory in use above which the GPU counts as busy."""
 Answer = Ready | Inspected | Dialled | NodeMeasured | LinkMeasured
-"""What nodes answer to the checks."""
+"""An answer of a node to the checks."""
 ALL_PAIRS = 64
 """Up to this many nodes, each dials all."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a node has answered so far."""
+    """The answers of a node so far."""
 
     ready: Ready
     clock_offset_s: float = 0.0
@@ -82,7 +82,7 @@ class Preflight:
         return Inspect(program_of(self._spec), shared, self._marks[node] if shared else "", self._examines)
 
     def make_dials(self, nodes: Collection[str], ports: Mapping[TaskId, int]) -> dict[str, Dial]:
-        """What each of these nodes dials: every candidate address of the tasks that it has to reach.
+        """The dials for each of these nodes: to every candidate address of the tasks that the node has to reach.
 
         In a cluster of one task, no node dials anything.
         """
@@ -133,7 +133,7 @@ class Preflight:
         """Whether all of these nodes have answered everything."""
         return nodes <= self._complete
 
-    # --- what follows ---
+    # --- conclusions ---
 
     def choose_addresses(self) -> dict[str, str]:
         """For each node, the first candidate that every node reaches, or else its first candidate."""
@@ -206,7 +206,7 @@ class Preflight:
 
     @property
     def _shared(self) -> str:
-        """The folder that nodes have to share; what is collected need not be shared."""
+        """The folder that nodes have to share; with `collect`, none, because checkpoints are brought to the nodes."""
         return self._spec.checkpoint_directory or "" if not self._spec.collect else ""
 
     def _shared_findings(self) -> Iterator[Finding]:

@@ -1,11 +1,11 @@
-"""The speed check: who measures what and when, and what follows. Pure: orders come out, answers go in.
+"""The speed check: which node measures what and when, and the conclusions. Pure: orders come out, answers go in.
 
 First each node computes and copies, then each link of a ring of all nodes is measured: every node has two links, to
 different partners, and the ring follows the numbers of the tasks, as a ring all-reduce does. Nodes that share a machine
 are measured one after another, so that no measurement disturbs another; all others are measured at the same time.
 
 Everything is measured in rounds, and the best counts. A node or link takes part until its best figures were reached
-twice: where other programs run as well, it takes more rounds to see what a node can do. If something seems slow, each
+twice: if other programs run there, it takes more rounds to find the best figures. If something seems slow, each
 figure has to be reached three times; a figure that was not, after eight rounds, may be an accident and names no node,
 unless it is below half of the median.
 
@@ -33,9 +33,9 @@ MOST_ROUNDS = 8
 CLEAR_SHARE = 0.5
 _OF_NODES = ("product", "memory")
 SHARE = 0.75
-"""What has less than this share of the median is slow."""
+"""A figure below this share of the median is slow."""
 LATENCY_FLOOR_S = 0.0005
-"""Shorter times count as this one: their differences do not matter to training."""
+"""Shorter latencies count as this one: their differences do not matter to training."""
 GAIN = 1.1
 """Measurements that differ by less agree."""
 Pair = tuple[str, str]
@@ -47,8 +47,8 @@ _Value = TypeVar("_Value")
 class Subject:
     """A node to measure.
 
-    `machine`: nodes with the same one share it. `methods`: what can compute there. `env`: of its first task that
-    computes. `target`: where its partner dials it, if others dial it at all.
+    `machine`: equal for nodes on the same machine. `methods`: the methods that can compute there. `env`: the
+    environment of the node's first computing task. `target`: where its partner dials the node, if others dial it.
     """
 
     node: str
@@ -90,13 +90,13 @@ class SpeedCheck:
         self._methods: dict[str, str] = {}
         self._links = Tally[Pair, LinkFigures]()
         self._problems: dict[tuple[str, str], str] = {}
-        """Why something was not measured, by node and the node that it dialled."""
+        """Why a measurement failed, by node and the node that it dialled."""
         self._lost: set[str] = set()
         self._stages = self._make_stages()
         self.is_over = False
 
     def take_orders(self, awaited: Collection[str], now: float) -> Iterator[tuple[str, MeasureNode | MeasureLink]]:
-        """The orders that can be sent now; `awaited`: the nodes that are still there."""
+        """The orders that can be sent now; `awaited`: the nodes that are not lost."""
         self._lost |= self._subjects.keys() - awaited
         self._queue = [step for step in self._queue if not {step.node, step.to} & self._lost]
         # A node whose partner is lost reports that, and counts as at work until then.
@@ -114,7 +114,7 @@ class SpeedCheck:
                 yield step.node, step.order
 
     def note(self, node: str, message: NodeMeasured | LinkMeasured) -> None:
-        """Notes an answer; ignores one that nobody has asked for."""
+        """Notes an answer; ignores an unrequested one."""
         step = self._running.get(node)
         if step is None or isinstance(message, NodeMeasured) != isinstance(step.order, MeasureNode):
             return
@@ -129,7 +129,7 @@ class SpeedCheck:
             self._methods[node] = message.method
 
     def make_report(self) -> SpeedReport:
-        """What was measured, and what follows."""
+        """The report with the measurements and the findings."""
         return SpeedReport(
             nodes=[
                 NodeSpeed(node=node, method=self._methods[node], gflop_s=best.gflop_s, memory_gb_s=best.memory_gb_s)
@@ -149,10 +149,10 @@ class SpeedCheck:
             seconds=self._ended - self._started,
         )
 
-    # --- what is measured ---
+    # --- measurements ---
 
     def _make_stages(self) -> Iterator[list[_Step]]:
-        """Groups of steps, each in any order, until nothing seems slow, or what seems slow is known to be slow."""
+        """Groups of steps, each in any order, until nothing seems slow, or the slow figures are certain."""
         yield [self._step(node, only_starts=True) for node in self._subjects]
         for _ in range(MOST_ROUNDS):
             yield [*self._make_node_steps(self._nodes.settled(SLOW_TIMES if self._slow_nodes() else TIMES))]
@@ -199,7 +199,7 @@ class SpeedCheck:
                     return False
         return True
 
-    # --- what follows ---
+    # --- conclusions ---
 
     def _render_slow(self) -> Iterator[Finding]:
         slow = [one for one in (*self._slow_nodes(), *self._slow_links()) if self._is_sure(one)]
@@ -255,7 +255,7 @@ def _warn(reference: str, node: str, message: str) -> Finding:
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """What was measured of a node; both figures grow with speed."""
+    """The measured figures of a node; higher is faster."""
 
     gflop_s: float
     memory_gb_s: float
@@ -267,12 +267,12 @@ class NodeFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """What was measured of a link: from the first of its nodes to the second, back, and there and back."""
+    """The measured figures of a link: from its first node to the second, back, and round trips."""
 
     there_mb_s: float
     back_mb_s: float
     trips_s: float
-    """How often a byte can go there and back in a second."""
+    """Round trips of a byte per second."""
 
     @property
     def compared(self) -> tuple[float, ...]:
@@ -280,7 +280,7 @@ class LinkFigures:
 
     @property
     def mb_s(self) -> float:
-        """In the slower direction."""
+        """The throughput in the slower direction."""
         return min(self.there_mb_s, self.back_mb_s)
 
     @property
@@ -293,17 +293,17 @@ Figures = TypeVar("Figures", NodeFigures, LinkFigures)
 
 @dataclass(frozen=True)
 class Slow:
-    """What is slow, and in what: a node in `product`, `memory`, `throughput` or `latency`; a link in the last two."""
+    """A slow figure: of a node, `product`, `memory`, `throughput` or `latency`; of a link, one of the last two."""
 
     subject: str | Pair
     quantity: str
     figure: float
     median: float
-    """What the figure was compared with."""
+    """The median that the figure was compared with."""
 
     @property
     def share(self) -> float:
-        """How fast it is compared with the median."""
+        """The speed as a share of the median speed."""
         inverse = self.quantity == "latency"
         return (self.median / self.figure if inverse else self.figure / self.median) if self.figure else 0.0
 
@@ -343,7 +343,7 @@ class Tally(Generic[_Key, Figures]):
 
 
 def find_slow_nodes(nodes: Mapping[str, NodeFigures], methods: Mapping[str, str]) -> list[Slow]:
-    """The nodes that compute or copy slowly; `methods`: with what each computes, and on which kind of device."""
+    """The nodes that compute or copy slowly; `methods`: the library and the kind of device of each node."""
     found = []
     for quantity, figure_of in _NODE_QUANTITIES.items():
         for method in dict.fromkeys(methods[node] for node in nodes):
@@ -353,10 +353,10 @@ def find_slow_nodes(nodes: Mapping[str, NodeFigures], methods: Mapping[str, str]
 
 
 def find_slow_links(links: Mapping[Pair, LinkFigures], slow_nodes: Collection[str] = ()) -> list[Slow]:
-    """The nodes whose network is slow, and the other links that are.
+    """The nodes whose network is slow, and the slow links between other nodes.
 
     Args:
-        links: what was measured.
+        links: the measured figures.
         slow_nodes: nodes known to be slow for another reason. Unless its best link is fast, such a node also slows its
             links, which then show nothing.
     """
@@ -401,6 +401,6 @@ def _find_fast(networks: Mapping[str, float]) -> set[str]:
 
 
 def _find_below(values: Mapping[_Key, float]) -> Iterator[tuple[_Key, float]]:
-    """What has less than its share of the median, with the median."""
+    """The keys of values below SHARE of the median, each with the median."""
     median = statistics.median(values.values()) if values else 0.0
     return ((key, median) for key, value in values.items() if value < SHARE * median)

@@ -1,7 +1,7 @@
 """The current Python stacks of all tasks of a cluster, and which workers are out of step.
 
-Equal stacks are grouped. Workers are out of step if one evaluates alone, say, and its collectives meet others of its
-peers.
+Equal stacks are grouped. Workers are out of step if, for example, one evaluates alone, and its collectives meet
+different collectives of its peers.
 
 TensorFlow notices when two collectives that meet differ, and reports it to one worker or to some. The place of each
 worker is in its crash record, or in its stack, which it sends before it is stopped.
@@ -37,7 +37,7 @@ _WRAPPERS = ("error_handler",)
 Frame = tuple[str, int, str]
 """File, line and function."""
 PHRASES = ("Collective instance ", "Shape mismatch in the collective instance", "is joining a group ")
-"""Parts of TensorFlow's sentence."""
+"""Parts of TensorFlow's message about collectives that differ."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _render_frames(frames: Sequence[Frame]) -> list[str]:
 
 
 def is_out_of_step(event: TaskExited) -> bool:
-    """Whether the task failed because its peers did something else."""
+    """Whether the task failed because its peers ran a different operation."""
     return event.crash is not None and OUT_OF_STEP.search(event.crash.message) is not None
 
 

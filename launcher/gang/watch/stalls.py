@@ -20,11 +20,11 @@ from worker_entry.protocol.values import Activity
 STEPS = 20
 """A step that takes this many times its usual time takes too long, …"""
 LEAST_S = 120.0
-"""… but it always has this long: between steps, the program may save a checkpoint or validate."""
+"""… but never before this time: between steps, the program may save a checkpoint or validate."""
 ACTIVE_S = 15.0
 """A task is at work if its node has measured work this recently."""
 RECHECK_S = 60.0
-"""How long a cluster with a task at work is not asked again."""
+"""How long to wait before a cluster with a task at work is asked again."""
 
 
 def is_progress(state: AttemptState, event: Event) -> bool:
@@ -70,7 +70,7 @@ def reports_steps(state: AttemptState) -> bool:
 
 
 def find_busy(state: AttemptState) -> dict[TaskId, str]:
-    """The training tasks that are at work, by their last answers, each with its place, as far as that is known."""
+    """The training tasks that are at work according to their last answers, each with its place, if known."""
     busy = {}
     for task in sorted(state.policy.trainers & state.started.keys() - state.exits.keys() - state.halted.keys()):
         activity = state.activity.get(task, Activity())

@@ -22,14 +22,14 @@ from worker_entry.protocol.frozen import dataclass, replace
 WINDOW_S = 3.0
 """A window is at least this long; a task measures over a second or more."""
 WINDOWS = 4
-"""This many windows in a row show that a task is slow, or no longer slow: a bad second shows nothing."""
+"""This many windows in a row show that a task is slow, or no longer slow: one slow second proves nothing."""
 ENOUGH, MOST = 2, 20
-"""How many measurements of each task a window has at least, and how many of the last ones count."""
+"""The minimum number of measurements of each task in a window, and how many of the last ones count."""
 SLOW_SCORE = 0.75
 SLOW_SHARE = 0.1
 """The share of a step's time by which a task has to be slower than the others to matter."""
 REPEAT_S = 600.0
-"""How long the same task is not reported again."""
+"""The least time between two reports about the same task."""
 EXPLAINED = 0.5
 """The share of the additional time that a reason has to explain."""
 SWAP_SHARE = 0.1
@@ -68,11 +68,11 @@ class StragglerWatch:
         self._window: dict[TaskId, deque[Pace]] = {}
         """The measurements in the current window, of all tasks that were ever measured."""
         self._missing: set[TaskId] = set()
-        """The tasks with too few of them."""
+        """The tasks with too few measurements in the current window."""
         self._paces: deque[Mapping[TaskId, Pace]] = deque(maxlen=WINDOWS)
         """The last windows."""
         self._streaks: dict[TaskId, int] = {}
-        """In how many of the last windows a task was slow, or, as a negative number, was not."""
+        """In how many windows in a row, up to the last, a task was slow or, as a negative number, was not."""
         self._reported: dict[TaskId, float] = {}
         self._announced: set[TaskId] = set()
         """The slow tasks that were reported as such."""
@@ -80,7 +80,7 @@ class StragglerWatch:
         """Every task that could be compared with others, in the last window."""
 
     def note(self, event: TaskReported, now: float, uses: Callable[[], Mapping[TaskId, Use]]) -> Sequence[News]:
-        """What follows from the event. `now`: monotonic seconds; `uses`: what the tasks use."""
+        """Returns the news that follow from the event. `now`: monotonic seconds; `uses`: the tasks' resource usage."""
         progress, task = event.progress, event.task
         if progress is None or progress.own_s is None or progress.step_s is None:
             return ()
@@ -175,7 +175,7 @@ def _with_use(pace: Pace, use: Use | None) -> Pace:
 
 
 class Use(Protocol):
-    """What a task uses, as last measured; None for what is not known."""
+    """The resource usage of a task, as last measured; None for unknown values."""
 
     @property
     def cpu(self) -> float | None:
@@ -196,10 +196,10 @@ class Use(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """What was measured of one task over some seconds; None for what is not known.
+    """Measurements of one task over some seconds; None for unknown values.
 
-    `step_s`: seconds of a step; `own_s`: without the time for which it waited for the others; `data_s`: the part during
-    which it waited for its input. The other fields are as in Use.
+    `step_s`: seconds of a step; `own_s`: the same without waiting for the others; `data_s`: the part of the step during
+    which the task waited for its input. The other fields are as in Use.
     """
 
     step_s: float
@@ -212,7 +212,7 @@ class Pace:
 
     @property
     def stretch(self) -> float | None:
-        """How many times longer its threads take because they wait for a core."""
+        """How many times longer the task's threads take because they wait for a core."""
         if self.cpu is None or self.starved is None or self.cpu <= 0:
             return None
         return (self.cpu + self.starved) / self.cpu
@@ -220,7 +220,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Reason:
-    """What is slow, as a phrase, and what shows it; `evidence` may be empty."""
+    """What is slow, as a phrase, and the evidence, which may be empty."""
 
     what: str
     evidence: str = ""
@@ -230,16 +230,16 @@ class Reason:
 
 
 def median_pace(paces: Sequence[Pace]) -> Pace:
-    """The medians of all that is known."""
+    """The medians of the known values."""
     values = {field.name: _median(getattr(pace, field.name) for pace in paces) for field in fields(Pace)}
     return Pace(**values)  # type: ignore[arg-type]  # step_s and own_s are always known
 
 
 def find_reason(slow: Pace, usual: Pace) -> Reason:
-    """What explains half of the additional time that a task needs.
+    """Finds the reason that explains half of the additional time that a task needs.
 
-    A cause comes before its effect: a task without a core, whether other programs use it or a quota is used up, gets
-    its input late, too. What nothing else explains is the task's own computation.
+    Causes are tried before their effects: a task without a core, because other programs use the core or a quota is used
+    up, also gets its input late. If nothing else explains the time, the reason is the task's own computation.
 
     Args:
         slow: the task.
@@ -257,10 +257,10 @@ def find_reason(slow: Pace, usual: Pace) -> Reason:
 
 
 def _is_starved(slow: Pace, usual: Pace, excess: float) -> bool:
-    """Whether it would be faster by `excess` seconds if its threads had cores as often as those of the others."""
+    """Whether the task would be faster by `excess` seconds if its threads had cores as often as those of the others."""
     if slow.stretch is None or usual.stretch is None or slow.starved is None or usual.starved is None:
         return False
-    # Threads that wait while others of the task run may cost it nothing: both measures have to explain the time.
+    # Threads that wait while other threads of the task run may cost no time: both measures have to explain the time.
     by_stretch = slow.own_s * (1 - usual.stretch / slow.stretch)
     by_threads = (slow.starved - usual.starved) * slow.step_s
     return min(by_stretch, by_threads) >= excess

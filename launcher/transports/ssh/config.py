@@ -1,4 +1,4 @@
-"""How the user's ssh configuration reaches a host: what `ssh HOST` would do, as values.
+"""How the user's ssh configuration reaches a host: the settings that `ssh HOST` would use, as values.
 
 Where OpenSSH is installed, `ssh -G` answers: only OpenSSH knows all of Include, Match and the system's files.
 """
@@ -72,7 +72,7 @@ class SshTarget:
 
     @property
     def plain_name(self) -> str:
-        """The name under which its key counts as well if no line names it with its port; empty if there is none."""
+        """The name under which the host's key also counts if no line names the host with its port; empty if none."""
         return "" if self.port == 22 or self.host_key_alias else self.hostname.lower()
 
 
@@ -207,7 +207,7 @@ def parse_target(host: str, text: str) -> SshTarget:
 
 
 def _make_tokens(host: str, hostname: str, port: int, user: str, alias: str, hashed: str) -> dict[str, str]:
-    """What stands for what in the values of options: see TOKENS in ssh_config(5)."""
+    """The values of the tokens in options; see TOKENS in ssh_config(5)."""
     given, local = host.rpartition("@")[2], socket.gethostname()
     return {
         "%": "%",
@@ -226,7 +226,7 @@ def _make_tokens(host: str, hostname: str, port: int, user: str, alias: str, has
 
 
 def _expand(text: str, tokens: Mapping[str, str]) -> str:
-    """Raises LinkError for a token that has no meaning here, as OpenSSH does."""
+    """Replaces the tokens; raises LinkError for a token that has no meaning here, as OpenSSH does."""
 
     def replace_token(found: re.Match[str]) -> str:
         if not tokens.get(found[1]):

@@ -66,7 +66,7 @@ class ParamikoConnector:
 
 
 class ChannelStream:
-    """One connection with its one command."""
+    """A connection that runs one command."""
 
     def __init__(self, connection: Connection, channel: paramiko.Channel, archive: bytes) -> None:
         self.archive = archive

@@ -22,7 +22,7 @@ from worker_entry.protocol.frozen import dataclass
 AUTHORITY, REVOKED = "@cert-authority", "@revoked"
 MARKERS = ("", AUTHORITY, REVOKED)
 BLANK = " \t"
-"""What separates the fields of a line; other white space is part of a field."""
+"""The characters that separate the fields of a line; other white space is part of a field."""
 _BLANKS = re.compile(f"[{BLANK}]+")
 
 

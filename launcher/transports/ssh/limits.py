@@ -1,4 +1,4 @@
-"""What a host's configuration asks for that only OpenSSH can do, not paramiko."""
+"""Finds settings of a host's configuration that OpenSSH supports and paramiko does not."""
 
 from __future__ import annotations
 
