@@ -45,46 +45,61 @@ SHOWN_NODES = 8
 
 def render_news(before: AttemptState, after: AttemptState, event: Event) -> str | None:
     """The line for the event between the two states; None if the event needs no line."""
-    if isinstance(event, Interrupted) and after.phase is Phase.STOPPING:
-        return _render_interruption(before, after, event)
-    if isinstance(event, EndAnnounced) and event.reference and after is not before:
-        return f"{_sentence(event.message)}{_render_grace(event)}"
     if before.reason is None and after.reason is Reason.TASK_FAILED:
-        cause = find_cause(after, {})
-        assert cause is not None
-        ended = cause.exited
-        if ended.task not in after.exits and ended.crash is not None:
-            stays = "" if isinstance(event, TaskExited) else ", and its process does not end"
-            return f"{ended.task} has failed with {ended.crash.exception}{stays}; stopping all"
-        others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
-        return f"{ended.task} ended with {ended.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
-    if isinstance(event, TaskExited) and after.restarted is not before.restarted:
-        return f"{event.task} ended with {event.exit}; restarting it while the others continue"
-    if isinstance(event, TaskListening) and event.task == TENSORBOARD and after is not before:
-        return _render_board(after)
-    if isinstance(event, TaskExited) and event.task == TENSORBOARD and event.task not in after.stopped:
-        return f"TensorBoard ended with {event.exit}; the tasks continue; see tensorboard-0.log"
-    if after.policy.keeps_auxiliary and after.is_over and not before.is_over:
-        return "Training has ended; TensorBoard keeps running until Ctrl-C"
-    if isinstance(event, TaskHalted) and after is not before:
-        if event.signal is None:
-            return f"{event.task} continues"
-        return f"{event.task} was stopped by {TaskExit(signal=event.signal)}; the others wait for it"
-    if isinstance(event, TaskReported) and (faults := _find_new_faults(before, event)):
+        return _render_failure(after, event)
+    return _render_event(before, after, event) or _render_change(before, after)
+
+
+def _render_event(before: AttemptState, after: AttemptState, event: Event) -> str | None:
+    """The line for what has happened."""
+    has_effect = after is not before
+    match event:
+        case Interrupted() if after.phase is Phase.STOPPING:
+            return _render_interruption(before, after, event)
+        case EndAnnounced() if event.reference and has_effect:
+            return f"{_sentence(event.message)}{_render_grace(event)}"
+        case TaskExited(task) if after.restarted is not before.restarted:
+            return f"{task} ended with {event.exit}; restarting it while the others continue"
+        case TaskExited(task) if task == TENSORBOARD and task not in after.stopped:
+            return f"TensorBoard ended with {event.exit}; the tasks continue; see tensorboard-0.log"
+        case TaskListening(task) if task == TENSORBOARD and has_effect:
+            return _render_board(after)
+        case TaskHalted(task, signum) if has_effect and signum is None:
+            return f"{task} continues"
+        case TaskHalted(task, signum) if has_effect:
+            return f"{task} was stopped by {TaskExit(signal=signum)}; the others wait for it"
+        case NodeLost(node, reason) if has_effect and after.reason is None and not after.needs(node):
+            return f"Node {node} was lost: {reason}; the training does not need it"
+        case NodeSynced(node) if event.newer:
+            return f"{node} keeps its checkpoints, which are newer than the collected ones"
+        case NodeSynced(node) if event.files:
+            what = f"{count_of(event.files, 'file')} ({render_size(event.fetched)})"
+            return f"Sent {f'the last checkpoint, {what},' if event.checkpoint else what} to {node}"
+        case TaskReported():
+            return _render_report(before, after, event)
+    return None
+
+
+def _render_report(before: AttemptState, after: AttemptState, event: TaskReported) -> str | None:
+    """The line for what a program has reported for the first time."""
+    if faults := _find_new_faults(before, event):
         return f"{event.task}: injecting {', '.join(faults)}, as --chaos asked for"
-    if isinstance(event, NodeLost) and after is not before and after.reason is None and not after.needs(event.node):
-        return f"Node {event.node} was lost: {event.reason}; the training does not need it"
-    if isinstance(event, TaskReported) and event.own_resolver and not _own_resolvers(before):
+    if event.own_resolver and not _own_resolvers(before):
         return (
             f"{event.task} builds {event.own_resolver}, which does not find this cluster: "
             "build the strategy without it, and it finds the cluster in TF_CONFIG"
         )
-    if isinstance(event, TaskReported) and event.own_tf_config and not _own_configs(before):
+    if event.own_tf_config and not _own_configs(before):
         return _render_own_config(event)
     if after.divergence and not before.divergence:
-        return f"{after.divergence[:1].upper()}{after.divergence[1:]}"
-    if isinstance(event, TaskReported) and after.separate and not before.separate:
-        return render_separate(after)
+        return _sentence(after.divergence)
+    return render_separate(after) if after.separate and not before.separate else None
+
+
+def _render_change(before: AttemptState, after: AttemptState) -> str | None:
+    """The line for a change that no single event reports."""
+    if after.policy.keeps_auxiliary and after.is_over and not before.is_over:
+        return "Training has ended; TensorBoard keeps running until Ctrl-C"
     if after.busy and after.busy != before.busy:
         return render_busy(after)
     if before.suspicion is None and after.suspicion is Reason.STALLED and not after.busy:
@@ -92,17 +107,24 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
     suspected = before.suspicion is Reason.STALLED or (before.busy and before.phase is Phase.RUNNING)
     if suspected and after.suspicion is None and not after.busy and after.phase is Phase.RUNNING:
         return "The cluster makes progress again"
-    if isinstance(event, NodeSynced) and event.newer:
-        return f"{event.node} keeps its checkpoints, which are newer than the collected ones"
-    if isinstance(event, NodeSynced) and event.files:
-        what = f"{count_of(event.files, 'file')} ({render_size(event.fetched)})"
-        return f"Sent {f'the last checkpoint, {what},' if event.checkpoint else what} to {event.node}"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
         first = min(event.time for event in after.started.values())
         seconds = max(0.0, *(event.time - first for event in after.listening.values()))
         count = len(after.policy.forming)
         return f"The cluster is up after {render_duration(seconds)}: {count_of(count, 'task')}"
     return None
+
+
+def _render_failure(state: AttemptState, event: Event) -> str:
+    """The line for the failure that stops the others."""
+    cause = find_cause(state, {})
+    assert cause is not None
+    ended = cause.exited
+    if ended.task not in state.exits and ended.crash is not None:
+        stays = "" if isinstance(event, TaskExited) else ", and its process does not end"
+        return f"{ended.task} has failed with {ended.crash.exception}{stays}; stopping all"
+    others = f"; stopping {', '.join(map(str, sorted(state.stopped)[:8]))}" if state.stopped else ""
+    return f"{ended.task} ended with {ended.exit}{others}{' …' if len(state.stopped) > 8 else ''}"
 
 
 def _render_grace(event: EndAnnounced) -> str:

@@ -168,45 +168,48 @@ class Observer:
             self._preflight.note(node, message, offset_s)
             yield Tick()  # the checks may continue
         try:
-            bundle = self._find_bundle(message) if isinstance(message, Fetch) else None
-            if isinstance(message, Fetch) and bundle is not None:
+            if isinstance(message, Fetch) and (bundle := self._find_bundle(message)) is not None:
                 self.transfers.note(node, message, self._context.timing.monotonic())
                 links.send(node, *bundle.read_piece(message))
                 yield Tick()  # a queue that is never empty leaves no time for reminders
             if self._context.collector.note(node, message):
                 yield Tick()
-            if isinstance(message, Synced):
-                self.transfers.end(node)
-            if isinstance(message, AskInput) and self._context.input is not None:
-                self._give(self._context.input.answer(node, message))
-            if isinstance(message, Noted):
-                text = message.text if node == LOCAL else f"node {node}: {message.text}"
-                (self._context.console.detail if message.detail else self._context.console.note)(text)
-            if isinstance(message, Ready):
-                self._context.journal.write(run_events.NodeMet(node, message))
-            if isinstance(message, Saved) and message != self.saved:
-                self.saved = message  # every node that shares the directory reports it
-                self._context.journal.write(Checkpoint(message.name, message.time))
-            if isinstance(message, CacheUsed):
-                self._note_cache(node, message)
-            if isinstance(message, Sampled):
-                self.usage.note(node, message, offset_s)
-            if isinstance(message, ConnectionsRejected):
-                self._context.journal.write(
-                    ConnectionRejected(parse_task_id(message.task), message.address, message.count)
-                )
-                self._context.console.warn(render_rejected(message))
-            if isinstance(message, Status) and message.status.progress is not None:
-                self.usage.note_epochs(parse_task_id(message.task), message.status.progress.epoch_ends, offset_s)
-            if isinstance(message, Stacks):
-                self._stacks.note(message)
-            if isinstance(message, Profiled):
-                self._profiles.note(message)
+            self._note(node, message, offset_s)
             event = from_message(node, message, offset_s)
         except ValueError as error:
             event = NodeLost(node, f"the agent sent {error}")
         if event is not None:
             yield event
+
+    def _note(self, node: str, message: Message, offset_s: float) -> None:
+        """Handles what is no matter of the gang: records, messages to the user, and answers."""
+        context = self._context
+        match message:
+            case Synced():
+                self.transfers.end(node)
+            case AskInput() if context.input is not None:
+                self._give(context.input.answer(node, message))
+            case Noted(text, detail):
+                shown = text if node == LOCAL else f"node {node}: {text}"
+                (context.console.detail if detail else context.console.note)(shown)
+            case Ready():
+                context.journal.write(run_events.NodeMet(node, message))
+            case Saved(name, time) if message != self.saved:
+                self.saved = message  # every node that shares the directory reports it
+                context.journal.write(Checkpoint(name, time))
+            case CacheUsed():
+                self._note_cache(node, message)
+            case Sampled():
+                self.usage.note(node, message, offset_s)
+            case ConnectionsRejected(task, address, count):
+                context.journal.write(ConnectionRejected(parse_task_id(task), address, count))
+                context.console.warn(render_rejected(message))
+            case Status(task, status) if status.progress is not None:
+                self.usage.note_epochs(parse_task_id(task), status.progress.epoch_ends, offset_s)
+            case Stacks():
+                self._stacks.note(message)
+            case Profiled():
+                self._profiles.note(message)
 
     def _find_bundle(self, fetch: Fetch) -> Bundle | None:
         return self._context.collector.offered if fetch.checkpoint else self._context.bundle

@@ -189,10 +189,9 @@ def _while_failing(state: AttemptState, event: Event, now: float) -> Decision:
 
 
 def _while_running(before: AttemptState, state: AttemptState, event: Event, now: float) -> Decision:
-    trainers = state.policy.trainers
-    trainer_ended = isinstance(event, (ProgramEnded, TaskExited)) and event.task in trainers
-    ended = state.ended
+    trainers, ended = state.policy.trainers, state.ended
     drained = now + state.policy.drain_s if state.policy.drain_s else None
+    trainer_ended = isinstance(event, (ProgramEnded, TaskExited)) and event.task in trainers
     if state.phase is Phase.FORMING:
         # A trainer that has ended successfully needed no cluster, or had one: ports no longer matter.
         if state.policy.tasks - state.unreachable <= state.started.keys() and (ended or state.is_up):
@@ -204,23 +203,35 @@ def _while_running(before: AttemptState, state: AttemptState, event: Event, now:
     elif trainer_ended and before.ended != ended and (len(ended) == 1 or ended == trainers):
         state = replace(state, deadline=drained)
     if ended == trainers:
-        # Until the deadline, an evaluator may still look at the last checkpoint.
-        auxiliary = state.policy.auxiliary - state.exits.keys() - state.unreachable
-        if state.is_over and state.policy.keeps_auxiliary and auxiliary:
-            return replace(state, deadline=None), ()
-        # A process may stay after the end of its program, and may still be at work.
-        if trainers - state.exits.keys() - state.unreachable:
-            is_suspect = state.suspicion is Reason.DRAIN_TIMEOUT or _is_due(state, now)
-            return _suspect(state, Reason.DRAIN_TIMEOUT, event, now) if is_suspect else (state, ())
-        if state.is_over or _is_due(state, now):
-            return _stop(state, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
-    elif state.phase is Phase.RUNNING and not state.detached:
-        if is_stalled(state, now):
-            return _suspect(state, Reason.STALLED, event, now)
-        if ended and (state.suspicion is Reason.DRAIN_TIMEOUT or _is_due(state, now)):
-            return _suspect(state, Reason.DRAIN_TIMEOUT, event, now)
-        if state.suspicion is not None:  # there is progress again
-            state = replace(state, suspicion=None, deadline=state.deadline if ended else None)
+        return _while_ending(state, event, now)
+    if state.phase is Phase.RUNNING and not state.detached:
+        return _while_training(state, event, now)
+    return state, ()
+
+
+def _while_ending(state: AttemptState, event: Event, now: float) -> Decision:
+    """All trainers' programs have ended; processes and other tasks may still be there."""
+    # Until the deadline, an evaluator may still look at the last checkpoint.
+    auxiliary = state.policy.auxiliary - state.exits.keys() - state.unreachable
+    if state.is_over and state.policy.keeps_auxiliary and auxiliary:
+        return replace(state, deadline=None), ()
+    # A process may stay after the end of its program, and may still be at work.
+    if state.policy.trainers - state.exits.keys() - state.unreachable:
+        is_suspect = state.suspicion is Reason.DRAIN_TIMEOUT or _is_due(state, now)
+        return _suspect(state, Reason.DRAIN_TIMEOUT, event, now) if is_suspect else (state, ())
+    if state.is_over or _is_due(state, now):
+        return _stop(state, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
+    return state, ()
+
+
+def _while_training(state: AttemptState, event: Event, now: float) -> Decision:
+    """At least one trainer trains."""
+    if is_stalled(state, now):
+        return _suspect(state, Reason.STALLED, event, now)
+    if state.ended and (state.suspicion is Reason.DRAIN_TIMEOUT or _is_due(state, now)):
+        return _suspect(state, Reason.DRAIN_TIMEOUT, event, now)
+    if state.suspicion is not None:  # there is progress again
+        state = replace(state, suspicion=None, deadline=state.deadline if state.ended else None)
     return state, ()
 
 

@@ -54,7 +54,18 @@ def share_resources(
     facts: NodeFacts | None,
     warnings: list[str],
 ) -> dict[TaskId, dict[str, str]]:
-    """The variables that give each task its share of the cores, and each computing task its share of the GPUs."""
+    """The variables that give each task its share of the cores, and each computing task its share of the GPUs.
+
+    Args:
+        node: the node.
+        tasks: its tasks.
+        rules: the strategy's.
+        facts: the node's resources; None if they are not known yet.
+        warnings: gets messages for the user.
+
+    Raises:
+        TooFewGpusError: the node has fewer GPUs than the spec asks for.
+    """
     shares: dict[TaskId, dict[str, str]] = {task: {} for task in tasks}
     if facts is not None and len(tasks) > 1:
         threads = max(1, facts.cores // len(tasks))
@@ -62,22 +73,11 @@ def share_resources(
             share["OMP_NUM_THREADS"] = share["TF_NUM_INTRAOP_THREADS"] = str(threads)
             # One inter-op thread can deadlock collectives.
             share["TF_NUM_INTEROP_THREADS"] = str(max(2, threads))
-    found = facts.gpus if facts is not None else ()
-    gpus = tuple(node.gpus) if node.gpus is not None else found
-    if facts is not None and facts.claimed is not None:
-        gpus = facts.claimed
     trainers = [task for task in tasks if task.type in rules.computes]
-    wanted = (node.gpus_per_worker or 0) * len(trainers)
-    if facts is not None and wanted > len(gpus):
-        raise TooFewGpusError(
-            f"{node.host} has {count_of(len(gpus), 'GPU')}, but {count_of(len(trainers), 'worker')} with "
-            f"{node.gpus_per_worker} each would need {wanted}",
-            hint="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
-        )
-    absent = [gpu for gpu in gpus if gpu.isdigit() and gpu not in found] if facts is not None else []
-    if absent:
-        warnings.append(f"{node.host} has no GPU {', '.join(absent)}: TensorFlow would train on the CPU instead")
-    if not found and node.gpus is None:
+    gpus = _find_gpus(node, facts)
+    if facts is not None:
+        _check_gpus(node, len(trainers), gpus, facts, warnings)
+    if node.gpus is None and not (facts is not None and facts.gpus):
         return shares
     if facts is not None and facts.claimed:
         for share in shares.values():
@@ -86,7 +86,44 @@ def share_resources(
         for share in shares.values():
             share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) or NO_GPU
         return shares
-    if trainers and len(trainers) > len(gpus) > 0:
+    rest = _share_gpus(node, trainers, gpus, shares, warnings)
+    for task in tasks:
+        if task not in trainers:  # an evaluator gets the GPUs that the trainers leave over
+            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(rest if task.type == "evaluator" else ()) or NO_GPU
+    return shares
+
+
+def _find_gpus(node: NodeSpec, facts: NodeFacts | None) -> tuple[str, ...]:
+    """The GPUs that the run may use: those that it has claimed, that the spec names, or that the node has."""
+    if facts is not None and facts.claimed is not None:
+        return facts.claimed
+    if node.gpus is not None:
+        return tuple(node.gpus)
+    return facts.gpus if facts is not None else ()
+
+
+def _check_gpus(node: NodeSpec, trainers: int, gpus: Sequence[str], facts: NodeFacts, warnings: list[str]) -> None:
+    wanted = (node.gpus_per_worker or 0) * trainers
+    if wanted > len(gpus):
+        raise TooFewGpusError(
+            f"{node.host} has {count_of(len(gpus), 'GPU')}, but {count_of(trainers, 'worker')} with "
+            f"{node.gpus_per_worker} each would need {wanted}",
+            hint="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
+        )
+    absent = [gpu for gpu in gpus if gpu.isdigit() and gpu not in facts.gpus]
+    if absent:
+        warnings.append(f"{node.host} has no GPU {', '.join(absent)}: TensorFlow would train on the CPU instead")
+
+
+def _share_gpus(
+    node: NodeSpec,
+    trainers: Sequence[TaskId],
+    gpus: tuple[str, ...],
+    shares: dict[TaskId, dict[str, str]],
+    warnings: list[str],
+) -> tuple[str, ...]:
+    """Gives each trainer its GPUs; returns the GPUs that are left."""
+    if len(trainers) > len(gpus) > 0:
         warnings.append(
             f"{len(trainers)} workers share {count_of(len(gpus), 'GPU')} on {node.host}: memory grows as "
             "needed; with NCCL two workers must not share a GPU"
@@ -94,13 +131,8 @@ def share_resources(
         for index, task in enumerate(trainers):
             shares[task]["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
             shares[task]["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-        rest: tuple[str, ...] = ()
-    else:
-        size = node.gpus_per_worker or len(gpus) // max(1, len(trainers))
-        for index, task in enumerate(trainers):
-            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * size : (index + 1) * size]) or NO_GPU
-        rest = gpus[size * len(trainers) :]
-    for task in tasks:
-        if task not in trainers:  # an evaluator gets the GPUs that the trainers leave over
-            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(rest if task.type == "evaluator" else ()) or NO_GPU
-    return shares
+        return ()
+    size = node.gpus_per_worker or len(gpus) // max(1, len(trainers))
+    for index, task in enumerate(trainers):
+        shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * size : (index + 1) * size]) or NO_GPU
+    return gpus[size * len(trainers) :]

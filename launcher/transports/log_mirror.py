@@ -59,7 +59,7 @@ class LogMirror:
         return True
 
     def store(self, part: FileRead, data: bytes) -> None:
-        """Drops a part: logs are all that comes here."""
+        """Drops a part: only logs are mirrored."""
 
     def close(self) -> None:
         self._closed = True
