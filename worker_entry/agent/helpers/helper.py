@@ -63,7 +63,7 @@ class HelperProcess:
             os.close(orders)
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        """Writes an order, unless the process has ended; after the `last` one, its stdin is at its end."""
+        """Writes an order, unless the process has ended; closes the process's stdin after the `last` order."""
         if self._input is None:
             return
         with contextlib.suppress(OSError), open(self._input, "wb", closefd=False) as stream:
