@@ -76,7 +76,7 @@ def _cross_device(tf: Any, name: Optional[str]) -> Any:
 
 
 def _first_sentence(error: Exception) -> str:
-    """The error's class and its first sentence, whole: a text cut at a length says half of what to do."""
+    """The error's class and its whole first sentence: a truncated text could lose half of the instructions."""
     text = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

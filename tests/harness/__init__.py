@@ -1,1 +1,1 @@
-"""What several test modules need: builders of histories, machines for tests, and the rules of which tests run."""
+"""Shared by test modules: builders of histories, machines for tests, and the rules that decide which tests run."""

@@ -1,6 +1,6 @@
 """Which programs and packages this machine has.
 
-Each program is run once, because a file on PATH may only forward to nothing.
+Each program is run once, because a file on PATH may forward to a missing program.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ for place, descriptor in enumerate(high, 3):
     os.dup2(descriptor, place)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Puts the pipes at descriptors 3 and 4, from which the browser reads and to which it writes, and executes it."""
+"""Moves the pipes to descriptors 3, from which the browser reads, and 4, to which it writes; then executes it."""
 
 Event = dict[str, Any]
 

@@ -37,9 +37,9 @@ def _find(value: str) -> Iterator[psutil.Process]:
 
 
 def assert_none_left(mark: dict[str, str], spare: Collection[int] = ()) -> None:
-    """Fails without a second chance if a process with the mark is alive; `spare`: pids that may be.
+    """Fails without a second chance if a process with the mark is alive; `spare`: pids that may be alive.
 
-    So may be a forkserver that the tests keep for later runs: it has the mark of the run that has started it again.
+    A forkserver that the tests keep for later runs may be alive, too: it has the mark of the run that has restarted it.
     """
     kept = {*spare, *find_kept()}
     left = [process for process in marked(mark) if process.pid not in kept]

@@ -1,4 +1,4 @@
-"""Plays an agent whose guardian helps nobody: FOLDER WHO LINE. The agent, or both, die at a line of a task's start.
+"""Plays an agent whose guardian kills nothing: FOLDER WHO LINE. The agent, or both, die at a line of a task's start.
 
 The folder is on the forkserver's sys.path: its `sitecustomize` kills when the new process, or the one between it and
 the forkserver, comes to that line, and writes `reached` before.

@@ -191,7 +191,7 @@ class EachBatch(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow h
 
 @case
 def logs_of_each_batch() -> Result:
-    """What callbacks are told after a batch: results of metrics that are no means, too."""
+    """The logs that callbacks get after a batch, also of metrics that are not means."""
     x, y = samples(4 * BATCH)
     labels = (y > 0).astype("float32")
     with strategy.scope():
@@ -451,7 +451,7 @@ class Draws(keras.layers.Layer):  # type: ignore[misc]  # TensorFlow has no type
 
 @case
 def random_layers() -> Result:
-    """What each row of a batch gets, drawn twice, and again after the state was restored."""
+    """The random numbers of each row of a batch, drawn twice, and again after the state was restored."""
     with strategy.scope():
         model = keras.Sequential([keras.Input((16,)), Draws()])
 
@@ -528,7 +528,7 @@ def objects_from_outside_of_the_scope() -> Result:
 
 @case
 def numbers_of_variables() -> Result:
-    """What callbacks read of the optimizer."""
+    """The numbers that callbacks read from the optimizer."""
     model = regression(build=True)
     fit(model, *samples(4 * BATCH))
     return {
@@ -619,7 +619,7 @@ def stand_in_for_orbax() -> None:
 
 @case
 def orbax_checkpoints() -> Result:
-    """Who has written the steps of OrbaxCheckpoint, which reads the metrics, too."""
+    """The workers that have written the steps of OrbaxCheckpoint, which reads the metrics, too."""
     stand_in_for_orbax()
     folder = str(OUT / "orbax")
     saving = keras.callbacks.OrbaxCheckpoint(folder, monitor="loss", save_on_background=False)
@@ -641,7 +641,7 @@ STEPS = 5
 
 
 def optimized(name: str, options: dict[str, Any]) -> list[list[float]]:
-    """What an optimizer makes of two weights, where each replica has another part of the same gradients."""
+    """Two weights after an optimizer's updates, where each replica has another part of the same gradients."""
     with strategy.scope():
         layer = dense(3)
         layer.build((None, 4))

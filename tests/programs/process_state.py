@@ -1,4 +1,4 @@
-"""Prints what a program can know of its own process, by the expressions that show it, as JSON."""
+"""Prints a program's view of its own process as JSON: the values of expressions, by expression."""
 
 import json
 import os

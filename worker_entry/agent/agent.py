@@ -52,14 +52,14 @@ FIRST_LEASE_S = 60.0
 
 
 class Agent:
-    """Owns the tasks of one node during a run. `run` returns when no process is left below it, except for what is kept.
+    """Owns the tasks of one node during a run. `run` returns when only a warm forkserver is left below it.
 
     Args:
         opening: the connection to the controller, and whether the controller may come back after it has broken.
-        reattach_folder: where it comes back.
+        reattach_folder: the folder through which it comes back.
         loop_counter: shared with the guardian.
-        forkserver: an earlier run's, for this run if it can be used.
-        news: why there is none although one was kept.
+        forkserver: the forkserver of an earlier run, used for this run if possible.
+        news: why there is no forkserver although one was kept.
         stay: whether this process stays after the run.
     """
 
@@ -90,7 +90,7 @@ class Agent:
         self._owned.callback(self._runner.close)
         self._keep_warm = stay or KeepWarm(until=0.0, allowed=False)
         self._copies: deque[FolderCopy] = deque()
-        """What is copied to this node, one after the other."""
+        """The folders that are copied to this node, one after the other."""
         self._event_files: Optional[EventFiles] = None
         self._closing = self._garbled = self._controller_gone = self._failed = False
         self._asked_to_end = self._signalled = False  # set by a signal handler; the signal also wakes the loop
@@ -207,7 +207,7 @@ class Agent:
         if not self._controller_gone:
             self._connection.send(message, body)
 
-    # --- what the controller asks for ---
+    # --- orders from the controller ---
 
     def _handle(self, message: Message, body: bytes) -> None:
         if self._closing:  # nothing new is started, but the grace period can still be shortened
@@ -291,7 +291,7 @@ class Agent:
         way_back = self._reattach_folder if self._outlives else None
         self._send(make_ready(way_back.path if way_back is not None else None))
 
-    # --- what happens without an order ---
+    # --- events other than orders ---
 
     def _ask_to_end(self) -> None:
         self._asked_to_end = True
@@ -338,7 +338,7 @@ def make_run_directory(path: str, *, is_ours: bool) -> Optional[Problem]:
 
 
 def make_ready(reattach_folder: Optional[str]) -> Ready:
-    """The agent's first message; through `reattach_folder` a controller can come back to it."""
+    """Returns the agent's first message; a controller reconnects through `reattach_folder`."""
     return Ready(
         version=VERSION,
         pid=os.getpid(),
@@ -358,10 +358,10 @@ class LazyAttemptRunner:
     """An agent's AttemptRunner, made only when an order needs it: most of the agent's modules are for running tasks.
 
     Args:
-        selector: the agent's.
+        selector: the agent's selector.
         send: sends a message to the controller.
-        forkserver: an earlier run's. With one, or with news of one, it is made at once.
-        news: why there is none although one was kept.
+        forkserver: the forkserver of an earlier run. With a forkserver or with `news`, the runner is made at once.
+        news: why there is no forkserver although one was kept.
     """
 
     def __init__(
@@ -399,12 +399,12 @@ class LazyAttemptRunner:
         return self._made
 
     def stop(self, grace_s: float) -> None:
-        """Begins to stop what runs, if anything does."""
+        """Begins to stop the runner's processes, if there is a runner."""
         if self._made is not None:
             self._made.stop(grace_s)
 
     def close(self) -> None:
-        """Releases what it holds."""
+        """Releases the runner's resources."""
         self._owned.close()
 
     def _make(self, forkserver: Optional[WarmForkserver], news: str) -> AttemptRunner:

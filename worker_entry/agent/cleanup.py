@@ -92,7 +92,7 @@ def clean(run_ids: Collection[str]) -> Cleaned:
 
 
 def _await_folders() -> None:
-    """Waits until agents whose folders were removed have made them again: only there an agent tells its run."""
+    """Waits until agents have restored folders that were removed: an agent's run is recorded only in its folder."""
     until = time.monotonic() + RESTORE_S
     while time.monotonic() < until and not all(os.path.exists(folder) for _, folder in find_holders(PREFIX, LOCK)):
         time.sleep(0.1)
@@ -131,7 +131,7 @@ def find_agents(run_ids: Collection[str]) -> list[str]:
 
 
 def end_agents(reattach_folders: Collection[str], within_s: float) -> bool:
-    """Asks the agents of these folders to end and waits for them; returns whether none is left that can be seen here.
+    """Asks the agents of these folders to end and waits for them; returns whether none is visible any more.
 
     It also asks their guardians, which kill an agent that does not react, and finally kills what is left.
     """
@@ -159,7 +159,7 @@ def _say_goodbye(path: str) -> None:
 
 
 def _kill_guardian(path: str) -> None:
-    """Kills the guardian, but everything below it first: without the guardian nothing would stop those processes."""
+    """Kills everything below the guardian, then the guardian, without which nothing would stop those processes."""
     for guardian in _find_guardian(path):
         for process in (*kernel.descendants(guardian.pid), guardian):
             with contextlib.suppress(OSError):
@@ -174,9 +174,9 @@ def _signal_guardian(path: str, *signums: int) -> None:
 
 
 def _find_guardian(path: str) -> list[kernel.Process]:
-    """The folder's guardian, if it lives and can be seen from here: a container has its own process numbers.
+    """The folder's guardian, if it lives and is visible here: a container has its own process numbers.
 
-    With its agent, if the folder is gone: nothing then tells which of the two is which.
+    If the folder is gone, returns guardian and agent, because nothing then distinguishes them.
     """
     try:
         pid, started = map(int, read_note(path, GUARDIAN_FILE).split())

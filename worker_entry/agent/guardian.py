@@ -134,7 +134,7 @@ def _guard(agent: int, loop_counter: LoopCounter) -> int:
 
 
 def _wait(agent: int, loop_counter: LoopCounter) -> TaskExit:
-    """How the agent ended. SIGKILL is also returned for an agent that hangs; the caller has yet to kill it."""
+    """Returns how the agent ended; also returns SIGKILL for a hanging agent, which the caller then has to kill."""
     hang_timer = HangTimer(loop_counter.turns, time.monotonic())
     ending = False
 

@@ -1,4 +1,4 @@
-"""Keeps unknown peers from the tasks' ports: TensorFlow's server would run whatever anybody asks it to.
+"""Protects the tasks' ports from unknown peers: TensorFlow's server would execute any client's requests.
 
 TensorFlow listens on all interfaces, without authentication, and no option changes that. But the agent holds each
 port with a socket that listens as well, in the same reuseport group, before TensorFlow does. A filter in the kernel
@@ -81,8 +81,8 @@ class PortGuards:
         Args:
             ports: just held.
             allowed: networks whose addresses may reach the ports, besides this node's own.
-            nonce: proves that a caller belongs to the cluster; empty if nobody will call.
-            required: whether the node refuses to go on if a guard has to be given up.
+            nonce: proves that a caller belongs to the cluster; empty if no calls are expected.
+            required: whether the node refuses the attempt if a guard has to be given up.
         """
         self.end()
         self._required = required
@@ -98,7 +98,7 @@ class PortGuards:
             ports.probe = self.is_joined
 
     def _make_answer(self, nonce: str, task: str) -> Optional[Callable[[socket.socket, Address], None]]:
-        """A function that answers the callers of a port; None if nobody will call."""
+        """A function that answers the callers of a port; None if no calls are expected."""
 
         def answer(caller: socket.socket, address: Address) -> None:
             self._answering.take(caller, str(address), nonce, task, lambda: self._met.add(address))
@@ -120,7 +120,7 @@ class PortGuards:
             self._work.begin(RESOLVE, json.dumps([*names]).encode(), self._note_resolved, self.outer)
 
     def settled(self, now: float) -> bool:
-        """Whether all names of the cluster are resolved, as far as they can be; `now`: monotonic seconds."""
+        """Whether the resolution of the cluster's names has finished or timed out; `now`: monotonic seconds."""
         return now >= self._waits_until
 
     def _note_resolved(self, answer: bytes) -> None:
@@ -210,7 +210,7 @@ class _Guard:
         """When each unknown peer first called, and how often since; -1 once it was reported."""
 
     def accept(self, probe: Optional[tuple[str, int]] = None) -> bool:
-        """Takes all connections that the filter has left to the guard; returns whether `probe` was one of them."""
+        """Accepts connections that the filter has directed to the guard; returns whether `probe` was one of them."""
         found = False
         for _ in range(ACCEPTED_AT_ONCE):
             try:
@@ -231,7 +231,7 @@ class _Guard:
         return found
 
     def is_joined(self, port: int) -> bool:
-        """Whether the task listens: a connection of our own then goes to it, and otherwise comes to the guard."""
+        """Whether the task listens: our own connection then reaches the task, and otherwise the guard."""
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as caller:
             caller.settimeout(0.2)
             if caller.connect_ex(("127.0.0.1", port)) != 0:
@@ -239,7 +239,7 @@ class _Guard:
             return not self.accept(caller.getsockname())
 
     def take_unknown(self, now: float) -> list[tuple[str, int]]:
-        """Those that were counted for long enough."""
+        """Returns the unknown peers that were counted for long enough, with their counts."""
         due = [(name, count) for name, (since, count) in self._unknown.items() if count > 0 and now - since > SETTLE_S]
         for name, _ in due:
             self._unknown[name] = (0.0, -1)
@@ -270,7 +270,7 @@ def _address(text: str) -> Address:
     """The address of a machine; a link-local one has the index of its interface here as its scope.
 
     Raises:
-        ValueError: this is a name, or a link-local address of an interface that is not here.
+        ValueError: the text is a name, or a link-local address of an interface that does not exist here.
     """
     plain, _, scope = text.partition("%")
     address = ipaddress.ip_address(plain)

@@ -28,7 +28,7 @@ class EventFiles:
     def write(self, order: Scalars) -> Optional[str]:
         """Appends the points. Returns why they could not be written, the first time."""
         try:
-            os.makedirs(order.directory, exist_ok=True)  # the user's own folder: as their program would make it
+            os.makedirs(order.directory, exist_ok=True)  # with the default mode, because it is the user's own folder
             for point in order.points:
                 folder = os.path.join(order.directory, point.folder)
                 if folder not in self._files:

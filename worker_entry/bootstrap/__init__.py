@@ -1,1 +1,1 @@
-"""What a bare Python on a node reads from stdin: it finds or installs worker_entry."""
+"""The code that a node's bare Python reads from stdin: it finds or installs worker_entry."""

@@ -1,10 +1,10 @@
 """Connects an agent to its controller when one step of a Slurm job has started the agents of all nodes.
 
 All agents get the same bytes on stdin: this module's text, the controller's addresses, and a secret. Each calls the
-controller, both sides prove that they know the secret, and the connection replaces stdin and stdout. It also brings
-`install` and the archive, which other agents get on stdin: srun would need a minute to bring them to many nodes.
+controller, both sides prove that they know the secret, and the connection replaces stdin and stdout. It also carries
+`install` and the archive, which other agents get on stdin: srun would need a minute to send them to many nodes.
 
-The node's Python reads this module from stdin when nothing of distlaunch is there yet, so it imports no module of ours.
+The node's Python reads this module from stdin before distlaunch is installed, so it imports no other module of ours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALL_S = 20.0
 PAUSE_S = 2.0
 """The longest pause between two tries."""
 FAILED = "the agent cannot reach its controller"
-"""What an agent says, after its node's name, before it ends."""
+"""An agent's error message, after its node's name."""
 CONNECT_S = 5.0
 """How long a connection to one address may take."""
 LINE_LIMIT = 1 << 16
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def call_back() -> bytes:
-    """Reads where to call, and makes the connection this process's stdin and stdout; returns the bootstrap's text."""
+    """Connects stdin and stdout to the controller whose addresses are on stdin; returns the bootstrap's text."""
     try:
         order = json.loads(read_line(lambda: os.read(0, 1)))
         # srun is on the controller's machine, and listens at an address that the nodes can reach.
@@ -109,7 +109,7 @@ def send_line(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def receive_line(connection: socket.socket) -> dict[str, Any]:
-    """The object in the next line, and no byte more; an empty one for any other value.
+    """Reads the next line, and no byte more; returns its JSON object, or an empty one for any other value.
 
     Raises:
         OSError: the connection has ended, or no answer came.

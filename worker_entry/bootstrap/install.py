@@ -4,8 +4,8 @@ The interpreter's arguments are the length of this module's text, a digest that 
 length of the archive, and the verb to run. The answer on stdout is `HERE`; if this version is not installed, it is
 `MISSING`, which asks for the archive, and then `HERE`. After `HERE`, what follows on stdin is for the verb.
 
-Nothing of distlaunch may be on the node yet: what the node reads has `system.ownership` in place of its import, and
-nothing else of ours is imported. It prints errors to stdout, before the start marker: the controller quotes them.
+distlaunch may not be on the node yet: in the text that the node reads, `system.ownership` replaces its import, and no
+other module of ours is imported. Errors go to stdout, before the start marker; the controller quotes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker_entry.system.ownership import private, verify_private
 HERE, MISSING = b"\x1eworker_entry: here\x1e\n", b"\x1eworker_entry: none\x1e\n"
 """Answers of the same length, so that the controller can read one without a byte of what follows."""
 FILES = "files"
-"""Lists what is installed beside it, in JSON."""
+"""The name of the JSON file that lists the installed files."""
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def find(digest: str) -> Optional[str]:
 
 
 def install(packed: bytes, digest: str) -> str:
-    """Unpacks the archive in the first folder that takes it; returns where."""
+    """Unpacks the archive in the first usable folder; returns the path."""
     import binascii
     import zlib
 

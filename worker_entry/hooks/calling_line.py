@@ -1,4 +1,4 @@
-"""The line of the program that has led to a call."""
+"""Finds the line of the program that has led to a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 
 
 def calling_line(above: int = 1) -> str:
-    """`train.py:12`, with the path: the nearest line outside of Python itself: `mock.patch.dict`, say, is not it.
+    """`train.py:12`, with the path: the nearest line outside the standard library (so not in `mock.patch.dict`).
 
     Args:
         above: how many callers of this function to leave out.

@@ -1,4 +1,4 @@
-"""Reports a program that builds a cluster resolver which asks another launcher: it does not find this cluster."""
+"""Reports that a program builds a cluster resolver that asks another launcher and so does not find this cluster."""
 
 from __future__ import annotations
 

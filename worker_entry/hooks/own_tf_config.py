@@ -1,8 +1,8 @@
 """Gives TensorFlow this cluster's TF_CONFIG, even if the program has set or removed the variable.
 
 Tutorials set TF_CONFIG for their own cluster, with the same task everywhere, or remove it first. Under a launcher,
-either all tasks would then be the same task, or every task would train alone. The variable itself obeys the program, as
-in plain Python; only TensorFlow's resolver, which reads it, gets the cluster's value.
+either all tasks would then be the same task, or every task would train alone. The variable itself keeps the program's
+value, as in plain Python; only TensorFlow's resolver, which reads it, gets the cluster's value.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def install(report: Callable[[str, bool], None], *, keep: bool) -> None:
 
 
 def read() -> dict[str, Any]:
-    """The TF_CONFIG that TensorFlow reads in this process; empty if there is none, or none that makes sense."""
+    """The TF_CONFIG that TensorFlow reads in this process; empty if there is none, or if it is invalid."""
     load = getattr(sys.modules.get(_RESOLVER), _READER, None)
     try:
         config = json.loads(os.environ.get(NAME) or "{}") if load is None else load()

@@ -1,8 +1,8 @@
 """Keeps TensorFlow from overwriting arrays of the program that a generator or a `tf.numpy_function` returns.
 
-TensorFlow uses the memory of such an array if it is aligned, and takes it for its own. A strategy that divides a batch
-among replicas lets the next operation write its result there: the program's data change while it trains, silently, and
-only with some arrays. With this hook, TensorFlow gets a copy.
+TensorFlow uses the memory of such an array if it is aligned, as if TensorFlow owned it. A strategy that divides a batch
+among replicas lets the next operation write its result there. This silently changes the program's data during training,
+but only for some arrays. With this hook, TensorFlow gets a copy.
 """
 
 from __future__ import annotations

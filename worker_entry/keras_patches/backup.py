@@ -6,8 +6,8 @@ that is killed while it writes leaves an unreadable file.
 
 With this patch, only the chief reads and writes, and it renames complete files. Before training, it sends the epoch and
 all variables of its backup to the other workers over the network. So workers may share the path, or use separate paths
-or disks; only the chief's backup must exist when the cluster is started again. What counts is whether the chief has
-the callback: the others need not have it, because `fit` adds to each worker's callbacks one that shares the backup.
+or disks; only the chief's backup must exist when the cluster is started again. Only the chief needs the
+callback: on every worker, `fit` adds a callback that shares the backup.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _patched_end(trainer: Any, original: Callable[..., None]) -> Callable[..., N
 
 
 def _change_callbacks(trainer: Any, callback: Any, news: News, model: Any, callbacks: Any) -> Any:
-    """Adds one that shares the backup, if the chief has one."""
+    """Adds a callback that shares the backup, if the chief has a BackupAndRestore."""
     if not _is_multi_worker(trainer, model):
         return callbacks
     backups = [each for each in flatten_callbacks(trainer, callbacks) if isinstance(each, callback)]

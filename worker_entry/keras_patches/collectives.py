@@ -11,7 +11,7 @@ WIDTH = 20
 
 
 def add_up(trainer: Any, strategy: Any, numbers: Sequence[int]) -> list[int]:
-    """Returns the sums of the workers' integers, of which there are at most `WIDTH`, as many on each worker."""
+    """Returns the sums of the workers' integers; each worker passes the same number of them, at most `WIDTH`."""
     padded = trainer.tf.constant([*numbers, *[0] * (WIDTH - len(numbers))], "int64")
     local = strategy.experimental_local_results(_summing(trainer, strategy, "int64")(padded))
     # Each replica of a worker has added the worker's numbers.
@@ -19,7 +19,7 @@ def add_up(trainer: Any, strategy: Any, numbers: Sequence[int]) -> list[int]:
 
 
 def broadcast(trainer: Any, strategy: Any, value: Any) -> Any:
-    """Returns the chief's value: a number, or what a variable contains."""
+    """Returns the chief's value: a number, or the content of a variable."""
     tf = trainer.tf
     own = tf.convert_to_tensor(strategy.experimental_local_results(value)[0])
     kept = ("float16", "float32", "float64", "int64")  # these can be added up on every device

@@ -22,16 +22,16 @@ from worker_entry.protocol.values import MOST_PARTS, ModelDigest
 SHARE = 0.01
 """The part of the time that digests may take."""
 SEEN_S = 2.0
-"""How long a digest lasts at least: an agent reads the status of its tasks twice a second, and when they end."""
+"""The shortest time between digests: an agent reads the status of its tasks twice a second, and when they end."""
 CHUNK = 1 << 22
 """How many elements are read at once, so that a large variable needs little memory."""
 
 LONGEST_NAME = 150
-"""The characters of a variable's path that are kept, from its end."""
+"""Maximum length of a variable's path; only its end is kept."""
 
 
 def patch_digests(trainer: Any, _: Any, news: News) -> list[str]:
-    """Gives each `fit` on several replicas a callback; this mends nothing, so it returns no name."""
+    """Adds a callback to each `fit` on several replicas; this fixes no fault, so it returns no name."""
     base = getattr(sys.modules.get(CALLBACK), "Callback", None)
     if base is not None:
         callback = _make_callback(trainer, base, news)
@@ -84,7 +84,7 @@ def _make_callback(trainer: Any, base: Any, news: News) -> Any:
 
 
 class Rhythm:
-    """Decides after which of many epochs, or calls of `fit`, there is a digest: after the first, and then every 2^n."""
+    """Decides after which epochs, or calls of `fit`, a digest is computed: after the first, and then every 2^n."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
@@ -98,7 +98,7 @@ class Rhythm:
         self._began = self._clock()
 
     def end(self, number: int, compute: Callable[[], None], *, allowed: bool = True) -> None:
-        """Computes a digest if it is time. `number`: of the epoch or call, the same on all workers."""
+        """Computes a digest if one is due. `number`: the epoch's or call's number, which is the same on all workers."""
         if not allowed or number % self._every:
             return
         ended = self._clock()
@@ -107,7 +107,7 @@ class Rhythm:
 
 
 def _find_stride(one_s: float, digest_s: float) -> int:
-    """Of how many epochs one gets a digest: a power of two, because then workers agree on many of them.
+    """The number of epochs per digest: a power of two, so that workers have many digests of the same epochs.
 
     Args:
         one_s: the time that an epoch takes.
@@ -134,7 +134,7 @@ def digest_model(trainer: Any, model: Any) -> tuple[list[str], list[list[int]]]:
     for variable in variables:
         copies = [tf.convert_to_tensor(copy) for copy in strategy.experimental_local_results(variable.value)]
         digests.append([_digesting(tf, copy.dtype.name)(tf.reshape(copy, [-1])) for copy in copies])
-    # Only now, because a device computes while the next variables are looked at.
+    # Read only now, so that a device computes while the next variables are processed.
     return [variable.path[-LONGEST_NAME:] for variable in variables], [
         [int(digest) for digest in copies] for copies in digests
     ]

@@ -46,7 +46,7 @@ def scales_losses(module: Any) -> bool:
 
 
 def say_if_unscaled(trainer: Any, model: Any, step: Step, say: Callable[[str], None]) -> None:
-    """Says so if a model's own training step adds up the gradients of the replicas, which nothing has scaled."""
+    """Warns if a model's own training step adds up unscaled gradients of the replicas."""
     bases = {"train_step": trainer.TensorFlowTrainer, "compute_loss": sys.modules[COMMON_TRAINER].Trainer}
     functions = {name: getattr(type(model), name) for name in bases}
     own = [function for name, function in functions.items() if function is not getattr(bases[name], name)]

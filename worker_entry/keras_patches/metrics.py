@@ -1,7 +1,7 @@
 """Patches Keras 3's metrics: `patching` describes the faults.
 
 Each replica counts its own samples, and Keras adds up the counts when it reads a metric outside of a step. Inside, it
-computes each replica's own result, and averages these for the logs of a batch, which is wrong for metrics that are no
+computes each replica's own result, and averages these for the logs of a batch, which is wrong for metrics that are not
 means. With this patch, the replicas add up their counts in one collective, and each computes the common result.
 """
 

@@ -1,4 +1,4 @@
-"""What the patches of Keras tell while a program trains."""
+"""Reports of the Keras patches while a program trains."""
 
 from __future__ import annotations
 

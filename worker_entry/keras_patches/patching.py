@@ -25,16 +25,16 @@ Its optimizers fail or train wrongly (`optimizers`):
 
 Keras trains wrongly in more places:
 
-- `losses`: a loss of one number is not divided by the number of replicas, and the value of each other loss is. Means
+- `losses`: a scalar loss is not divided by the number of replicas, and the value of each other loss is. Means
   over an empty batch are NaN.
 - `metrics`: the logs of a batch are averages of each replica's own results.
 - `seeds`: every replica draws the same random numbers.
 - `layers`: `BatchNormalization` no longer averages its moving statistics over the replicas (tf_keras does, and so did
   Keras up to 3.7), so that every worker evaluates and saves a different model. And a replica that gets no sample of an
   uneven last batch computes the moments of an empty tensor, which turn the model into NaN.
-- `layer_state`: nor are the states of other layers averaged.
+- `layer_state`: the states of other layers are not averaged either.
 - `scope`: layers, metrics and an optimizer that were created outside of the strategy's scope stay outside.
-- `whole_batches`: `predict_on_batch` and its like give each replica the whole batch.
+- `whole_batches`: `predict_on_batch` and similar methods give each replica the whole batch.
 - `backup`, `callbacks`, `saving`: several workers write the same files.
 
 `digests` checks that all workers train the same model.
@@ -181,4 +181,4 @@ PATCHES: Sequence[tuple[str, Callable[[Any, Any, News], list[str]]]] = (
 )
 """Modules of Keras, each with a function that inspects and patches it.
 
-The function gets the module of the trainer, the module, and the news that it may tell later."""
+The function gets the module of the trainer, the module, and the `News` through which it may report later."""

@@ -1,12 +1,12 @@
-"""Makes Keras 3 start to read its data only where it goes on reading them.
+"""Makes Keras 3 start to read its data only where it continues to read them.
 
-Under a strategy, Keras builds a model from a batch: it starts to read the data, and starts again to train. And after
-each epoch, it makes an iterator that it does not use, which begins to prefetch under a strategy. Data that can be read
-once, such as a generator, a queue or a stream, lose what was read.
+Under a strategy, Keras builds a model from a batch: it reads the beginning of the data, and starts again to train. And
+after each epoch, it makes an iterator that it does not use, which begins to prefetch under a strategy. Data that can be
+read once, such as a generator, a queue or a stream, lose the batches that were read.
 
-The specs of the tensors are enough to build a model; without a strategy, Keras has no more when it traces the first
-step. And an iterator can wait until it is used. But without a strategy, the unused iterator changes the order of data
-that are shuffled, so one of the undivided data set is made, which reads nothing.
+The specs of the tensors are enough to build a model; without a strategy, Keras uses only these when it traces the first
+step. And an iterator need not read before it is used. But without a strategy, the unused iterator changes the order of
+shuffled data. So that the order is the same, an iterator of the undivided data set is made, which reads nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Unread:
 
 
 def patched_get_iterator(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces the epoch iterator's `_get_iterator`, which returns what is iterated over."""
+    """Replaces the epoch iterator's `_get_iterator`, which returns the data set to iterate over."""
 
     @functools.wraps(original)
     def _get_iterator(self: Any) -> Any:
@@ -95,7 +95,7 @@ def patched_build(trainer: Any, original: Callable[..., None]) -> Callable[..., 
         except Exception:
             if type(self).train_step is trainer.TensorFlowTrainer.train_step:
                 raise
-            # A train_step of its own need not call the model, and not with a batch.
+            # A custom train_step may not call the model, or not with a batch.
 
     return _maybe_symbolic_build
 
@@ -107,7 +107,7 @@ def _has_no_call(model: Any) -> bool:
 
 
 def _of_replica(trainer: Any, spec: Any) -> Any:
-    """What one replica gets of a batch: specs of tensors, and None for missing values."""
+    """One replica's part of a batch: specs of tensors, and None for missing values."""
 
     def of_replica(part: Any) -> Any:
         values = getattr(part, "_value_specs", None)  # of a PerReplicaSpec

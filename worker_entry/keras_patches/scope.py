@@ -1,8 +1,8 @@
-"""Gives a strategy the objects of its model that a program has created outside of the strategy's scope.
+"""Moves a model's objects that were created outside of the strategy's scope into the scope.
 
-A model takes layers from anywhere, and `compile` takes an optimizer and metrics from anywhere. If they are from outside
-of the scope, each worker's metrics count only the samples of this worker, the replicas of one process share a layer's
-state, which each of them changes, and `fit` fails with such weights or such an optimizer.
+A model takes layers from anywhere, and `compile` takes an optimizer and metrics from anywhere. If they come from
+outside of the scope, each worker's metrics count only its own samples, the replicas of one process all change the same
+layer state, and `fit` fails with such weights or such an optimizer.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from worker_entry.keras_patches.variables import VARIABLE
 SEED_GENERATOR = "keras.src.random.seed_generator"
 STRUCTURED_FUNCTION = "tensorflow.python.data.ops.structured_function"
 MAP = "Dataset.map()"
-"""What tf.data calls its map, also a parallel one."""
+"""tf.data's name for a map, including a parallel one."""
 
 _thread = threading.local()
 """`_thread.maps`: how many maps of tf.data this thread traces; `_thread.initializing`: how many variables it makes."""

@@ -39,7 +39,7 @@ def flatten_callbacks(trainer: Any, callbacks: Any) -> list[Any]:
 
 
 def with_callback(trainer: Any, model: Any, callbacks: Any, callback: Any, place: Optional[int] = None) -> Any:
-    """What to give to `fit` instead of `callbacks`, so that it has one more; by default, the last one."""
+    """The `callbacks` for `fit` with one more callback; by default, the new callback is last."""
     every = flatten_callbacks(trainer, callbacks)
     every.insert(len(every) if place is None else place, callback)
     if not hasattr(callbacks, "callbacks"):

@@ -1,11 +1,11 @@
-"""What a replica's step knows: whether it is a step of Keras, and whether its batch is empty.
+"""State of a replica's step: whether it is a step of Keras, and whether its batch is empty.
 
 Keras runs `train_step` or `test_step` in every replica. `in_step` surrounds this call, in the replica's own thread, so
 that other patches can ask here. Without it, they cannot tell Keras's steps from those of a program's own loop, which
 scales its losses itself.
 
-A replica may get no sample of an uneven last batch. Means over such a batch are NaN, which would spoil everything that
-they are added to.
+A replica may get no sample of an uneven last batch. Means over such a batch are NaN, and so is every sum that
+includes them.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def patch_trainer(trainer: Any, module: Any, news: News) -> list[str]:
 
 
 def patch_building(trainer: Any) -> bool:
-    """Replaces the function that reads a batch to build a model, which it does under a strategy of one device, too."""
+    """Replaces the function that reads a batch to build a model, even under a strategy of one device."""
     build = getattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build", None)
     if build is None or not _draws(build):
         return False

@@ -1,4 +1,4 @@
-"""Makes Keras 3 use each sample of a batch once if a program passes the batch itself: `train_on_batch` and its like.
+"""Makes Keras 3 use each sample of a batch once if a program passes the batch itself, as to `train_on_batch`.
 
 Keras divides the batches of a data set among all replicas, but gives a batch of `train_on_batch`, `test_on_batch` and
 `predict_on_batch` to each replica as a whole. So `predict_on_batch` returns each row several times. With this patch,

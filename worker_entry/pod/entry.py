@@ -46,7 +46,7 @@ _WAITED_FOR = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; `synced` is a zip and the folder that it is for."""
+    """The options on the command line; `synced` is a zip and the folder in which to unpack it."""
 
     program: Program
     flags: frozenset[str] = frozenset()
@@ -228,7 +228,7 @@ def _has_met(reader: StatusFiles) -> bool:
 
 @dataclass
 class _Output:
-    """Passes the program's stderr on, and keeps its end: what TensorFlow says when it aborts is nowhere else."""
+    """Forwards the program's stderr and keeps its end, the only record of what TensorFlow reports when it aborts."""
 
     process: subprocess.Popen[bytes]
     _kept: deque[bytes] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))

@@ -1,8 +1,8 @@
-"""Process 1 of a pod: it keeps the pod for the agents that are started there, and ends it once nothing else runs.
+"""Process 1 of a pod: keeps the pod alive for the agents that are started in it, and exits once nothing else runs.
 
-The pod gets only its text: `python3 -c TEXT FIRST_S IDLE_S`. It ends with status 0 if nothing has run for `IDLE_S`
-seconds, or for `FIRST_S` from the start: the controller is gone then. After SIGTERM it waits for what runs, which may
-be saving, and ends with 143, so that Kubernetes makes another pod.
+The pod gets only this module's text: `python3 -c TEXT FIRST_S IDLE_S`. It exits with status 0 if no other process has
+run for `IDLE_S` seconds, or for `FIRST_S` from the start: the controller is gone then. After SIGTERM it waits for the
+other processes, which may be saving, and exits with 143, so that Kubernetes makes another pod.
 """
 
 from __future__ import annotations

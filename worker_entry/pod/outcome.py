@@ -1,4 +1,4 @@
-"""What the end of a task means, as far as the task itself can know: the exit status of its pod, and a few words."""
+"""Interprets the end of a task from the task's own data: the exit status of its pod, and a short message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker_entry.protocol.values import CrashRecord, TaskExit
 MESSAGE_LIMIT = 4096
 """Bytes that Kubernetes keeps of a container's last message."""
 _HEAD, _TAIL = 800, 2000
-"""Bytes of an exception's message: its end says the most, because TensorFlow puts a traceback before it."""
+"""Bytes kept of the beginning and the end of an exception's message: TensorFlow puts a traceback before the reason."""
 _TAIL_LINES = 10
 HOPELESS_EXCEPTIONS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError")
 """The program cannot be started: no restart changes that."""
@@ -83,7 +83,7 @@ def _is_collateral(end: End) -> bool:
 
 
 def render_message(task: str, end: End, status: int) -> bytes:
-    """What `kubectl describe` shows of the container's end: the cause and its line."""
+    """The message that `kubectl describe` shows for the ended container: the cause and its line."""
     first = f"{task}: {_MEANINGS.get(status, 'ended by a signal')} ({end.how})"
     lines = [first]
     if end.late:

@@ -1,4 +1,4 @@
-"""Messages by which files that tasks have written come to the controller; the same files are found again by path."""
+"""Messages that list files written by tasks and transfer them to the controller; a path identifies a file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class FindFiles:
     """List the regular files below a directory; links are not followed.
 
     Answered by FilesFound with the same `number`. `directory`: relative to the folder in which the tasks run. Without
-    `patterns`, all files are listed. `since`: in Unix seconds; files that were changed earlier are left out. So are
-    files of the program's folder that are as they were sent, and the files of runs.
+    `patterns`, all files are listed. `since`: in Unix seconds; files that were changed earlier are left out. Also
+    left out are unchanged files of the program's folder, and the files of runs.
     """
 
     number: Count

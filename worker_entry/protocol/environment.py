@@ -52,7 +52,7 @@ PORTABLE = "DISTLAUNCH_PORTABLE"
 """If set, only portable calls are used, even on Linux: for tests of the fall-backs."""
 
 DEFAULTS = ("TF_CPP_MIN_LOG_LEVEL", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
-"""Variables for which we have values of our own; a value in the user's shell, or in the node's environment, is kept."""
+"""Variables that distlaunch sets by default; a value in the user's shell, or in the node's environment, wins."""
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Variables from which gRPC takes a proxy, in gRPC's order of precedence."""
@@ -61,6 +61,6 @@ PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 def merge(
     environ: Mapping[str, str], env: Mapping[str, str], unset: Collection[str], defaults: Collection[str]
 ) -> dict[str, str]:
-    """Merges `env` over `environ` without the names in `unset`; the names in `defaults` keep their value there."""
+    """Merges `env` over `environ` without the names in `unset`; names in `defaults` keep their value in `environ`."""
     merged = {name: value for name, value in environ.items() if name not in unset}
     return merged | {name: value for name, value in env.items() if name not in defaults or name not in merged}

@@ -49,7 +49,7 @@ class AttemptFiles:
         return self._path(task, "log")
 
     def log_index(self, task: str) -> str:
-        """The times at which the log reached its sizes (`log_index`)."""
+        """The times at which the log reached each recorded size (`log_index`)."""
         return self.log(task) + SUFFIX
 
     def crash(self, task: str) -> str:

@@ -58,7 +58,8 @@ FRAME_LIMITS: dict[type[Any], int] = {
 class Allowance:
     """How many messages of a kind a node may send in an attempt; the controller drops all others.
 
-    `at_once` may come at any time, and `per_minute` more, each for the node, or for each of its tasks.
+    Up to `at_once` messages may come in a burst, and the allowance refills by `per_minute`. Both apply to the node or,
+    with `for_each_task`, are multiplied by the number of its tasks.
     """
 
     at_once: int

@@ -1,4 +1,4 @@
-"""Messages by which a run waits until GPUs are free, and keeps them for itself."""
+"""Messages by which a run waits for free GPUs and reserves them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNKNOWN_RUN = "?"
 
 @dataclass(frozen=True)
 class ClaimGpus:
-    """Keep `count` of these GPUs for the run, the first ones that are free, or none. Answered by GpusClaimed.
+    """Reserve the first `count` free GPUs of these for the run, or none if too few are free. Answered by GpusClaimed.
 
     `gpus`: as CUDA_VISIBLE_DEVICES names them.
     """
@@ -26,12 +26,12 @@ class ClaimGpus:
 
 @dataclass(frozen=True)
 class ReleaseGpus:
-    """Keep no GPU for the run any longer."""
+    """Release all GPUs that are reserved for the run."""
 
 
 @dataclass(frozen=True)
 class GpuHolder:
-    """A process that uses a GPU or, with `run`, that keeps the GPU for another run.
+    """A process that uses a GPU or, if `run` is set, reserves it for another run.
 
     Unknown values are 0 or empty, as for a process in another container.
     """
@@ -44,7 +44,7 @@ class GpuHolder:
 
 @dataclass(frozen=True)
 class BusyGpu:
-    """A GPU that is not free, and who uses it, as far as that is known."""
+    """A GPU that is not free, and its known users."""
 
     gpu: Name
     holders: Annotated[list[GpuHolder], Items(HOLDERS_LIMIT)]
@@ -52,9 +52,9 @@ class BusyGpu:
 
 @dataclass(frozen=True)
 class GpusClaimed:
-    """The answer to ClaimGpus: the GPUs that are kept for the run; or none, and those that are not free.
+    """The answer to ClaimGpus: the GPUs that are reserved for the run; or none, and those that are not free.
 
-    `problem`: why the node cannot tell which of its GPUs are free.
+    `problem`: why the node does not know which of its GPUs are free.
     """
 
     attempt: Attempt

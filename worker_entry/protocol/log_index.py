@@ -21,7 +21,7 @@ SUFFIX = ".index"
 RESTART = -1
 RECORD = struct.Struct("<qq")
 SPACING_S = 0.05
-"""A log that grows all the time gets one record per this time."""
+"""While a log grows, it gets one record per this time."""
 
 
 MARKS = 256
@@ -42,7 +42,7 @@ class Mark:
 class LogIndex:
     """Writes the index at `path`; appends to an existing index.
 
-    An index never ends a run: records that cannot be written are omitted.
+    A write error never stops the run: records that cannot be written are omitted.
     """
 
     def __init__(self, path: str) -> None:

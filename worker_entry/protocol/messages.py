@@ -50,7 +50,7 @@ from worker_entry.protocol.values import (
 class Ready:
     """The answer to Hello: facts about the node. `cores`: the number of cores that the agent may use.
 
-    `reattach_folder`: through which a controller reconnects; None if there is none. `process_view`: as in `machine`.
+    `reattach_folder`: the folder through which a controller reconnects, if any. `process_view`: as in `machine`.
     """
 
     version: Count
@@ -82,7 +82,7 @@ class Attached:
 class Fetch:
     """Asks for a part of an offered file; `index` is the file's position in the Offer.
 
-    `left`: the bytes of all files that the node has still to ask for, with this part. `checkpoint`: as in Offer.
+    `left`: the bytes of all files that the node still has to request, including this part. `checkpoint`: as in Offer.
     """
 
     index: Count
@@ -94,7 +94,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class AskInput:
-    """Asks for what the task reads next from stdin, from this offset on; the answer comes when there is something."""
+    """Requests the task's stdin from this offset on; answered when input is available."""
 
     task: OwnTask
     offset: Count
@@ -255,14 +255,14 @@ class Log:
 
 @dataclass(frozen=True)
 class InterruptTaken:
-    """The task's program does something about our SIGINT: it raises KeyboardInterrupt, or has a handler of its own."""
+    """The task's program reacts to our SIGINT: it raises KeyboardInterrupt, or has its own handler."""
 
     task: OwnTask
 
 
 @dataclass(frozen=True)
 class Returned:
-    """The task's program has ended, although its process may still be there: with this exception, or successfully.
+    """The task's program has ended, with this exception or successfully; its process may still run.
 
     `start`: as in Started.
     """

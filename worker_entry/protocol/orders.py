@@ -34,7 +34,7 @@ VERSION = 21
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has certainly ended."""
 UNPROVEN = "agent-unknown"
-"""The reference of the Problem that answers Clean when nothing runs that is seen, but the agent may be elsewhere."""
+"""The reference of the Problem that answers Clean when no process is visible, but the agent may run elsewhere."""
 TAKEN_OVER = "taken-over"
 """The reference of the Problem that answers a controller after another controller has taken over its agent."""
 

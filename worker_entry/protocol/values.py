@@ -129,8 +129,9 @@ MOST_PARTS = 1000
 class ModelDigest:
     """Digests of the variables of a model and its optimizer in one process, which are the same in all processes.
 
-    They were computed in the process's call number `fit` of `model.fit`, after this `epoch`, from 1, or, if `ended`,
-    after all of them. Each of `parts` belongs to the variable in `names`, or to several, of which this is the first.
+    They were computed in the process's call number `fit` of `model.fit`, after this `epoch` (from 1) or, if `ended`,
+    after the last one. Each of `parts` belongs to the variable at its position in `names`, or to several variables, of
+    which `names` has the first.
     """
 
     fit: Number
@@ -264,8 +265,8 @@ class TaskStart:
     of a thousand tasks would contain a million addresses.
     `coordination_timeout_s`: how long TensorFlow's workers wait for each other's heartbeats; 0: TensorFlow's default.
     `progress`: whether the task reports its training progress. `injections`: faults to inject into the task.
-    `keep_own_tf_config`: whether a TF_CONFIG that the program sets takes effect. `stdin`: whether the task reads what
-    the controller has read from its own stdin, instead of nothing.
+    `keep_own_tf_config`: whether a TF_CONFIG that the program sets takes effect. `stdin`: whether the task reads the
+    controller's stdin; otherwise, its stdin is empty.
     """
 
     task: TaskName
@@ -321,7 +322,7 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What `distlaunch doctor` asks of a machine beside the usual checks. Unknown values are empty or 0.
+    """Facts about a machine for `distlaunch doctor`, in addition to the usual checks. Unknown values are empty or 0.
 
     `missing`: the features of `system.features` that do not work. `open_files`: the limit of a process; 0: none.
     `memory`: bytes that processes here may use. `outgoing_ports`: the first and the last port that the kernel gives to

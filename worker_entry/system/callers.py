@@ -1,7 +1,7 @@
-"""Bounds for the callers of a listening socket who have not proven yet who they are.
+"""Limits the unauthenticated callers of a listening socket.
 
-Anybody can connect to a port, and stay silent. So there may be few such callers, few from each address, and each has
-one deadline for all that it has to say. Newcomers take the places of older ones.
+Any client can connect to a port and stay silent. So the number of such callers is limited, in total and for each
+address, and each caller has one deadline for everything that it sends. New callers replace older ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
-    """A listening socket that goes on when descriptors run out: it then closes the connection that waits."""
+    """A listening socket that keeps working when descriptors run out: it then closes the waiting connection."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.socket = listener
@@ -64,12 +64,12 @@ class Listener:
 
 
 class Callers:
-    """Who waits to prove something.
+    """Callers that have not authenticated yet.
 
     Args:
-        limit: how many there may be.
-        per_address: how many there may be from one address.
-        within_s: how long each may take.
+        limit: the maximum number of callers.
+        per_address: the maximum number of callers from one address.
+        within_s: the time limit of each caller.
     """
 
     def __init__(self, limit: int, per_address: int, within_s: float) -> None:
@@ -77,7 +77,7 @@ class Callers:
         self._per_address = per_address
         self._within_s = within_s
         self._waiting: dict[socket.socket, tuple[str, float]] = {}
-        """The address of each, and the end of its time; the oldest first."""
+        """The address and the deadline of each caller; the oldest first."""
 
     def __contains__(self, caller: socket.socket) -> bool:
         return caller in self._waiting
@@ -86,7 +86,7 @@ class Callers:
         return len(self._waiting)
 
     def add(self, caller: socket.socket, address: str, now: float) -> list[socket.socket]:
-        """Adds a caller; returns those whose places it takes, which are no longer among the callers."""
+        """Adds a caller; removes and returns the callers that it displaces."""
         self._waiting[caller] = (address, now + self._within_s)
         places: dict[str, int] = {}
         for waiting, _ in self._waiting.values():
@@ -98,11 +98,11 @@ class Callers:
         return []
 
     def remove(self, caller: socket.socket) -> None:
-        """The caller has proven who it is, or is gone."""
+        """Removes a caller that has authenticated, or is gone."""
         self._waiting.pop(caller, None)
 
     def take_overdue(self, now: float) -> list[socket.socket]:
-        """Removes and returns those whose time is over."""
+        """Removes and returns the callers whose deadline has passed."""
         found = [caller for caller, (_, until) in self._waiting.items() if now >= until]
         for caller in found:
             self.remove(caller)

@@ -1,4 +1,4 @@
-"""Features of the system that distlaunch uses where it finds them, tried once for `distlaunch doctor`."""
+"""Optional features of the system that distlaunch uses, tried once for `distlaunch doctor`."""
 
 from __future__ import annotations
 

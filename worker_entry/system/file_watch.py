@@ -49,7 +49,7 @@ class FolderWatch:
             while place < len(data):
                 number, kind, _, length = _EVENT.unpack_from(data, place)
                 place += _EVENT.size + length
-                # Skips listed folders, and what was not asked for: the kernel has lost events, or a folder is gone.
+                # Skips listed folders, and events that were not requested: events were lost, or a folder was removed.
                 if kind & ADDED or (kind & READ and not kind & _OF_FOLDER):
                     name = os.fsdecode(data[place - length : place].rstrip(b"\0"))
                     yield kind, os.path.join(self._folders[number], name)

@@ -1,7 +1,7 @@
-"""Finds out who uses the GPUs of this machine: processes, and runs that keep a GPU for themselves.
+"""Finds the users of this machine's GPUs: processes, and runs that have reserved a GPU.
 
-A run keeps a GPU by a socket in Linux's abstract namespace, whose name has the GPU's UUID: two runs cannot both have
-it, the kernel tells whose it is, and it ends with its process. Whoever connects is sent the name of the run.
+A run reserves a GPU by a socket in Linux's abstract namespace, whose name has the GPU's UUID. Only one run can bind it,
+the kernel reports its owner, and it disappears with its process. A process that connects receives the run's name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from worker_entry.system.nvml import GpuReading, Nvml, is_called
 from worker_entry.system.peer import find_peer
 
 NAME_S = 1.0
-"""How long a run that keeps a GPU may take to say its name."""
+"""How long a run that has reserved a GPU may take to send its name."""
 NAME_LIMIT = 256
 
 
 @dataclass(frozen=True)
 class FoundGpu:
-    """A GPU under the name that CUDA_VISIBLE_DEVICES has for it, and who uses it. `key`: its name for all runs."""
+    """A GPU by its name in CUDA_VISIBLE_DEVICES, and its users. `key`: its name for all runs."""
 
     gpu: Name
     key: Name
@@ -36,7 +36,7 @@ class FoundGpu:
 
 @dataclass(frozen=True)
 class FoundGpus:
-    """GPUs, or why it cannot be told who uses them."""
+    """GPUs, or the reason that their users are unknown."""
 
     gpus: Annotated[list[FoundGpu], Items(GPUS_LIMIT)]
     problem: Line = ""
@@ -46,8 +46,8 @@ def find_gpus(names: Sequence[str], own: Collection[str] = ()) -> FoundGpus:
     """Returns these GPUs, in this order.
 
     Args:
-        names: as CUDA_VISIBLE_DEVICES has them.
-        own: the keys of GPUs that the asking run itself keeps.
+        names: the GPUs' names in CUDA_VISIBLE_DEVICES.
+        own: the keys of GPUs that the run itself has reserved.
     """
     known = [*_read_gpus()]
     found: list[FoundGpu] = []
@@ -85,25 +85,25 @@ def _describe(pid: int) -> GpuHolder:
 
 
 def name_user(uid: int) -> str:
-    """The user's name, or the number of a user who has none here."""
+    """The user's name, or the uid if the user has no name here."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
 
 
-# --- runs that keep a GPU ---
+# --- runs that reserve a GPU ---
 
 
 def keep(place: socket.socket, key: str) -> None:
-    """Keeps the GPU with this Unix socket until the socket is closed; raises OSError if another run keeps it."""
+    """Reserves the GPU until this Unix socket is closed; raises OSError if another run has reserved it."""
     place.bind(_address(key))
     place.listen()
     place.setblocking(False)
 
 
 def tell_run(place: socket.socket, run: str) -> None:
-    """Tells the next caller of such a socket the name of the run."""
+    """Sends the run's name to the next caller of the socket."""
     with contextlib.suppress(OSError):
         caller, _ = place.accept()
         with caller:
@@ -111,7 +111,7 @@ def tell_run(place: socket.socket, run: str) -> None:
 
 
 def find_keepers(key: str) -> list[GpuHolder]:
-    """The run that keeps the GPU, if there is one."""
+    """The run that has reserved the GPU, if there is one."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(NAME_S)
         try:

@@ -22,7 +22,7 @@ def pid_namespace() -> str:
 
 
 def process_view() -> str:
-    """Identifies the processes that this one can see, for a process that looks later whether they are there.
+    """Identifies the set of processes that this one can see; a later process uses it to check whether they have ended.
 
     Two processes with equal views see the same processes. Empty on systems where that cannot be known.
     """
@@ -31,11 +31,11 @@ def process_view() -> str:
 
 
 def is_same_view(view: str) -> bool:
-    """Whether this process sees what a process with this view has seen."""
+    """Whether this process sees the same processes as a process with this view."""
     return bool(view) and view.split(" ", 2)[:2] == process_view().split(" ", 2)[:2]
 
 
 def has_restarted(view: str) -> bool:
-    """Whether this machine was started again since; another machine with the same hostname is not expected."""
+    """Whether this machine has rebooted since the view was made; assumes that hostnames are unique."""
     parts, now = view.split(" ", 2), process_view().split(" ", 2)
     return len(parts) == len(now) == 3 and parts[0] != now[0] and parts[2] == now[2]

@@ -1,4 +1,4 @@
-"""Memory that runs out: the pressure before it does, and who was killed for it."""
+"""Detects that memory runs out: memory pressure, and processes killed by the OOM killer."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ TIMEOUT_S = 20.0
 
 
 def query(*fields: str, option: str = "--query-gpu") -> tuple[int, str]:
-    """The program's exit status, and a line with the values of these fields for each GPU, or what the option lists.
+    """Returns the exit status, and a line with these fields for each GPU, or for each item that the option lists.
 
     Without the program, or if it hangs, the status is 1 and there is no line.
     """
@@ -32,7 +32,7 @@ def read_gpus() -> list[GpuReading]:
 
 
 def find_processes() -> Optional[dict[str, list[int]]]:
-    """The pids that compute on each GPU, by its UUID; None if the program does not tell."""
+    """The pids that compute on each GPU, by its UUID; None if the program does not report them."""
     status, listing = query("gpu_uuid", "pid", option="--query-compute-apps")
     if status != 0:
         return None

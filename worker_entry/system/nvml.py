@@ -86,7 +86,7 @@ class Nvml:
         return [*self._read_all(count.value)]
 
     def read_processes(self, index: int) -> Optional[list[int]]:
-        """Returns the pids that compute on a GPU; None if the driver does not tell."""
+        """Returns the pids that compute on a GPU; None if the driver does not report them."""
         device = self._find(index)
         for name, kind in _LISTS if device is not None else ():
             status, size = _INSUFFICIENT_SIZE, _PROCESSES

@@ -1,9 +1,9 @@
-"""Who else can change a file or folder: what another user can put somewhere must not be executed.
+"""Finds out who else can change a file or folder: code that another user can change must not be executed.
 
 Trusted are this user and root; for root, also the user who has called sudo; and the folders that the user's variable
-DISTLAUNCH_TRUST names. In a pod, files are mounted for it, and have any owner.
+DISTLAUNCH_TRUST names. In a pod, all files are trusted, because mounted files may have any owner.
 
-The module imports nothing of ours: a node runs it before anything of ours is installed (`payload`).
+The module imports no other module of ours: a node runs it before distlaunch is installed (`payload`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 from typing import Optional
 
 TRUST = "DISTLAUNCH_TRUST"
-"""Folders whose content this user trusts whoever can write there, separated by colons."""
+"""Folders that this user trusts no matter who can write to them, separated by colons."""
 LINKS = 40
 """Symbolic links that a path may have, as in Linux."""
 
@@ -38,14 +38,14 @@ def verify_private(folder: str) -> str:
 
 
 def find_intruder(path: str, *, is_above: bool = False) -> str:
-    """Why another user can change the file or folder, or lead its name elsewhere; empty if none can.
+    """Why another user can change the file or folder, or redirect its path; empty if none can.
 
     Args:
-        path: an existing one; its links are followed.
-        is_above: whether it is a folder in which only this user's own files matter.
+        path: an existing path; its links are followed.
+        is_above: whether the path is a folder in which only this user's own files matter.
 
     Raises:
-        OSError: it is missing, or cannot be looked at.
+        OSError: the path is missing, or cannot be inspected.
     """
     if is_trusted(path):
         return ""
@@ -76,7 +76,7 @@ def _split(path: str) -> list[str]:
 
 
 def _find_writer(path: str, facts: os.stat_result, *, is_last: bool) -> str:
-    """Why another user can write here; in a folder with the sticky bit, nobody can replace what belongs to others."""
+    """Why another user can write here; in a folder with the sticky bit, users cannot replace others' files."""
     if reason := _find_owner(path, facts):
         return reason
     if facts.st_mode & stat.S_ISVTX and not is_last:
@@ -100,7 +100,7 @@ def trusted_users() -> set[int]:
 
 
 def is_trusted(path: str) -> bool:
-    """Whether the user has named this folder, or one above it (`*` stands for all folders), or it is in a pod."""
+    """Whether DISTLAUNCH_TRUST names this path or a folder above it (`*`: all folders); always true in a pod."""
     if is_pod():
         return True
     named = [os.path.realpath(each) if each != "*" else os.sep for each in os.environ.get(TRUST, "").split(":") if each]

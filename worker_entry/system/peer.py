@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel tells it."""
+"""Identifies the process at the other end of a Unix socket, as the kernel reports it."""
 
 from __future__ import annotations
 

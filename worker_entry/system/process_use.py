@@ -1,4 +1,4 @@
-"""What processes and their node use: processor time, memory, disk and network, from /proc and control groups."""
+"""Measures the CPU time, memory, I/O and network traffic of processes and their node, from /proc and control groups."""
 
 from __future__ import annotations
 

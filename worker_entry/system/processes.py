@@ -50,11 +50,10 @@ def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, st
 
 
 def become_independent(kept: Collection[int] = ()) -> None:
-    """Called in a forked child: signals have their usual effects, and of what the parent has open, only stdin, stdout,
-    stderr and these descriptors stay open.
+    """Called in a forked child: resets signal handlers, and closes all descriptors but 0 to 2 and `kept`.
 
-    What the parent closes must be closed: a port that the child still held would get a task's connections, a GPU would
-    stay taken, and the controller's connection would not end with the agent.
+    The child must not keep a descriptor open that the parent closes: a held port would get a task's connections, a GPU
+    would stay reserved, and the controller's connection would not end with the agent.
     """
     signal.set_wakeup_fd(-1)
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):

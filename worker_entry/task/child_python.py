@@ -63,9 +63,10 @@ def record(text: str, error: BaseException) -> None:
 
 
 def remember_interrupt(error: BaseException) -> None:
-    """Lets the interpreter end by SIGINT after a KeyboardInterrupt. It forgets that when text is executed.
+    """Makes the interpreter end by SIGINT after a KeyboardInterrupt.
 
-    Call this last in a hook for uncaught exceptions, which may import modules.
+    The interpreter forgets the interrupt when it executes source text. So call this last in a hook for uncaught
+    exceptions, which may import modules.
     """
     if isinstance(error, KeyboardInterrupt):
         with contextlib.suppress(KeyboardInterrupt):

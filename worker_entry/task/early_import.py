@@ -220,7 +220,7 @@ class _Loader:
 
 
 def _find_import_hooks() -> list[Any]:
-    """Whatever decides how modules are imported, without the hooks that this package has installed."""
+    """The functions and hooks that decide how modules are imported, without those of this package."""
     hooks = [builtins.__import__, *sys.meta_path, *sys.path_hooks]
     return [hook for hook in hooks if top_package(getattr(hook, "__module__", "")) != OURS]
 

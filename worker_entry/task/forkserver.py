@@ -108,7 +108,7 @@ class _RelativePath:
         }
 
     def move_to(self, folder: str) -> None:
-        """Replaces the entries by those that a Python has that is started in this folder."""
+        """Replaces the entries with those of a Python that is started in this folder."""
         moved = {old: os.path.abspath(os.path.join(folder, entry)) for old, entry in self._entries.items()}
         sys.path[:] = [moved.get(entry, entry) for entry in sys.path]
 

@@ -1,7 +1,7 @@
-"""What imports change in a process besides `sys.modules`: undone after an early import, and repeated at the program's.
+"""Effects of imports besides `sys.modules`: undone after an early import, and repeated at the program's own import.
 
 A program that has not imported TensorFlow yet sees the warning filters, loggers, exit handlers and folder of temporary
-files of plain Python, and can configure them; what it has configured by then is what the import meets.
+files of plain Python, and can configure them; its own import then finds this configuration.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Effects:
     """An import's changes to the process: warning filters added before and after the old ones, variables, and more.
 
     `handlers`: references to logging's new handlers, which a new configuration of logging closes. `finds_temporary`:
-    whether the import has looked for the folder of temporary files, which is looked for only once. `at_exit`: exit
+    whether the import has searched for the folder of temporary files, which Python does only once. `at_exit`: exit
     handlers, which run before those that the program has registered before the import.
     """
 
@@ -106,7 +106,7 @@ def noted_exit_handlers() -> Iterator[list[tuple[str, ExitHandler]]]:
 
 
 class HiddenLoggers(dict[str, Any]):
-    """logging's table of loggers in which some appear only when they are asked for by name.
+    """logging's table of loggers, in which some loggers appear only when requested by name.
 
     A new configuration of logging disables all loggers that the table shows, unless it names them.
     """

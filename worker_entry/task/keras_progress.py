@@ -76,7 +76,7 @@ def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
     def ignore(*_: Any, **__: Any) -> None:
         pass
 
-    # What follows each call, and what follows it if another `fit` has made it: its batches show that there is progress.
+    # The functions to call after each callback: in this `fit`, and in a nested one, whose batches show progress.
     after: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
         "on_train_begin": (begin_train, ignore),
         "on_epoch_begin": (begin_epoch, ignore),

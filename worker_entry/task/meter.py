@@ -23,8 +23,8 @@ from worker_entry.task.status_file import StatusFile
 REPORT_S = 0.5
 """The interval between reports of progress."""
 MEASURE_S = 1.0
-"""The least time of steps that a measurement covers, and the interval between readings of metrics, which may wait for
-a device."""
+"""The shortest time that a measurement of steps covers, and the interval between readings of metrics, which may wait
+for a device."""
 BLOCK_LIMIT_S = 0.2
 """The longest time that a report may block the program, to wait for a concurrent report or for a metric."""
 IN_FLIGHT = 1000

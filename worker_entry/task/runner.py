@@ -213,7 +213,7 @@ def _run_script(path: str, main: types.ModuleType) -> None:
 
 
 def _set_arguments(program: Program) -> None:
-    """Sets what the program knows of its own command line; some programs start themselves again with it."""
+    """Sets the program's view of its own command line, with which some programs restart themselves."""
     words = [program.target, *program.args]
     if hasattr(sys, "orig_argv"):  # since Python 3.10
         before = len(sys.orig_argv) - len(sys.argv)  # the interpreter and its options, without this package
@@ -227,7 +227,7 @@ def _set_arguments(program: Program) -> None:
 
 
 def _show_uncaught(error: BaseException) -> None:
-    """Prints an exception as Python prints one that nothing has caught; raises SystemExit if a hook does."""
+    """Prints an exception as Python prints an uncaught one; raises SystemExit if a hook does."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error

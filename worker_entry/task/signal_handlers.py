@@ -1,4 +1,4 @@
-"""Notes what this program does about SIGTERM and SIGINT, and takes TensorFlow's own handler from its children.
+"""Records whether this program handles SIGTERM and SIGINT, and removes TensorFlow's own handler in its children.
 
 TensorFlow handles SIGTERM itself once a cluster has formed, in C++ and without effect on the program, so the kernel's
 list of caught signals does not show whether the program has a handler. A forked child inherits that handler, but not
@@ -28,14 +28,14 @@ def restore_in_children() -> None:
 def _restore() -> None:
     for signum in _ENDING:
         if signal.getsignal(signum) == signal.SIG_DFL:
-            with contextlib.suppress(ValueError, OSError):  # ValueError: Python does not take this for the main thread
+            with contextlib.suppress(ValueError, OSError):  # ValueError: this is not Python's main thread
                 signal.signal(signum, signal.SIG_DFL)
 
 
 def watch_term_handlers(path: str) -> None:
     """Patches Python to create the file before the program handles SIGTERM, waits for signals, or runs `exec`.
 
-    All of Python's library calls the functions that are patched here.
+    The whole standard library calls the functions that are patched here.
     """
     path = os.path.abspath(path)
     low_level: Any = importlib.import_module("_signal")  # functions imported from `signal` earlier also call it
@@ -49,7 +49,7 @@ def watch_term_handlers(path: str) -> None:
 class _NotingInterrupt:
     """Python's own handler of SIGINT, except that it creates a file before it raises KeyboardInterrupt.
 
-    No frame of ours is in the traceback: the property has returned when Python calls what it has found.
+    The traceback has no frame of ours: the property has returned when Python calls the original handler.
     """
 
     def __init__(self, path: str) -> None:

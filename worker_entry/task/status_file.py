@@ -25,7 +25,7 @@ OUT_OF_THE_WAY = 200
 
 
 class StatusFile:
-    """A file that says how far the program of this process has got.
+    """The status file of the program that this process runs.
 
     Each report overwrites the file in place with one small write; readers see the last report.
     """

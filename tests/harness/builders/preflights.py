@@ -77,10 +77,10 @@ def tell(preflight: Preflight, node: str, *messages: Ready | Inspected | Dialled
 
 
 class Answered:
-    """A Preflight whose nodes answer as good nodes do, except for what a test changes.
+    """A Preflight whose nodes give good answers, except where a test changes them.
 
-    `failures`: why a dial fails, by the node that dials and the host that it dials. `facts`, `looks`, `clocks`: what
-    differs from the usual answers, by node.
+    `failures`: why a dial fails, by the node that dials and the host that it dials. `facts`, `looks`, `clocks`:
+    differences from the usual answers, by node.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Answered:
         return [finding.reference for finding in self.findings]
 
     def report(self, *events: Event | float) -> CheckReport:
-        """The report, if the gang heard the events after all nodes were prepared."""
+        """The report, if the gang received the events after all nodes were prepared."""
         return make_check_report(self.spec, self.preflight, checked(self.spec, *events))
 
 
@@ -147,7 +147,7 @@ def checking(layout: Mapping[str, list[TaskId]], *, only: bool = False, syncs: S
 
 
 def asked(policy: AttemptPolicy) -> list[Event]:
-    """All events until the nodes are to dial each other."""
+    """All events before the nodes dial each other."""
     events: list[Event] = [NodeReady(node) for node in policy.nodes]
     events += [NodeSynced(node, 1, 10) for node in sorted(policy.syncs)]
     events += [NodePrepared(node, ports_of(policy, node)) for node in policy.nodes]

@@ -1,4 +1,4 @@
-"""A spec with secrets in all places where one can be."""
+"""A spec with a secret in every field that can hold one."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def clusters(draw: st.DrawFn) -> dict[TaskId, str]:
 
 @st.composite
 def specs(draw: st.DrawFn) -> ClusterSpec:
-    """Specs without a mistake, as the models hold them."""
+    """Valid specs, as instances of the model."""
     hosts = draw(st.lists(HOSTS, min_size=1, max_size=4, unique=True))
     chief, evaluator = (draw(st.none() | st.sampled_from(hosts)) for _ in range(2))
     nodes: list[dict[str, Any]] = []

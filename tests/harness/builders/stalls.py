@@ -23,7 +23,7 @@ THREE = {"a": [W0, W1, W2]}
 def told(
     task: TaskId, step: int, *, step_s: float = 0.5, training: bool = True, phase: str = "is training"
 ) -> TaskReported:
-    """What a task reports after this step of a training that began at 1000."""
+    """A task's report after this step of a training that began at 1000."""
     time = 1000.0 + (step - 1) * step_s
     progress = Progress(step, 1 if step else None, step, 1000.0 if step else 0.0, time if step else 0.0, training)
     return TaskReported(task, phase, 990.0, progress)

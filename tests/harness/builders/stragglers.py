@@ -1,4 +1,4 @@
-"""What workers report of their steps."""
+"""Workers' reports of their steps."""
 
 from __future__ import annotations
 

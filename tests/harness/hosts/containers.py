@@ -92,10 +92,10 @@ class Cluster:
         return self._find("ps", "-a", "-q", "--filter", f"label=com.docker.compose.service={service}").strip()
 
     def processes(self, service: str) -> list[str]:
-        """What runs in a container, except sshd, which keeps dead connections, and health checks.
+        """The processes of a container, except sshd, which keeps dead connections, and health checks.
 
-        For a moment, a health check is the `init` of the container runtime, before it executes its program; at its end,
-        it has no command line any more, and is known by its parent, the runtime, which is outside of the container.
+        A health check begins as the `init` of the container runtime, before it executes its program. At its end, it has
+        no command line any more, and is recognised by its parent, the runtime, which is outside of the container.
         """
         lines = output_of("docker", "top", self.container(service), "-o", "pid,ppid,args").splitlines()[1:]
         found = [line.split(maxsplit=2) for line in lines]
@@ -109,7 +109,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def cable_pulled(self, service: str) -> Iterator[None]:
-        """Cuts the container's network meanwhile; unlike `network disconnect`, this keeps the container's address."""
+        """Cuts off the container for a while; unlike `network disconnect`, this keeps the container's address."""
         index = output_of("docker", "exec", self.container(service), "cat", "/sys/class/net/eth0/iflink").strip()
         [ours] = [link for _, link in socket.if_nameindex() if _index_of(link) == index]
         subprocess.run(["ip", "link", "set", ours, "down"], check=True)

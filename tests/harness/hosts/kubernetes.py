@@ -1,6 +1,6 @@
 """A Kubernetes cluster whose only node is this machine, with this machine's Python and TensorFlow mounted in its pods.
 
-DISTLAUNCH_KUBERNETES names the cluster's folder: `kubeconfig` is the way to the cluster, `docker.sock` belongs to its
+DISTLAUNCH_KUBERNETES names the cluster's folder: `kubeconfig` gives access to the cluster, `docker.sock` belongs to its
 container engine, and NAME.pid has the pid of each of its daemons.
 """
 

@@ -67,7 +67,7 @@ class Host:
 
     @contextlib.contextmanager
     def watching(self, first: str, source: str, *arguments: str) -> Iterator[list[str]]:
-        """Runs a Python program here meanwhile; yields a list that gets the program's output at the end.
+        """Runs a Python program here in the background; yields a list that gets the program's output at the end.
 
         The program prints the line `first` when it is ready, and ends with its stdin. `source` is its text, because
         its file may be in a closed folder, which hosts do not see.
@@ -170,7 +170,7 @@ class Network:
 
 @contextlib.contextmanager
 def opened_network(factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """A network of two hosts for a module's tests, which are skipped if there can be none."""
+    """A network of two hosts for a module's tests, which are skipped if no network can be made."""
     if not CAN_RUN:
         pytest.skip(needs_namespaces.kwargs["reason"])
     with running_network(factory.mktemp("network")) as started:

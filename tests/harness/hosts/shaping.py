@@ -63,7 +63,7 @@ def slow_host(host: Host) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cpu_group(name: str, pids: Sequence[int], *, quota: float | None = None) -> Iterator[None]:
-    """A preferred control group of these processes and all that they start. At its end, they return."""
+    """A preferred control group of these processes and all that they start; at the end, they leave it."""
     group = GROUPS / f"distlaunch-test-{os.getpid()}-{name}"
     before = _group_of(pids[0])
     group.mkdir()

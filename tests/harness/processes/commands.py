@@ -52,9 +52,9 @@ Command = Callable[..., list[str]]
 
 
 def both(folder: Path, first: str, then: str) -> list[str]:
-    """A shell's words for two tasks that begin their end together, and whose end is their own.
+    """A shell command for two tasks that begin to end at the same time, each independently of the other.
 
-    Otherwise, the end of one may end the other, which may not even have begun.
+    Otherwise, the end of one may stop the other, which may not even have begun.
     """
     wait = f"touch {folder}/here-$$; until [ $(ls {folder} | grep -c here-) = 2 ]; do sleep 0.05; done"
     return ["sh", "-c", f"trap '' TERM; {first}; {wait}; {then}"]

@@ -15,7 +15,7 @@ env: {A: spec}
 
 
 def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a spec and a place for the file of defaults, which the variables name."""
+    """A folder with a spec, and a folder for the file of defaults, to which the environment variables point."""
     monkeypatch.delenv("DISTLAUNCH_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

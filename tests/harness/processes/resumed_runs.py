@@ -17,7 +17,7 @@ def run_json(folder: Path) -> dict[str, Any]:
 
 
 def read_goodput(folder: Path) -> dict[str, float]:
-    """What the run's time went into; checks that each second of all its controllers is counted once."""
+    """The seconds of the run by kind; checks that each second of all its controllers is counted once."""
     report = json.loads((folder / "report.json").read_text())
     goodput: dict[str, float] = report["goodput"]
     assert sum(goodput[kind] for kind in KINDS) == pytest.approx(report["ended"] - report["started"], abs=1e-5)

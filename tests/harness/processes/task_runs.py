@@ -59,7 +59,7 @@ def run(
 
 
 def readable(data: bytes) -> str:
-    """What a program has written, without what differs from one process to the next."""
+    """A program's output, without the parts that differ from one process to the next."""
     return re.sub(r"0x[0-9a-f]{6,}|\bpid=\d+", "…", data.decode(errors="backslashreplace"))
 
 

@@ -1,6 +1,6 @@
-"""An interpreter of its own, whose runs find TensorFlow imported.
+"""A separate interpreter, whose runs find TensorFlow imported.
 
-An agent is found by its interpreter (`worker_entry/agent/warm/`), so no other test and no user's run meets this one.
+An agent is found by its interpreter (`worker_entry/agent/warm/`), so no other test and no user's run uses this one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class WarmPython:
         subprocess.run(command, cwd=self._folder, capture_output=True, check=True)
 
     def end(self) -> None:
-        """Ends the agent that waits; no agent of anybody else."""
+        """Ends the waiting agent of this interpreter, and no other."""
         for path in self._find():
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
                 call.connect(path)

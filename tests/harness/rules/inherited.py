@@ -22,7 +22,7 @@ PREFIXES = (
 )
 """Prefixes of variables that change what distlaunch does, or a program under test.
 
-CUDA_VISIBLE_DEVICES is not one of them: it may keep the tests from the GPUs of somebody else.
+CUDA_VISIBLE_DEVICES is not one of them: it may keep the tests off the GPUs of other users.
 """
 NAMES = {
     *("LANG", "LANGUAGE", "TZ", "PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONSAFEPATH", "PYTHONWARNINGS", "PYTHONUTF8"),
@@ -67,7 +67,7 @@ def _reset_signals() -> None:
 
 
 def _reset_limits() -> None:
-    """Sets each limit to the highest value that is allowed, but for files of crashed programs and for descriptors."""
+    """Sets each limit to the highest allowed value, except for core files, descriptors and the stack."""
     chosen = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: DESCRIPTORS, resource.RLIMIT_STACK: 8 << 20}
     for name in LIMITS:
         number = _number_of(name)
@@ -77,9 +77,9 @@ def _reset_limits() -> None:
 
 
 def read_state() -> dict[str, object]:
-    """What a test must leave as it is, because the tests after it, and the processes that they start, inherit it.
+    """The state that a test must not change, because the tests after it, and the processes that they start, inherit it.
 
-    Without what pytest and pytest-timeout change themselves.
+    Omits the state that pytest and pytest-timeout change themselves.
     """
     umask = os.umask(UMASK)
     os.umask(umask)
@@ -93,9 +93,9 @@ def read_state() -> dict[str, object]:
 
 
 def leave_orphans() -> None:
-    """Ends what a controller begins with its first agent on this machine: that orphans become its children.
+    """Ends the adoption of orphans, which a controller begins with its first agent on this machine.
 
-    Otherwise, a test of the processes below its own would meet those of earlier tests.
+    Otherwise, a test of the processes below its own would find those of earlier tests.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -103,7 +103,7 @@ def leave_orphans() -> None:
 
 @contextlib.contextmanager
 def kept_limits() -> Iterator[None]:
-    """Undoes what a command changes of the limits of its process."""
+    """Undoes a command's changes to the limits of its process."""
     before = _read_limits()
     try:
         yield

@@ -30,10 +30,10 @@ import pytest
 FILE = "DISTLAUNCH_FAILED"
 BUG = "a bug in distlaunch: "
 BUG_STATUS = re.compile(r"assert \(?70\b|\breturncode[:=] ?70\b")
-"""What distlaunch says of itself with exit status 70, and how pytest shows that status."""
+"""The message that distlaunch prints with exit status 70, and how pytest shows that status."""
 UNITS = "tests/unit/"
 PURE = "pure"
-"""The name of what each report says: whether its test has been pure so far."""
+"""The attribute of each report that says whether its test has been pure so far."""
 BUSY = 4
 """How many busy programs run beside the second and the third repetition."""
 TRIES = ((0, "alone"), (BUSY, f"beside {BUSY} busy programs"), (BUSY, f"again beside {BUSY} busy programs"))
@@ -48,7 +48,7 @@ DISTURBED_BY = {
     "socket.connect",
     "subprocess.Popen",
 }
-"""Events of Python's auditing after which not only the test decides when things happen."""
+"""Python's audit events after which the order of events no longer depends on the test alone."""
 
 
 class NoSecondChanceError(AssertionError):

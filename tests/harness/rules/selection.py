@@ -1,8 +1,8 @@
-"""Which modules of costly tests a change can break: `pytest --since REVISION` runs those, beside what runs always.
+"""Which modules of costly tests a change can break: `pytest --since REVISION` adds them to those that always run.
 
 A module with costly tests, or its folder, names the files and folders that it exercises in COVERS. What it imports of
 the product, itself or through other modules of the tests, only adds to them, and so do the programs and data files that
-it names. A file that no module covers selects all modules: nobody has said what it can break.
+it names. A file that no module covers selects all modules, because it is unknown what it can break.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SELECTS_NONE = (
     "LICENSE",
     "tests/benchmarks",
 )
-"""What no costly test depends on; documents have tests that always run."""
+"""Paths on which no costly test depends; documents have tests that always run."""
 LISTED = {"bad_specs", "golden", "old_runs"}
 """Folders of data that tests list, and so name as a whole."""
 

@@ -1,4 +1,4 @@
-"""What the starter of a test run leaves behind in its environment changes no test."""
+"""The state that a test run inherits from its starter changes no test."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_process_of_a_test_that_imports_conftest_keeps_its_variables() -> None
 
 
 def test_tests_run_with_that_state() -> None:
-    """Of this very process, whoever started it."""
+    """In this process itself, whatever started it."""
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)] == [
         signal.default_int_handler,
         signal.SIG_DFL,

@@ -1,4 +1,4 @@
-"""A change selects the costly tests that it can break; what no module covers selects all of them."""
+"""A change selects the costly tests that it can break; a file that no module covers selects all of them."""
 
 from __future__ import annotations
 

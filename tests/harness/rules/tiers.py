@@ -140,7 +140,7 @@ def _module_of(item: pytest.Item) -> str:
 
 
 def refuse_without_covers(items: list[pytest.Item]) -> None:
-    """Costly tests are selected by what their modules and folders cover: where neither says this, it is an error."""
+    """Refuses costly tests whose module and folders have no COVERS, by which changes select them."""
     costly = {item.path: item for item in items if tier_of(marks_of(item)) > 2}
     lacking = sorted(str(path) for path, item in costly.items() if not _has_covers(getattr(item, "module", None)))
     if lacking:

@@ -1,4 +1,4 @@
-"""Answers those who call the ports that an agent holds for its tasks, while the nodes are checked."""
+"""Answers connections to the ports that an agent holds for its tasks, while the nodes are checked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from worker_entry.agent.checks.calls import CALLER, LINE_LIMIT, make_challenge, 
 from worker_entry.system.callers import Callers
 
 CALLERS = 256
-"""Callers that have proven nothing yet, of all ports of the node together."""
+"""Maximum number of unverified callers, over all ports of the node."""
 CALLERS_OF_ADDRESS = 128
-"""Of them, those from one address: all nodes of a cluster may share one."""
+"""Maximum number of unverified callers from one address, which all nodes of a cluster may share."""
 _RESET = struct.pack("ii", 1, 0)
 PROOF_S = 10.0
 """How long a caller may take to prove that it belongs to the cluster."""
@@ -62,7 +62,7 @@ class Answering:
                 caller.send(answer)
             if mode != CALLER:
                 self._serve(caller, mode)
-                self._end(caller, is_over=True)  # a child has it
+                self._end(caller, is_over=True)  # a child serves it
             elif meet is not None:
                 meet()
 

@@ -100,7 +100,7 @@ class NodeChecks:
 
 
 class LinkServers:
-    """Children of the agent; `pids` contains them."""
+    """Child processes that serve link measurements; `pids` contains them."""
 
     def __init__(self) -> None:
         self.pids: set[int] = set()
@@ -111,7 +111,7 @@ class LinkServers:
             return
         try:
             pid = os.fork()
-        except OSError:  # no more processes: the caller is told that nobody measures
+        except OSError:  # no more processes: the peer then reports that this side does not measure
             return
         if pid:
             self.pids.add(pid)

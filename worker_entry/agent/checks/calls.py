@@ -1,7 +1,7 @@
-"""What nodes say to each other when they check that they reach each other's ports; the nonce itself is never sent.
+"""The handshake by which nodes check that they reach each other's ports; the nonce itself is never sent.
 
 The holder of the port sends a challenge. The caller answers with a challenge of its own, and a proof that it knows the
-nonce; then the holder proves the same. Every proof is for one connection: whoever has heard one cannot use it again.
+nonce; then the holder proves the same. Every proof is valid for one connection: an eavesdropper cannot replay it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Optional
 
 CALLER = "caller"
 ECHO, SINK, SOURCE = MODES = "echo", "sink", "source"
-"""What a caller that measures the link may ask for: its bytes sent back, all bytes taken, bytes without end."""
+"""Modes of a link measurement: the holder echoes the caller's bytes, discards them, or sends bytes without end."""
 HOLDER = "holder"
 LINE_LIMIT = 256
 _GREETING = "distlaunch"
@@ -23,7 +23,7 @@ def make_challenge() -> str:
 
 
 def make_greeting(challenge: str) -> bytes:
-    """What a held port says first while the nodes are checked."""
+    """The first line that a held port sends while the nodes are checked."""
     return f"{_GREETING} {challenge}\n".encode()
 
 
@@ -31,9 +31,9 @@ def make_call(nonce: str, task: str, challenge: str, own: str, mode: str = CALLE
     """The proof of a caller that knows the nonce; with one of MODES, the caller also asks for that mode.
 
     Args:
-        nonce: of the attempt.
-        task: whose port this is.
-        challenge: that of the port's holder.
+        nonce: the attempt's nonce.
+        task: the task whose port is called.
+        challenge: the challenge of the port's holder.
         own: the caller's challenge.
         mode: CALLER, or one of MODES.
     """
@@ -66,7 +66,7 @@ def introduce(connection: socket.socket, nonce: str, task: str, mode: str = CALL
 
 
 def read_line(connection: socket.socket) -> bytes:
-    """A line, byte by byte; shorter if the other side ends it, or says too much."""
+    """Reads a line byte by byte; it is incomplete if the other side closes the connection, or sends too much."""
     line = b""
     while not line.endswith(b"\n") and len(line) < LINE_LIMIT and (piece := connection.recv(1)):
         line += piece

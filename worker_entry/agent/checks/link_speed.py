@@ -23,7 +23,7 @@ ANSWER_S = 5.0
 WHOLE_S = 20
 """How long a process may take for one measurement."""
 PINGS, PINGS_S = 50, 0.25
-"""Bytes that are sent there and back, and how long that may take."""
+"""The number of one-byte round trips, and their time limit."""
 WARM_UP_S, WINDOW_S, WINDOWS = 0.05, 0.06, 2
 """Throughput is that of the best window: other programs rarely disturb a short one."""
 _PIECE = 1 << 18
@@ -45,7 +45,7 @@ def measure_link(order: MeasureLink) -> LinkMeasured:
 
 
 def serve_link(connection: socket.socket, mode: str) -> None:
-    """Does the other side's part; called in a child process, because it blocks."""
+    """Serves another node's measurement; called in a child process, because it blocks."""
     signal.alarm(WHOLE_S)
     connection.setblocking(True)
     connection.settimeout(ANSWER_S)
@@ -67,7 +67,7 @@ def serve_link(connection: socket.socket, mode: str) -> None:
 
 @contextlib.contextmanager
 def _connected(order: MeasureLink, mode: str) -> Iterator[socket.socket]:
-    """A connection at whose other end an agent does its part."""
+    """A connection whose other end is served by an agent."""
     target = order.target
     with socket.create_connection((target.host.strip("[]"), target.port), timeout=ANSWER_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

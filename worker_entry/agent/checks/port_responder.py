@@ -1,4 +1,4 @@
-"""Checks that nodes reach each other on the very addresses of TF_CONFIG, before TensorFlow tries to."""
+"""Checks that nodes reach each other at the exact addresses in TF_CONFIG, before TensorFlow uses them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _dial(target: Target, nonce: str) -> DialResult:
 
 
 def _try(target: Target, entry: AddressInfo, nonce: str) -> tuple[str, str]:
-    """Why an address of the target does not answer as expected, empty if it does; and the address that dialled it."""
+    """Returns why an address of the target does not answer as expected (empty if it does), and the dialling address."""
     is_agent = False
     try:
         with socket.socket(entry[0], socket.SOCK_STREAM) as caller:

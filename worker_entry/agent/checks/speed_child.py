@@ -1,4 +1,4 @@
-"""The process that measures how fast a node computes: it has the environment of a task, and imports what tasks do."""
+"""The process that measures how fast a node computes: it has a task's environment and imports the tasks' library."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ class Connection:
 
 
 class Resumable(Protocol):
-    """What goes on over a new connection: the agent's attempts."""
+    """The state that a new connection resumes: the agent's attempts."""
 
     def resume(self, received: int, outbox: ResendBuffer) -> None: ...
 
@@ -285,7 +285,7 @@ class Resumable(Protocol):
 
 
 class Reattaching:
-    """The agent's side of its reattach folder, whose socket it opens; has `on_call` called for each caller."""
+    """The agent's side of its reattach folder: opens its socket, and has `on_call` called for each caller."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class Reattaching:
         self._connection = connection
         self._find_attempts = find_attempts
         self._generation = 0
-        """The controller's."""
+        """The controller's generation."""
         self._look_due = 0.0
 
     def keep_folder(self) -> None:

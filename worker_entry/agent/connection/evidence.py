@@ -1,8 +1,8 @@
-"""Whether an agent has ended. Two tasks with one address must never run at once, so only a proof counts.
+"""Decides whether an agent has ended. Two tasks must never use one address at once, so only a proof counts.
 
-The free lock of the agent's folder is one. A missing folder is none: cleaners remove folders below living processes
-(logind's RemoveIPC, a Slurm epilog), and another container has other folders. What then proves the end is a search of
-all processes, if this process can see what the agent saw, or a restart of the machine.
+If the lock of the agent's folder is free, that is a proof. A missing folder is not: cleaners remove the folders of
+running processes (logind's RemoveIPC, a Slurm epilog), and another container has other folders. In this case, the end
+is proven by a search of all processes, if this process can see what the agent saw, or by a restart of the machine.
 """
 
 from __future__ import annotations

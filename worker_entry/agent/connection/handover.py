@@ -63,7 +63,7 @@ def hand_over() -> int:
 
 
 def _report_fate(attach: Attach) -> int:
-    """Answers a controller whose agent has no lock here; without a proof of its end, the controller comes again."""
+    """Answers a controller whose agent has no lock here; until its end is proven, the controller tries again."""
     fate = find_fate(attach.reattach_folder, attach.process_view, [attach.run_id] if attach.run_id else [])
     if fate is Fate.ENDED:
         return _refuse(AGENT_GONE, "its agent has ended")

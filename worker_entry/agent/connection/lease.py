@@ -1,4 +1,4 @@
-"""How long an agent goes on without proof that its messages reach the controller.
+"""The lease: how long an agent continues without proof that its messages reach the controller.
 
 The controller gives up a node that has sent nothing during the lease, and may then start the same tasks elsewhere. The
 agent therefore cannot rely on what it receives: the link may be broken in the other direction only. It stamps its
@@ -24,7 +24,7 @@ GRACE_S = 2.0
 HANG_S = 6.0
 """An agent that still runs this long after its lease has expired hangs; its guardian kills everything below it."""
 MARGIN_S = 10.0
-"""This long after the lease has expired, nothing of a run is left on a node, whatever its agent does."""
+"""Seconds after the lease has expired until no process of the run is left on the node, whatever its agent does."""
 TICK_S = 1.0
 """How often the guardian checks."""
 SHORTEST_LIMIT_S = 5.0
@@ -107,7 +107,7 @@ class LoopCounter:
 
 
 class HangTimer:
-    """How long an agent has taken no turn, as seen by a guardian that calls `update` every `TICK_S`.
+    """Measures how long an agent's loop has taken no turn; its guardian calls `update` every `TICK_S`.
 
     When the machine sleeps or its container is paused, agent and guardian both stop while the clock may go on. So the
     timer counts only time during which the guardian itself was running: an update adds at most two ticks, and an

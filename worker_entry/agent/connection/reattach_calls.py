@@ -1,4 +1,4 @@
-"""What reaches an agent through the socket of its reattach folder: a new connection, or the order to end."""
+"""Receives calls through the socket of an agent's reattach folder: a new connection, or the order to end."""
 
 from __future__ import annotations
 

@@ -236,11 +236,11 @@ def _describe_guardian() -> str:
 def read_generation(path: str) -> int:
     """The generation of the controller that the folder's agent obeys."""
     noted = read_note(path, GENERATION_FILE)
-    return int(noted) if noted.isdigit() else 0  # nobody has taken it over
+    return int(noted) if noted.isdigit() else 0  # no controller has taken it over
 
 
 def read_note(path: str, name: str) -> str:
-    """What one of the folder's files says; empty if there is none."""
+    """The content of one of the folder's files; empty if the file is missing."""
     try:
         with open(os.path.join(path, name), encoding="utf-8") as stream:
             return stream.read()

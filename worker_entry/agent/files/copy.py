@@ -39,7 +39,7 @@ class FolderCopy:
         self._pieces: deque[bytes] = deque()
         self._fetched = 0
         self._left = 0
-        """Bytes that are still to be asked for."""
+        """Bytes that have not been requested yet."""
         self._work = self._copy()
 
     @property
@@ -223,10 +223,10 @@ class ProgramCopy(FolderCopy):
 
 
 class CheckpointCopy(FolderCopy):
-    """Replaces files of the folder of checkpoints that differ, by size or time; leaves all others alone.
+    """Replaces the checkpoint files whose size or time differs; leaves all other files alone.
 
-    A node keeps its checkpoints if one of these files is newer than all that are offered: then they are on a disk that
-    nodes share, or the node has saved since the files were collected.
+    A node keeps its checkpoints if one of these files is newer than all offered files: then the nodes share the disk,
+    or the node has saved since the files were collected.
     """
 
     def _copy(self) -> Generator[None, None, None]:
@@ -239,7 +239,7 @@ class CheckpointCopy(FolderCopy):
             return
         missing = [number for number, entry in enumerate(files) if facts[number] != (entry.changed, entry.size)]
         self._left = sum(files[number].size for number in missing)
-        os.makedirs(folder, exist_ok=True)  # the user's own folder: as their program would make it
+        os.makedirs(folder, exist_ok=True)  # with the default mode, because it is the user's own folder
         for number in missing:
             yield from self._replace(number, places[number], files[number])
         self._end(folder, len(missing))
@@ -277,5 +277,5 @@ def _changed(path: str) -> tuple[int, int]:
 
 
 def make_copy(offer: Offer, send: Callable[[Message], None]) -> FolderCopy:
-    """The copy of what is offered."""
+    """Returns the copy that carries out the offer."""
     return CheckpointCopy(offer, send) if offer.checkpoint else ProgramCopy(offer, send)

@@ -21,9 +21,9 @@ def find_files(order: FindFiles, cwd: str, runs: str) -> FilesFound:
     """The answer to the order.
 
     Args:
-        order: what is wanted.
+        order: the order to answer.
         cwd: the folder in which the tasks run.
-        runs: a folder that is left out: that of the runs' own files.
+        runs: the folder of the runs' own files, which is left out.
     """
     root = os.path.realpath(os.path.join(cwd, order.directory))
     since, is_as_sent, is_wanted = order.since * 1e9, find_unchanged(root), _matcher(order.patterns)

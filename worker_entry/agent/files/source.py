@@ -1,4 +1,4 @@
-"""Sends files that tasks have written to the controller, which asks for them piece by piece."""
+"""Sends the controller the files that tasks have written; the controller requests them piece by piece."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Manages the versions of a program's folder on a node: which agents use one, which is current, what may be removed.
 
-The versions lie side by side in one folder, which several nodes may share. Beside `<version>/` are
+The versions lie side by side in one folder, which several nodes may share. Next to `<version>/` are
 
 - `<version>.lock`: an agent that uses the version holds a shared lock, an agent that cleans it an exclusive one;
 - `<version>.files`: the files that were sent, with a fingerprint of each. Only files that still match are ever
@@ -162,7 +162,7 @@ class Versions:
 
 
 def find_unchanged(folder: str) -> Callable[[str], bool]:
-    """Returns a function that tells whether a file of the folder, if that is a version, is as it was sent."""
+    """Returns a function that checks whether a file is as it was sent; always false if the folder is not a version."""
     sent: Sent = {}
     if os.path.dirname(folder).endswith(SUFFIX):
         with contextlib.suppress(OSError, ValueError), open(_manifest(folder), encoding="ascii") as file:

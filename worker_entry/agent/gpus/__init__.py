@@ -1,1 +1,1 @@
-"""The GPUs of the node: their readings, and those that are kept for a run."""
+"""The GPUs of the node: their readings, and their reservation for a run."""

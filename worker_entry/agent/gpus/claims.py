@@ -1,4 +1,4 @@
-"""Keeps GPUs for a run, all that it needs or none, if nobody else uses them."""
+"""Reserves unused GPUs for a run: all that it needs, or none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worker_entry.system.network import HERE
 
 
 class GpuClaims:
-    """The GPUs that are kept for one run. `pids` has the child processes that look at the GPUs."""
+    """The GPUs that are reserved for one run. `pids` contains the child processes that inspect the GPUs."""
 
     def __init__(self, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
         self.outer: Optional[OuterNetwork] = None
@@ -30,10 +30,10 @@ class GpuClaims:
         self._work = ChildWork(selector)
         self.pids = self._work.pids
         self._kept: dict[str, socket.socket] = {}
-        """The sockets that keep GPUs, by the GPUs' keys."""
+        """The sockets that reserve GPUs, by the GPUs' keys."""
 
     def claim(self, order: ClaimGpus, run: str) -> None:
-        """Keeps GPUs for the run, if enough of them are free; the answer is sent."""
+        """Reserves GPUs for the run, if enough of them are free; sends the answer."""
         self._work.cancel()
 
         def take(answer: bytes) -> None:
@@ -49,7 +49,7 @@ class GpuClaims:
         self._work.begin(FIND_GPUS, json.dumps([order.gpus, [*self._kept]]).encode(), take, self.outer)
 
     def release(self) -> None:
-        """Keeps nothing any longer."""
+        """Releases all GPUs."""
         self._work.cancel()
         for key in [*self._kept]:
             self._drop(key)
@@ -74,7 +74,7 @@ class GpuClaims:
         return GpusClaimed(order.attempt, [], busy, problem)
 
     def _bind(self, key: str, run: str) -> bool:
-        """Keeps a GPU; returns False if another run keeps it."""
+        """Reserves a GPU; returns False if another run has reserved it."""
         if key in self._kept:
             return True
         place = (self.outer or HERE).make_socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""The process that reads the GPUs for an agent: what it calls may hang with the driver, or crash with it.
+"""The process that reads the GPUs for an agent, because calls into the driver may hang or crash.
 
 It prints a line of JSON for each reading: `gpus`, and `next_s`, the seconds until the next line.
 """
@@ -26,7 +26,7 @@ LONGEST_S = 60.0
 
 
 def main(sample_s: float) -> None:
-    """Prints readings until nobody reads them; returns at once if there is nothing to read."""
+    """Prints readings until its output is closed; returns at once without NVML and nvidia-smi."""
     try:
         read, share = Nvml().read, SHARE
     except OSError:

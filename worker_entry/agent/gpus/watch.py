@@ -30,7 +30,7 @@ class GpuWatch:
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self.helper = HelperProcess(selector, self._take, lambda _: None)
-        """The process that reads."""
+        """The reader's process."""
         self.pids = self.helper.pids
         self._gpus: list[GpuSample] = []
         self._expires = 0.0
@@ -38,7 +38,7 @@ class GpuWatch:
         self._pause_s = FIRST_PAUSE_S
 
     def poll(self, now: float, sample_s: float) -> list[GpuSample]:
-        """The GPUs as last read, or none if that is too long ago; `now` is in monotonic seconds."""
+        """The last reading, or nothing if it has expired; `now` is in monotonic seconds."""
         if not self.helper.is_running and now >= self._start_due:
             self._start_due = now + self._pause_s
             self._pause_s *= 2

@@ -1,1 +1,1 @@
-"""Child processes that do what may block or take long, so that the agent always answers."""
+"""Child processes for work that may block or take long, so that the agent always responds."""

@@ -1,4 +1,4 @@
-"""Work that may block (on a name server, on a network file system): child processes do it, the agent must not block.
+"""Runs work that may block, on a name server or a network file system, in child processes: the agent must not block.
 
 The children belong to the agent's process tree and are stopped with it.
 """
@@ -19,7 +19,7 @@ from worker_entry.system import processes
 
 
 class ChildWork:
-    """The children at work."""
+    """Child processes and their pending answers."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -33,10 +33,10 @@ class ChildWork:
         """Does the work in a child; `done` gets its answer, which is empty or incomplete if the child has failed.
 
         Args:
-            work: its name.
-            data: its input; see `checks.works`.
+            work: the name of the work.
+            data: its input; see `helpers.works`.
             done: called with the answer, unless the work is cancelled.
-            outer: where it is done, if not in this process's network.
+            outer: the network in which the work is done, if not this process's.
         """
         reader, writer = os.pipe()
         if outer is None:

@@ -1,4 +1,4 @@
-"""Has a cluster's tasks profiled by a child process, because gRPC may crash, and a capture takes a long time."""
+"""Profiles a cluster's tasks in a child process, because gRPC may crash, and a capture takes a long time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent leaves to child processes, because it may block: on a name server, on a network file system, on a peer.
+"""Work that an agent runs in child processes, because it may block on a name server, a network file system or a peer.
 
 A piece of work has a name and takes bytes, so that a child of another process can do it as well.
 """
@@ -30,7 +30,7 @@ def perform(work: str, data: bytes) -> bytes:
     Args:
         work: INSPECT, DIAL, MEASURE_LINK, FIND_FILES, FIND_GPUS or RESOLVE.
         data: frames of Hello and Inspect or FindFiles; a frame of Dial or MeasureLink; in JSON, a list of names or,
-            for FIND_GPUS, a list of GPUs and one of the keys of our own.
+            for FIND_GPUS, a list of GPUs and a list of the keys that this run has reserved.
 
     Returns:
         A frame of the answer; in JSON, the known addresses of each name, or FoundGpus.
@@ -63,7 +63,7 @@ def _answer(orders: list[Message]) -> Message:
 
 
 def _resolve(name: str) -> list[str]:
-    """The addresses of this name, as far as they are known here; may take a long time."""
+    """The addresses of this name, empty if it cannot be resolved here; may take a long time."""
     with contextlib.suppress(OSError, UnicodeError):
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(_render(entry[4]) for entry in found))

@@ -56,7 +56,7 @@ class OuterNetwork(Network):
         return ours
 
     def begin_work(self, work: str, data: bytes, writer: int) -> None:
-        """Starts a child in that network; it writes the answer to `writer`; see `checks.works`."""
+        """Starts a child in that network; it writes the answer to `writer`; see `helpers.works`."""
         begin_work(self._asking, work, data, writer)
 
     def end(self) -> None:

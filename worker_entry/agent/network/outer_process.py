@@ -1,6 +1,6 @@
 """The process that an agent leaves behind in the machine's network: it makes sockets, and does checks in children.
 
-It ends with the connection that is its stdin. A request is one JSON message, with descriptors.
+It exits when the connection on its stdin ends. A request is one JSON message, with descriptors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DESCRIPTORS = 2
 
 def serve() -> None:
     """Serves all connections until the first one ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     first = socket.socket(fileno=os.dup(0))
     selector = selectors.DefaultSelector()
     selector.register(first, selectors.EVENT_READ, first)

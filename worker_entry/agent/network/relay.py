@@ -1,4 +1,4 @@
-"""Brings a port of the tasks' own network out to this machine's loopback address, for TensorBoard."""
+"""Forwards a port of this machine's loopback address to the tasks' own network, for TensorBoard."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _End:
         stream.setblocking(False)
 
     def watch(self) -> None:
-        """Waits for what this end can do: it is read only when the other end has nothing to write."""
+        """Registers this end for its next events: it is read only when the other end has nothing to write."""
         events = selectors.EVENT_WRITE if self._pending else 0
         events |= 0 if self.peer._pending or self._ended else selectors.EVENT_READ
         selector = self._relay._selector

@@ -21,7 +21,7 @@ BEGIN_S = 20.0
 class Tunnel:
     """The tunnel of one attempt. `pids` contains its process, which has to run while the tasks save.
 
-    `note` gets what the tunnel says about nodes that it cannot reach.
+    `note` receives the tunnel's messages about nodes that it cannot reach.
     """
 
     def __init__(self, selector: selectors.BaseSelector, note: Callable[[str], None]) -> None:
@@ -35,7 +35,7 @@ class Tunnel:
         """Starts the tunnel, unless it is running already.
 
         Args:
-            order: has the addresses of all tasks, and the nodes that they stand for outside.
+            order: has the addresses of all tasks, and the nodes' real hosts.
             ports: those of this node's own tasks, by task.
             key: how the nodes of this attempt recognize each other.
             outer: the network in which the nodes reach each other.
@@ -72,7 +72,7 @@ class Tunnel:
         return not self._deadline
 
     def take_problem(self) -> Optional[Problem]:
-        """Why there is no tunnel, once."""
+        """Returns and clears the reason that there is no tunnel."""
         problem, self._problem = self._problem, ""
         return Problem("no-tunnel", f"no tunnel to the other nodes: {problem}") if problem else None
 

@@ -1,10 +1,10 @@
 """Carries the tasks' connections to and from the other nodes, encrypted; a separate process in the tasks' network.
 
 Each node of the cluster has a loopback address in that network. A connection to a task of another node at that address
-is passed on by TLS to the same port of the node outside. A connection from outside is passed on to the task that has
-the port. Both sides show the attempt's certificate, which nobody else has. It is the same for all nodes, and the port
-is not part of what TLS protects: so the first line in it names the task, and nobody on the way can lead a connection to
-another one.
+is forwarded over TLS to the same port of the node outside. A connection from outside is forwarded to the task that has
+the port. Both sides present the attempt's certificate, which no other program has. All nodes have the same certificate,
+and TLS does not protect the port. So the first line inside TLS names the task: a man in the middle cannot redirect a
+connection to another task.
 """
 
 from __future__ import annotations
@@ -243,13 +243,13 @@ def make_context(purpose: int, certificate: str, key: str) -> ssl.SSLContext:
 
 
 async def _join(one: Streams, other: Streams) -> None:
-    """Passes on what either side sends, until one of them ends."""
+    """Copies data in both directions, until one side ends."""
     ways = [asyncio.ensure_future(_pass_on(a[0], b[1])) for a, b in ((one, other), (other, one))]
     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     for way in ways:
         way.cancel()
     for _, writer in (one, other):
-        writer.close()  # sends what is still to be sent
+        writer.close()  # after it has sent the remaining data
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -65,7 +65,7 @@ class AttemptRunner:
         self._owned.callback(self._tunnel.end)
         self._tunnel_key: Optional[orders.TunnelKey] = None
         self._relay = Relay(selector)
-        """Brings TensorBoard's port out of the tasks' own network."""
+        """Forwards TensorBoard's port to the tasks' own network."""
         self._owned.callback(self._relay.close)
         self._tree = self._make_tree()
         self._ports = HeldPorts()
@@ -193,7 +193,7 @@ class AttemptRunner:
             task.input.take(part, body)
 
     def ask_input(self) -> None:
-        """Asks again for what tasks read next, over a new connection: the last answer may not have arrived."""
+        """Requests the tasks' next input again over a new connection: the last answer may not have arrived."""
         for task in self._tasks.by_name.values():
             if task.input is not None:
                 task.input.ask()
@@ -205,7 +205,7 @@ class AttemptRunner:
         self._stacks.begin(self._tasks.by_name, self._tree.living())
 
     def profile(self, order: Profile) -> None:
-        """Has tasks of this cluster profiled, from the network in which they reach each other."""
+        """Profiles tasks of this cluster, from the network in which they reach each other."""
         self._profile.begin(order)
 
     def obey(self, order: orders.Stop) -> None:

@@ -84,8 +84,8 @@ class ForkserverClient:
         """Starts the forkserver, if none is running and the program needs one.
 
         Args:
-            order: what it imports.
-            cwd: where the program will run.
+            order: the order to preload.
+            cwd: the folder in which the program will run.
             directory: the folder of the forkserver's log.
         """
         if not may_import(order.program, cwd, TENSORFLOW_PACKAGES):
@@ -130,7 +130,7 @@ class ForkserverClient:
         self._ask_for([TENSORFLOW])
 
     def _renew(self, kept: WarmForkserver, order: Preload, log: str) -> bool:
-        """Uses the forkserver of an earlier run, unless it is known here that it cannot serve this one."""
+        """Uses an earlier run's forkserver; returns False if its environment or modules differ from this run's."""
         self.news = kept.explain_difference(self._env, list(order.modules))
         if self.news:
             return False
@@ -230,7 +230,7 @@ class ForkserverClient:
         raise ForkserverError(json.loads(answer)["problem"])
 
     def take_news(self) -> Iterator[tuple[str, bool]]:
-        """Why TensorFlow is imported again, once, if that matters to the program; and whether it is only a detail."""
+        """Yields, once, why TensorFlow is imported again if the program needs it, and whether this is only a detail."""
         if self.news and self.wanted:
             news, self.news = self.news, ""
             yield news, news == self._news_of_agent

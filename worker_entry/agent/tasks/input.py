@@ -1,7 +1,7 @@
-"""Writes what the controller has read from its stdin to the stdin of a task, which is a pipe.
+"""Passes the controller's stdin to the stdin of a task, which is a pipe.
 
-The controller keeps it: the agent asks for the next part when the task has read the last one, and a task that starts
-again reads everything again. A task that reads nothing costs one part.
+The controller keeps all input: the agent requests the next part when the task has read the last one, and a restarted
+task reads everything again. A task that reads nothing costs one part.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TaskInput:
             self._send(AskInput(self._task, self._offset))
 
     def take(self, part: Input, body: bytes) -> None:
-        """Takes a part that has arrived; ignores one that was not asked for, or arrives twice."""
+        """Accepts a part that has arrived; ignores a part that was not requested, or arrives twice."""
         if self._writer < 0 or part.offset != self._offset or self._left or self._is_last:
             return
         self._offset += len(body)
@@ -59,7 +59,7 @@ class TaskInput:
             self.close()
 
     def close(self) -> None:
-        """Ends the task's input."""
+        """Closes the task's stdin."""
         if self._writer >= 0:
             with contextlib.suppress(KeyError):  # nothing was being written
                 self._selector.unregister(self._writer)

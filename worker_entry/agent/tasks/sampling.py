@@ -18,7 +18,7 @@ SEARCH_S = 20.0
 SHARE = 0.002
 """Share of a core that samples may cost; if they cost more, they are taken less often."""
 LONGEST_S = 10.0
-"""The longest interval to which their cost can stretch the time between samples."""
+"""The longest interval that the cost of samples can cause."""
 
 
 class Sampler:

@@ -157,9 +157,9 @@ class ActivityWatch:
 
     def __init__(self) -> None:
         self._samples: dict[str, _Sample] = {}
-        """Of the tasks' own processes."""
+        """The last samples of the tasks' own processes."""
         self._trees: dict[str, _Sample] = {}
-        """Of all processes of the tasks, during a closer look; the two cannot be compared."""
+        """Samples of all processes of the tasks, taken by `begin`; not comparable with `_samples`."""
         self._active: dict[str, float] = {}
         self._due = 0.0
 
@@ -171,7 +171,7 @@ class ActivityWatch:
             self._samples = self._compare(self._samples, samples)
 
     def begin(self, tasks: Mapping[str, StartedTask]) -> None:
-        """Begins a closer look at all processes of the tasks; `report` ends it."""
+        """Begins to observe all processes of the tasks; `report` ends this."""
         self._trees = _sample_trees(tasks)
 
     def report(self, tasks: Mapping[str, StartedTask]) -> dict[str, Activity]:
@@ -219,7 +219,7 @@ def _sample(task: StartedTask, pids: Iterable[int], now: float) -> _Sample:
 
 
 def _waits(pid: int) -> bool:
-    """Whether the process's main thread sleeps until a lock, another process or a child lets it go on."""
+    """Whether the process's main thread waits for a lock, another process or a child."""
     try:
         with open(f"/proc/{pid}/wchan", encoding="ascii") as stream:
             return stream.read().startswith(_WAITS)

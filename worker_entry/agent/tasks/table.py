@@ -42,7 +42,7 @@ class RunningTasks:
         return [task.pid for task in self.by_name.values() if task.running]
 
     def find_unaware(self, tree: Tree) -> set[int]:
-        """The processes that do nothing about SIGTERM; TensorFlow's own handler, which does nothing, does not count."""
+        """The processes that neither catch nor block SIGTERM; TensorFlow's own, ineffective handler does not count."""
         watched = {task.pid: task.has_handler for task in self.by_name.values() if task.is_watched and task.running}
 
         def is_aware(pid: int) -> bool:

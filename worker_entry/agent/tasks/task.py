@@ -66,12 +66,12 @@ class StartedTask:
         self.ended: Optional[Exited] = None
         """How it ended, as reported to the controller."""
         self.takes_interrupt = False
-        """Whether that is reported to the controller."""
+        """Whether InterruptTaken was sent to the controller."""
         self.not_forked = not_forked
         """Why it was not forked from the forkserver, if it could have been."""
         self.log = log
         self.input = own_input
-        """What it reads from stdin; None: nothing."""
+        """The pipe to its stdin; None if its stdin is empty."""
         self._files = files
         self.is_watched = start.program.kind != "command"
         self._status = StatusFiles(files, start.task)
@@ -149,23 +149,23 @@ class StartedTask:
 
     @property
     def has_handler(self) -> bool:
-        """Whether the task's program, if it `is_watched`, may do something about SIGTERM."""
+        """Whether the task's program, if it `is_watched`, may handle SIGTERM."""
         return os.path.exists(self._files.handler(self.name))
 
     def new_interrupt(self) -> Iterator[InterruptTaken]:
-        """Says once that the program does something about SIGINT, as far as that can be known."""
+        """Reports once that the program reacts to SIGINT; a command is assumed to."""
         if not self.takes_interrupt and (not self.is_watched or os.path.exists(self._files.interrupted(self.name))):
             self.takes_interrupt = True
             yield InterruptTaken(self.name)
 
     def new_status(self) -> Iterator[Status]:
-        """How far the program has come; nothing if that has not changed."""
+        """The program's status, if it has changed."""
         status = self._status.read_changed()
         if status is not None:
             yield Status(self.name, status)
 
     def status_again(self) -> Iterator[Status]:
-        """How far the program has come, whether or not that has changed."""
+        """The program's status, whether or not it has changed."""
         self._status.forget_last()
         yield from self.new_status()
 

@@ -46,7 +46,7 @@ class WarmForkserver:
 def find_difference(
     one: Mapping[str, str], other: Mapping[str, str], reads: Optional[Collection[str]] = None
 ) -> Optional[str]:
-    """The first variable that differs and that an import may read, or has read if that is known; None: none does."""
+    """The first differing variable that an import may read (without `reads`: any); None if there is none."""
     for name in sorted(one.keys() | other.keys()):
         if one.get(name) == other.get(name) or name in LATE or name.startswith(environment.OWN_PREFIX):
             continue

@@ -1,4 +1,4 @@
-"""What is watched while tasks run: their ports, their checkpoints, and the entries of their compile cache."""
+"""Watches the ports, checkpoints and compile cache entries of running tasks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STATUS_S = 0.5
 """How often status files are read once the cluster is up."""
 LOOK_S = 2.0
 QUIET_S = 0.5
-"""An entry that was last changed so long ago is complete. Without this, nobody would learn of the checkpoints of a
-program that saves more often than we look."""
+"""An entry that has not changed for this time is complete. Without this rule, no checkpoint of a program that saves
+more often than we look would be reported."""
 _Entry = tuple[int, str]
 """When an entry of the directory was changed, in nanoseconds, and its name."""
 
@@ -56,9 +56,9 @@ class TaskWatch:
 
 
 class CheckpointWatch:
-    """Reports the newest entry of the directory once it is complete: it is quiet, or two looks find it unchanged.
+    """Reports the newest entry of the directory once it is complete: older than QUIET_S, or unchanged in two checks.
 
-    The second sign is for a file server whose clock is ahead of ours.
+    The second criterion is for a file server whose clock is ahead of ours.
     """
 
     def __init__(self) -> None:
@@ -115,9 +115,9 @@ def find_checkpoints(order: orders.Start, cwd: str) -> str:
 class CacheWatch:
     """Counts the compile cache entries that tasks load and add, for one attempt at a time.
 
-    The libraries do not report it, but the kernel does: an entry that is read was loaded, and an entry that is new was
-    compiled. It counts once, however many tasks load it: the kernel may report several reads as one. What another run
-    does in the same folder on this machine counts as well.
+    Libraries do not report this, but the kernel does: an entry that is read was loaded, and an entry that is new was
+    compiled. An entry counts once, however many tasks load it: the kernel may report several reads as one. Entries that
+    another run uses in the same folder on this machine count as well.
     """
 
     def __init__(self) -> None:

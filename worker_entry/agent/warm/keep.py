@@ -1,4 +1,4 @@
-"""Whether an agent stays after its run, with its forkserver, for the next one."""
+"""Decides whether an agent stays after its run, with its forkserver, for the next run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORTEST_S = 1.0
 
 
 class KeepWarm:
-    """One agent's answer to the question of whether it stays.
+    """Whether one agent stays for the next run.
 
     Args:
         until: how long an earlier run has asked it to stay, in seconds since 1970.
@@ -30,9 +30,9 @@ class KeepWarm:
     def __init__(self, *, until: float, allowed: bool) -> None:
         self.until = until
         self.kept: Optional[WarmForkserver] = None
-        """What the next run may use; the caller owns it."""
+        """The forkserver for the next run; the caller owns it."""
         self.waiting: Optional[WaitingSocket] = None
-        """Where to wait for it; the caller owns it as well."""
+        """The socket on which to wait for the next run; the caller owns it as well."""
         self.is_wanted = False
         """Whether the controller wants an answer, and keeps reading for it."""
         self.is_asked = False
@@ -50,7 +50,7 @@ class KeepWarm:
         self.is_wanted = self.is_asked = self.is_expected
 
     def answer(self, forkserver: ForkserverClient, *, isolated: bool) -> Optional[KeptWarm]:
-        """Detaches the forkserver, if it can be kept; returns what the controller should know, if anything."""
+        """Detaches the forkserver, if it can be kept; returns the answer for the controller, if there is one."""
         self.is_asked = False
         if is_managed():
             return KeptWarm(0.0, [], 0, "a Slurm step ends with its run")

@@ -23,10 +23,10 @@ NO_ANSWER = "the agent of the last run does not answer"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a waiting agent has answered.
+    """A waiting agent's answer.
 
-    `call` is the socket to it if it has taken the connection, and `reattach_folder` its folder; if not, `problem` says
-    why.
+    If the agent has taken the connection, `call` is the socket to it, and `reattach_folder` its folder; otherwise,
+    `problem` is the reason.
     """
 
     call: Optional[socket.socket] = None
@@ -84,7 +84,7 @@ def receive_answer(call: socket.socket) -> Answer:
 
 
 def end_waiting() -> tuple[int, list[int]]:
-    """Ends this user's waiting agents here; returns how many processes those were, and the pids of what is left."""
+    """Ends this user's waiting agents here; returns the number of ended processes, and the pids of those left."""
     found = [*find_waiting()]
     guardians = [process for _, facts in found if (process := kernel.look_up(facts.guardian)) is not None]
     processes = [*guardians, *(each for process in guardians for each in kernel.descendants(process.pid))]

@@ -70,7 +70,7 @@ class WaitingSocket:
         return None
 
     def is_intact(self) -> bool:
-        """Whether the next run finds this agent: nothing has removed a file of the place."""
+        """Whether the next run finds this agent: no file of its folder was removed."""
         names = (os.path.join(self.path, SOCKET), _facts_file(self.path))
         return self._has_lock() and all(map(os.path.exists, names))
 
@@ -90,7 +90,7 @@ class WaitingSocket:
         return True
 
     def _has_lock(self) -> bool:
-        """Whether the lock that this agent holds is the place's; after its folder was removed, another one may be."""
+        """Whether this agent's lock is the folder's current one; after a removal, another lock may have replaced it."""
         try:
             return os.path.samestat(os.stat(lock_file(self.path)), os.fstat(self._lock))
         except OSError:
@@ -137,7 +137,7 @@ def is_anyone_waiting() -> bool:
 
 
 def receive_line(call: socket.socket, words: bytes = b"") -> bytes:
-    """The line that begins with `words`.
+    """Receives the rest of the line that begins with `words`; returns the line.
 
     Raises:
         OSError: the other side is gone or late, or sends too much.

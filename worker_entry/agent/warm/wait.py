@@ -36,7 +36,7 @@ class Waiting:
     Args:
         kept: the forkserver; the caller ends it if no run comes.
         until: when the wait ends, in seconds since 1970.
-        waiting: where it waits.
+        waiting: the socket on which it waits.
         folder: the agent's reattach folder.
         fingerprint: of the process in which the agent was started.
     """
@@ -87,7 +87,7 @@ class Waiting:
             while not self._ended and time.time() < self._until and time.monotonic() < latest:
                 loop_counter.advance(0.0)
                 ready = {key.data for key, _ in selector.select(TICK_S)}
-                if self._kept.control in ready:  # it never speaks unasked: it has ended
+                if self._kept.control in ready:  # it never sends unasked, so it has ended
                     return None
                 if self._waiting in ready:
                     return self._receive(self._waiting.accept())
