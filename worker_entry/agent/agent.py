@@ -24,15 +24,11 @@ from worker_entry.agent.connection.reattach_folder import ReattachFolder
 from worker_entry.agent.warm.keep import KeepWarm
 from worker_entry.program.versions import installed_version
 from worker_entry.protocol import orders
-from worker_entry.protocol.collection import FindFiles, ReadFile
 from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.frozen import replace
-from worker_entry.protocol.gpus import ClaimGpus, ReleaseGpus
 from worker_entry.protocol.messages import Broken, Message, Noted, Ready
 from worker_entry.protocol.orders import VERSION
-from worker_entry.protocol.profiles import Profile
-from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import Problem
 from worker_entry.system import clock, hardware
 from worker_entry.system.engine import is_managed
@@ -225,29 +221,9 @@ class Agent:
         elif isinstance(message, orders.Piece):
             if self._copies:
                 self._copies[0].take(message, body)
-        elif isinstance(message, FindFiles):
-            self._runner.get().files.find(message, self._hello)
-        elif isinstance(message, ReadFile):
-            self._runner.get().files.ask(message, self._hello.cwd)
-        elif isinstance(message, ClaimGpus):
-            self._runner.get().gpu_claims.claim(message, self._hello.run_id)
-        elif isinstance(message, ReleaseGpus):
-            self._runner.get().gpu_claims.release()
-        elif isinstance(message, orders.Input):
-            self._runner.get().take_input(message, body)
-        elif isinstance(message, orders.Prepare):
-            self._runner.get().prepare(message, self._hello)
-        elif isinstance(message, (orders.Inspect, orders.Dial, MeasureNode, MeasureLink)):
-            self._runner.get().checks.take(message, self._hello)
         elif isinstance(message, orders.Preload):
             order = replace(message, keep=message.keep or self._keep_warm.is_expected)
             self._runner.get().forkserver.begin(order, self._hello.cwd, self._hello.directory)
-        elif isinstance(message, orders.Start):
-            self._runner.get().accept(message, self._hello.cwd)
-        elif isinstance(message, orders.ShowStacks):
-            self._runner.get().show_stacks()
-        elif isinstance(message, Profile):
-            self._runner.get().profile(message)
         elif isinstance(message, orders.Scalars):
             from worker_entry.agent.tensorboard import EventFiles
 
@@ -255,8 +231,6 @@ class Agent:
             problem = self._event_files.write(message)
             if problem is not None:
                 self._send(Noted(f"TensorBoard does not show step times and goodput: {problem}"))
-        elif isinstance(message, orders.Stop):
-            self._runner.get().obey(message)
         elif isinstance(message, orders.Goodbye):
             self._closing = True
             if not self._failed:
@@ -264,7 +238,7 @@ class Agent:
             if self._runner.has_tasks:
                 self._runner.stop(GRACE_S)
         else:
-            raise ProtocolError(f"{type(message).__name__}, which only agents send")
+            self._runner.get().handle(message, body, self._hello)
 
     def _greet(self, hello: orders.Hello) -> None:
         if hello.version != orders.VERSION:

@@ -7,7 +7,7 @@ import math
 import selectors
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Optional
+from typing import Any, Optional
 
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection.connection import OUTPUT_LIMIT, Connection
@@ -28,11 +28,14 @@ from worker_entry.agent.tasks.task import StartedTask, TaskStartError
 from worker_entry.agent.tasks.watches import CacheWatch, CheckpointWatch, TaskWatch, find_checkpoints
 from worker_entry.program.finding import find_problems
 from worker_entry.protocol import orders
+from worker_entry.protocol.collection import FindFiles, ReadFile
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.framing import ProtocolError
+from worker_entry.protocol.gpus import ClaimGpus, ReleaseGpus
 from worker_entry.protocol.messages import Empty, Log, Message, Noted, Prepared, Refused, Signalled, Status
 from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.resend_buffer import ResendBuffer
+from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import Problem
 from worker_entry.system import clock, processes
@@ -49,6 +52,7 @@ class AttemptRunner:
         self._owned = contextlib.ExitStack()
         self._selector = selector
         self._send = send
+        self._handlers = self._make_handlers()
         self.checks = NodeChecks(selector, send)
         self.forkserver = forkserver
         self.files = FileSource(selector, send)
@@ -123,6 +127,35 @@ class AttemptRunner:
         self._tree = self._make_tree()
 
     # --- orders ---
+
+    def handle(self, order: Message, body: bytes, hello: orders.Hello) -> None:
+        """Obeys an order about tasks; `hello`: the controller's.
+
+        Raises:
+            ProtocolError: the message is no order, or cannot be obeyed now.
+        """
+        handler = self._handlers.get(type(order))
+        if handler is None:
+            raise ProtocolError(f"{type(order).__name__}, which only agents send")
+        handler(order, body, hello)
+
+    def _make_handlers(self) -> dict[type[Any], Callable[[Any, bytes, orders.Hello], None]]:
+        def check(order: Any, _: bytes, hello: orders.Hello) -> None:
+            self.checks.take(order, hello)
+
+        return {
+            orders.Prepare: lambda order, _, hello: self.prepare(order, hello),
+            **dict.fromkeys((orders.Inspect, orders.Dial, MeasureNode, MeasureLink), check),
+            orders.Start: lambda order, _, hello: self.accept(order, hello.cwd),
+            orders.Input: lambda order, body, _: self.take_input(order, body),
+            orders.Stop: lambda order, _, __: self.obey(order),
+            orders.ShowStacks: lambda _, __, ___: self.show_stacks(),
+            Profile: lambda order, _, __: self.profile(order),
+            FindFiles: lambda order, _, hello: self.files.find(order, hello),
+            ReadFile: lambda order, _, hello: self.files.ask(order, hello.cwd),
+            ClaimGpus: lambda order, _, hello: self.gpu_claims.claim(order, hello.run_id),
+            ReleaseGpus: lambda _, __, ___: self.gpu_claims.release(),
+        }
 
     def prepare(self, order: orders.Prepare, hello: orders.Hello) -> None:
         """Checks the tasks' programs and holds their ports; answers with Prepared or Refused.
