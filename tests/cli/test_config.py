@@ -22,10 +22,10 @@ def planned(folder: Path, *words: str, **env: str) -> str:
     return ran.stdout
 
 
-class TestOrder:
-    """The command line, a variable, the spec, the file."""
+class TestPrecedence:
+    """The command line overrides a variable, which overrides the spec, which overrides the file."""
 
-    def test_the_spec_comes_before_the_file_and_after_a_variable(self, folder: Path) -> None:
+    def test_a_variable_overrides_the_spec_and_the_spec_overrides_the_config_file(self, folder: Path) -> None:
         write(folder, "up: {set: [python=/file, working_directory=/work], env: [A=file, B=file]}\n")
         (folder / "spec.yaml").write_text(f"{SPEC}python: /spec\n")
         plan = planned(folder, "spec.yaml")
@@ -36,11 +36,11 @@ class TestOrder:
         assert " /variable " in plan
         assert (" A=variable " in plan, " B='b c' " in plan) == (True, True)
 
-    def test_the_command_line_comes_before_a_variable_of_another_option(self, folder: Path) -> None:
+    def test_set_on_the_command_line_overrides_a_variable_of_another_option(self, folder: Path) -> None:
         plan = planned(folder, "spec.yaml", "--set", "python=/line", DISTLAUNCH_UP_PYTHON="/variable")
         assert " /line " in plan
 
-    def test_a_spec_on_the_command_line_comes_before_hosts_of_a_variable(self, folder: Path) -> None:
+    def test_a_spec_on_the_command_line_overrides_configured_hosts(self, folder: Path) -> None:
         env = {"DISTLAUNCH_UP_HOSTS": "gpu-a,gpu-b"}
         assert "worker:1 on gpu-b\n" in planned(folder, "train.py", **env)
         assert "worker:1 on gpu-d\n" in planned(folder, "spec.yaml", "--set", "name=x", **env)
@@ -49,8 +49,10 @@ class TestOrder:
         assert "worker:0 on gpu-d\n" in planned(folder, "-v", "spec.yaml")
 
 
-class TestFolder:
-    def test_is_that_of_relative_paths(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestDirectoryOption:
+    def test_option_c_sets_the_folder_of_relative_paths_and_pwd(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PWD", str(folder))
         (folder / "inner").mkdir()
         (folder / "spec.yaml").rename(folder / "inner" / "spec.yaml")

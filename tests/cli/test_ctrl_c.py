@@ -1,4 +1,4 @@
-"""Ctrl-C has the effect on a program that it has in a terminal: the README compares; and it ends distlaunch itself."""
+"""Ctrl-C affects a program as it does in a terminal (the README compares both), and it ends distlaunch itself."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def read_rows() -> dict[str, str]:
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_a_program_does_what_it_does_under_plain_python(tmp_path: Path, way: str) -> None:
+def test_ctrl_c_affects_a_program_as_under_plain_python_and_as_documented(tmp_path: Path, way: str) -> None:
     plain, how_plainly = run_plainly(tmp_path, way)
     ours, how = run_as_task(tmp_path, str(PROGRAM), way)
     if how_plainly == STAYS:
@@ -105,11 +105,11 @@ def test_a_program_does_what_it_does_under_plain_python(tmp_path: Path, way: str
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["finally", "a handler of SIGINT", "asyncio.run"])
-def test_a_python_that_a_command_starts_does_so_too(tmp_path: Path, way: str) -> None:
+def test_ctrl_c_affects_a_python_command_as_under_plain_python(tmp_path: Path, way: str) -> None:
     assert run_as_task(tmp_path, "--", sys.executable, str(PROGRAM), way) == run_plainly(tmp_path, way)
 
 
-def test_the_readme_has_each_program_once() -> None:
+def test_readme_table_of_ctrl_c_lists_each_program_once() -> None:
     assert [*read_rows()] == WAYS
 
 
@@ -128,7 +128,7 @@ bash -c "trap 'echo child; exit' INT; echo ready; while :; do sleep 0.1; done"
 
 @linux
 @pytest.mark.slow
-def test_a_command_is_interrupted_with_its_process_group(tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_the_process_group_of_a_command(tmp_path: Path) -> None:
     with running(tmp_path, "-n", "1", "--", "bash", "-c", GROUP) as run:
         log = wait_until_ready(run)
         run.process.send_signal(signal.SIGINT)
@@ -139,7 +139,9 @@ def test_a_command_is_interrupted_with_its_process_group(tmp_path: Path) -> None
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "noticed"), [("down", True), ("SIGTERM", False), ("SIGHUP", False)])
-def test_down_interrupts_too_and_signals_to_distlaunch_do_not(tmp_path: Path, way: str, noticed: bool) -> None:
+def test_down_interrupts_tasks_but_sigterm_and_sighup_to_distlaunch_do_not(
+    tmp_path: Path, way: str, noticed: bool
+) -> None:
     with running(tmp_path, "-n", "1", str(PROGRAM), "finally") as run:
         log = wait_until_ready(run)
         if way == "down":
@@ -163,7 +165,7 @@ print("the kernel stays", sys.stdin.read())
 
 @linux
 @pytest.mark.slow
-def test_an_interrupt_of_a_notebook_stops_the_run_and_the_kernel_stays(tmp_path: Path) -> None:
+def test_a_notebook_interrupt_stops_the_run_but_not_the_kernel(tmp_path: Path) -> None:
     """A kernel gets SIGINT alone, and the exception of a cell does not end it."""
     mark = make_mark()
     process = subprocess.Popen(
@@ -208,8 +210,10 @@ command.main()
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("ls", "-a"), ("local", "-n", "1", "--", "true")], ids=["ls", "local"])
 @pytest.mark.parametrize("first", range(1, 9))
-def test_distlaunch_ends_in_silence_while_it_starts(tmp_path: Path, words: tuple[str, ...], first: int) -> None:
-    """SIGINT comes at an import, of which there are hundreds."""
+def test_ctrl_c_during_startup_ends_distlaunch_without_output(
+    tmp_path: Path, words: tuple[str, ...], first: int
+) -> None:
+    """SIGINT arrives during one of the hundreds of imports."""
     for count in range(first, 4000, 40):
         done = subprocess.run(
             [sys.executable, "-c", EARLY, str(count), *words],

@@ -82,8 +82,8 @@ def connections(path: Path) -> int:
     return sum(line.endswith(f" {bound}") for line in table) - 1  # the listening socket itself
 
 
-class TestUp:
-    def test_returns_when_the_cluster_is_up_and_names_the_next_commands(self, folder: Path) -> None:
+class TestDetach:
+    def test_detach_returns_when_the_cluster_is_up_and_prints_the_next_commands(self, folder: Path) -> None:
         mark = make_mark()
         done = detach(folder, *UP, env={**os.environ, **mark})
         assert done.returncode == 0
@@ -97,7 +97,7 @@ class TestUp:
         assert run_json(folder)["outcome"] == "interrupted"
         await_none_left(mark)
 
-    def test_ends_as_the_foreground_would_if_the_run_ends_first(self, folder: Path) -> None:
+    def test_detach_reports_a_run_that_fails_during_startup_like_the_foreground(self, folder: Path) -> None:
         done = detach(
             folder, "-n", "2", "--", "sh", "-c", "test $DISTLAUNCH_TASK = worker:1 || exec sleep 60; echo no; exit 7"
         )
@@ -106,30 +106,30 @@ class TestUp:
         assert "Error: worker:1 on local exited with status 7" in done.stderr
         assert "distlaunch down" not in done.stderr
 
-    def test_shows_an_error_before_the_start_as_the_foreground_does(self, folder: Path) -> None:
+    def test_detach_reports_a_missing_script_as_a_usage_error(self, folder: Path) -> None:
         done = detach(folder, "nowhere.py")
         assert done.returncode == 2
         assert "nowhere.py" in done.stderr
 
-    def test_returns_for_programs_that_form_no_cluster_and_says_so(self, folder: Path) -> None:
+    def test_detach_returns_with_a_note_if_the_tasks_form_no_cluster(self, folder: Path) -> None:
         done = detach(folder, *NEVER_UP)
         assert done.returncode == 0
         assert "The tasks run, but have not imported TensorFlow; the run continues in the background\n" in done.stderr
         assert ask_status(RunDir(folder))["state"] == "forming"
 
-    def test_waits_for_the_cluster_if_asked_to_and_says_why_it_is_not_up(self, folder: Path) -> None:
+    def test_detach_with_wait_reports_why_the_cluster_did_not_form(self, folder: Path) -> None:
         done = detach(folder, "--wait", "--set", "timeouts.start_s=3", *NEVER_UP)
         assert done.returncode == 3
         assert "the run continues in the background" not in done.stderr
         assert "[start-timeout]" in done.stderr
 
-    def test_is_stopped_by_ctrl_c_before_the_cluster_is_up(self, folder: Path) -> None:
+    def test_ctrl_c_during_wait_stops_the_background_run(self, folder: Path) -> None:
         with begin(folder, *NEVER_UP) as process:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
         assert run_json(folder)["outcome"] == "interrupted"
 
-    def test_may_be_killed_at_any_time(self, folder: Path) -> None:
+    def test_a_background_run_survives_sigkill_of_the_waiting_command(self, folder: Path) -> None:
         with begin(folder, *NEVER_UP) as process:
             process.kill()
         assert ask_status(RunDir(folder))["state"] == "forming"
@@ -137,7 +137,7 @@ class TestUp:
         assert run_json(folder)["exit_status"] == 143
 
     @pytest.mark.slow
-    def test_outlives_its_terminal_from_the_start(self, folder: Path) -> None:
+    def test_a_background_run_survives_the_end_of_its_terminal_during_startup(self, folder: Path) -> None:
         """The terminal is closed while the cluster forms, when the controller still writes to it."""
         terminal, end = pty.openpty()
         command = distlaunch_command("local", "--wait", "--run-dir", str(folder), *NEVER_UP)
@@ -174,7 +174,7 @@ class TestController:
         client.connect(read_record(up).socket)
         return client
 
-    def test_has_a_private_socket_with_a_short_path(self, up: RunDir) -> None:
+    def test_the_control_socket_is_private_and_has_a_short_path(self, up: RunDir) -> None:
         path = Path(read_record(up).socket)
         assert len(os.fsencode(path)) <= PATH_LIMIT < len(os.fsencode(up.root))
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -183,13 +183,15 @@ class TestController:
         "garbage",
         [b"\0" * 70_000, b"{}\n", b'{"type": "AskStop"}\n', b'{"type": "Stop", "grace_s": 0}\n', b"GET / HTTP\n"],
     )
-    def test_hangs_up_on_garbage_and_keeps_serving(self, up: RunDir, garbage: bytes) -> None:
+    def test_the_controller_disconnects_clients_that_send_garbage_and_keeps_serving(
+        self, up: RunDir, garbage: bytes
+    ) -> None:
         with self.connect(up) as client, contextlib.suppress(OSError):
             client.sendall(garbage)
             assert client.recv(1) == b""
         assert ask_status(up)["state"] == "running"
 
-    def test_is_not_blocked_by_clients_that_send_nothing(self, up: RunDir) -> None:
+    def test_silent_clients_do_not_block_the_controller(self, up: RunDir) -> None:
         with contextlib.ExitStack() as clients:
             for _ in range(CLIENTS - 1):
                 clients.enter_context(self.connect(up))
@@ -204,7 +206,7 @@ class TestController:
             return bool(ask_status(up)["state"] == "running")
         return False
 
-    def test_refuses_another_user(self, up: RunDir) -> None:
+    def test_the_controller_rejects_connections_of_other_users(self, up: RunDir) -> None:
         if os.geteuid() != 0:
             pytest.skip("only root can become another user")
         path = read_record(up).socket
@@ -228,7 +230,7 @@ class TestController:
             Path(path).chmod(0o600)
         assert done.stdout == "b''\n", done.stderr
 
-    def test_is_not_mistaken_for_another_process_at_its_socket(self, up: RunDir, tmp_path: Path) -> None:
+    def test_a_client_rejects_a_control_socket_of_another_process(self, up: RunDir, tmp_path: Path) -> None:
         impostor = tmp_path / "socket"
         script = (
             "import socket, sys\nserver = socket.socket(socket.AF_UNIX); server.bind(sys.argv[1]); server.listen()\n"
@@ -244,7 +246,7 @@ class TestController:
                 process.kill()
 
     @pytest.mark.slow
-    def test_shows_the_stacks(self, up: RunDir) -> None:
+    def test_stacks_reports_a_task_without_a_python_stack(self, up: RunDir) -> None:
         done = subprocess.run(
             distlaunch_command("stacks", str(up.root)), capture_output=True, text=True, check=False, timeout=60
         )
@@ -259,7 +261,7 @@ class TestController:
         assert json.loads(done.stdout) == {"stacks": "worker:0 has no Python stack to show\n"}
 
 
-def test_two_clients_that_stop_a_run_at_once_both_see_its_end(folder: Path) -> None:
+def test_two_clients_that_stop_a_run_concurrently_both_see_it_end(folder: Path) -> None:
     assert detach(folder, *UP).returncode == 0
     process = controller(folder)
     with ThreadPoolExecutor() as pool:
@@ -270,7 +272,7 @@ def test_two_clients_that_stop_a_run_at_once_both_see_its_end(folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_all_running_runs_are_stopped_at_once(tmp_path: Path) -> None:
+def test_down_all_stops_every_running_run(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     runs = tmp_path / "distlaunch" / "runs"
     for _ in range(2):
@@ -318,7 +320,7 @@ def test_a_killed_controller_is_detected_and_the_next_run_removes_its_socket(fol
 
 
 @pytest.mark.slow
-def test_a_full_disk_fails_the_run_and_run_json_says_so(tmp_path: Path) -> None:
+def test_a_full_disk_fails_the_run_and_is_recorded_in_run_json(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], check=False).returncode != 0:

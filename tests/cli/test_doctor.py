@@ -1,4 +1,4 @@
-"""`distlaunch doctor`: the facts that it finds, and what it says about them."""
+"""`distlaunch doctor`: the facts that it finds, and what it reports about them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def bad(report: DoctorReport) -> list[tuple[str, str, str, str]]:
     return [(line.place, line.level, line.subject, line.hint) for line in report.lines if line.level != "ok"]
 
 
-def test_of_a_good_machine_all_lines_are_good() -> None:
+def test_doctor_reports_no_problems_on_a_healthy_machine() -> None:
     report = examined(node_of())
     assert (report.ok, bad(report), {line.hint for line in report.lines}) == (True, [], {""})
     assert render(report)[-1] == "No problems found."
@@ -83,7 +83,9 @@ def test_of_a_good_machine_all_lines_are_good() -> None:
         ({"keys": [], "key_problem": "cannot read ~/.ssh/config"}, "warning", "ssh keys", "correct ~/.ssh/config"),
     ],
 )
-def test_what_is_wrong_here_has_a_hint(changes: dict[str, Any], level: str, subject: str, hint: str) -> None:
+def test_doctor_gives_a_hint_for_each_problem_of_this_machine(
+    changes: dict[str, Any], level: str, subject: str, hint: str
+) -> None:
     report = examined(node_of(), own=own_of(**changes))
     assert bad(report) == [(HERE, level, subject, hint)]
     assert report.ok == (level != "error")
@@ -103,7 +105,7 @@ def test_what_is_wrong_here_has_a_hint(changes: dict[str, Any], level: str, subj
         ({"missing": ["port-filter"]}, {}, "warning", "port-filter", "missing: other machines can connect"),
     ],
 )
-def test_what_is_wrong_with_a_node_has_a_hint(
+def test_doctor_gives_a_hint_for_each_problem_of_a_node(
     facts: dict[str, Any], node: dict[str, Any], level: str, subject: str, said: str
 ) -> None:
     report = examined(node_of("gpu-a", facts_of(**facts), **node))
@@ -122,12 +124,12 @@ def test_what_is_wrong_with_a_node_has_a_hint(
         ({"outgoing_ports": None, "memory": None}, {}),
     ],
 )
-def test_what_is_not_wrong_is_not_reported(facts: dict[str, Any], node: dict[str, Any]) -> None:
+def test_doctor_does_not_report_harmless_facts_of_a_node(facts: dict[str, Any], node: dict[str, Any]) -> None:
     lines = [line.subject for line in examined(node_of("a", facts_of(**facts), **node)).lines if line.level != "ok"]
     assert set(lines) <= {"TensorFlow"}
 
 
-def test_findings_of_the_checks_stand_with_their_machine() -> None:
+def test_doctor_lists_check_findings_under_their_node() -> None:
     finding = Finding(level="error", node="gpu-b", reference="node-unreachable", message="no route", hint="look there")
     report = examined(node_of(), NodeReport(node="gpu-b", usable=False), findings=(finding,))
     assert bad(report) == [("gpu-b", "error", "node-unreachable", "look there")]
@@ -136,23 +138,23 @@ def test_findings_of_the_checks_stand_with_their_machine() -> None:
     ][-4:]  # fmt: skip
 
 
-def test_of_a_node_that_was_not_inspected_nothing_is_said_that_is_not_known() -> None:
+def test_doctor_reports_only_known_facts_of_an_uninspected_node() -> None:
     node = NodeReport(node="gpu-a", usable=False, hostname="gpu-a", python="3.11.2", executable="/usr/bin/python3")
     lines = [line.subject for line in examined(node).lines if line.place == "gpu-a"]
     assert lines == ["Python"]
 
 
-class TestFeatures:
-    def test_each_has_a_cost_and_a_remedy(self) -> None:
+class TestSystemFeatures:
+    def test_doctor_has_a_cost_and_a_remedy_for_each_system_feature(self) -> None:
         assert features.ATTEMPTS.keys() == COSTS.keys()
 
-    def test_are_there_on_this_linux(self) -> None:
+    def test_required_system_features_are_present_on_linux(self) -> None:
         facts = features.examine()
         assert set(facts.missing) <= {"namespaces", "memory-group"}  # which containers may lack
         assert facts.kernel.startswith("Linux ")
         assert facts.memory > 1 << 28
 
-    def test_that_do_not_work_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_system_features_that_fail_are_listed_as_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse() -> None:
             raise OSError(1, "not permitted")
 
@@ -164,7 +166,7 @@ class TestFeatures:
 
 @pytest.mark.slow
 @pytest.mark.smoke
-def test_the_command_examines_this_machine(tmp_path: Path) -> None:
+def test_doctor_examines_this_machine_and_its_json_matches_the_schema(tmp_path: Path) -> None:
     status, report = run(env={"XDG_STATE_HOME": str(tmp_path)})
     schema = subprocess.run(distlaunch_command("schema", "doctor"), capture_output=True, text=True, check=True).stdout
     jsonschema.validate(report, json.loads(schema), jsonschema.Draft202012Validator)
@@ -177,14 +179,14 @@ def test_the_command_examines_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_state_folder_that_cannot_be_written_is_an_error() -> None:
+def test_doctor_reports_an_unwritable_state_folder_as_an_error() -> None:
     status, report = run(env={"XDG_STATE_HOME": "/proc/none"})
     [line] = [line for line in report["lines"] if line["level"] == "error"]
     assert (status, line["subject"]) == (3, "state folder")
 
 
 @pytest.mark.slow
-def test_a_python_that_is_missing_is_an_error(tmp_path: Path) -> None:
+def test_doctor_rejects_a_missing_python_interpreter(tmp_path: Path) -> None:
     command = distlaunch_command("doctor", "--python", "/no/python")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
@@ -198,7 +200,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.mark.ssh
-def test_other_machines_are_examined_over_ssh_and_reach_each_other(network: Network) -> None:
+def test_doctor_examines_hosts_over_ssh_and_reports_an_unreachable_one(network: Network) -> None:
     words = ("doctor", "--json", "-H", "gpu-a,gpu-b,gpu-none", "--python", sys.executable)
     done = network.run(distlaunch_command(*words))
     report = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Problems in the surroundings of distlaunch are reported as such, not as bugs in distlaunch."""
+"""Problems in the environment of distlaunch are reported as such, not as bugs in distlaunch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestClosedStreams:
     """Closed streams act like /dev/null; files opened later must not get their descriptors."""
 
     @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-    def test_do_not_keep_a_run_from_its_end(self, tmp_path: Path, closed: str) -> None:
+    def test_closed_standard_streams_do_not_break_a_run(self, tmp_path: Path, closed: str) -> None:
         task = 'ls -l /proc/self/fd; echo "to stdout"; echo "to stderr" >&2'
         command = distlaunch_command("local", "-n", "1", "--run-dir", "run", "--", "sh", "-c", task)
         ran = run(tmp_path, command, before=f"exec {closed};")
@@ -54,7 +54,7 @@ class TestClosedStreams:
         assert log.endswith("to stdout\nto stderr\n")
         assert (tmp_path / "run" / "report.json").exists()
 
-    def test_do_not_keep_a_command_from_its_end(self, tmp_path: Path) -> None:
+    def test_closed_standard_streams_do_not_break_other_commands(self, tmp_path: Path) -> None:
         assert run(tmp_path, distlaunch_command("schema"), before="exec >&-;").returncode == 0
         asked = run(tmp_path, distlaunch_command("down", "nothing"), before="exec >&-;")
         assert (asked.returncode, asked.stderr.splitlines()[0]) == (2, "Error: there is no run nothing [usage]")
@@ -64,18 +64,18 @@ class TestClosedStreams:
 @pytest.mark.slow
 class TestCurrentDirectory:
     @pytest.mark.parametrize("option", ["--run-dir=/nowhere", "--run-dir=here", "--dry-run"])
-    def test_that_was_removed_is_reported(self, tmp_path: Path, option: str) -> None:
+    def test_a_removed_current_directory_is_reported(self, tmp_path: Path, option: str) -> None:
         command = distlaunch_command("local", option, "--", "true")
         ran = run(tmp_path, command, before="mkdir gone; cd gone; rmdir ../gone;")
         told = "the current directory cannot be used: No such file or directory [usage]"
         assert (ran.returncode, ran.stderr) == (2, f"Error: {told}\n  change to a directory that exists\n")
 
-    def test_that_was_removed_does_not_keep_help_from_being_shown(self, tmp_path: Path) -> None:
+    def test_help_works_in_a_removed_current_directory(self, tmp_path: Path) -> None:
         ran = run(tmp_path, distlaunch_command("--help"), before="mkdir gone; cd gone; rmdir ../gone;")
         assert (ran.returncode, ran.stderr) == (0, "")
 
     @pytest.mark.smoke
-    def test_that_is_not_utf_8_is_reported(self, tmp_path: Path) -> None:
+    def test_a_current_directory_that_is_not_utf_8_is_reported(self, tmp_path: Path) -> None:
         folder = tmp_path / os.fsdecode(b"caf\xe9")
         folder.mkdir()
         ran = run(folder, distlaunch_command("local", "--run-dir", str(tmp_path / "run"), "--", "true"))
@@ -83,7 +83,7 @@ class TestCurrentDirectory:
         assert (ran.returncode, ran.stderr) == (2, f"Error: {told}\n  change to another directory\n")
 
 
-def test_a_user_without_a_home_is_asked_to_choose_a_folder(tmp_path: Path) -> None:
+def test_a_missing_home_directory_is_reported_with_a_hint(tmp_path: Path) -> None:
     """As in a container with an arbitrary user ID."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("an unknown user ID needs root and setpriv")
@@ -96,8 +96,8 @@ def test_a_user_without_a_home_is_asked_to_choose_a_folder(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_process_limit_that_is_too_low_is_reported_wherever_it_is_hit(tmp_path: Path) -> None:
-    """Each limit that is too low is hit in another place: by a thread of the controller, the agent or a task."""
+def test_a_low_process_limit_is_reported_wherever_it_is_reached(tmp_path: Path) -> None:
+    """Each limit is reached in a different place: by a thread of the controller, the agent or a task."""
     limited = ["setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=-all,+dac_override"]
     limited += ["--ambient-caps=-all,+dac_override"]  # to read files of root: this test and perhaps Python
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
@@ -120,8 +120,8 @@ def test_a_process_limit_that_is_too_low_is_reported_wherever_it_is_hit(tmp_path
 
 
 @pytest.mark.slow
-class TestDebug:
-    def test_after_the_script_belongs_to_the_script(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+class TestDebugOption:
+    def test_debug_after_the_script_belongs_to_the_script(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "file").touch()
         for name in ("train.py", "train"):
@@ -131,7 +131,7 @@ class TestDebug:
             assert ran.status == 3
             assert ran.stderr.startswith("Error: the run directory ")
 
-    def test_adds_the_traceback_and_changes_no_exit_status(self, tmp_path: Path) -> None:
+    def test_debug_adds_a_traceback_and_keeps_the_exit_status(self, tmp_path: Path) -> None:
         for arguments, status in ((["down", "nothing"], 2), (["local", "--run-dir", "/dev/null", "--", "true"], 3)):
             plain = run(tmp_path, distlaunch_command(*arguments))
             debug = run(tmp_path, distlaunch_command("--debug", *arguments))
@@ -141,10 +141,10 @@ class TestDebug:
             assert plain.stderr.startswith("Error: ")
 
 
-class TestCommandThatDoesNotEnd:
-    """A command that ends with an exception that is not an error of distlaunch."""
+class TestUnexpectedEnds:
+    """A command ends with an exception that is not an error of distlaunch."""
 
-    def test_because_of_a_bug_says_so_and_how_to_see_more(
+    def test_an_unexpected_exception_is_reported_as_a_bug_with_a_hint(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.delenv("NOT_SET", raising=False)
@@ -153,12 +153,12 @@ class TestCommandThatDoesNotEnd:
         told = "Error: a bug in distlaunch: KeyError('NOT_SET') [bug]\n  `distlaunch --debug …` shows a traceback\n"
         assert capsys.readouterr().err == told
 
-    def test_because_of_ctrl_c_has_the_exit_status_of_sigint(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ctrl_c_ends_a_command_with_the_exit_status_of_sigint(self, monkeypatch: pytest.MonkeyPatch) -> None:
         callback = lambda: signal.raise_signal(signal.SIGINT)  # noqa: E731
         monkeypatch.setitem(cli.commands, "long", click.Command("long", callback=callback))
         assert run_command(["long"]) == 128 + signal.SIGINT
 
-    def test_because_nobody_reads_its_output_has_the_exit_status_of_sigpipe(self, tmp_path: Path) -> None:
+    def test_a_broken_pipe_ends_a_command_with_the_exit_status_of_sigpipe(self, tmp_path: Path) -> None:
         reader, writer = os.pipe()
         os.close(reader)
         with os.fdopen(writer, "wb") as stdout:

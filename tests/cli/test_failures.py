@@ -53,7 +53,7 @@ def write_spec(folder: Path, text: str) -> str:
 
 
 @pytest.mark.smoke
-def test_the_error_names_the_task_the_exception_and_the_users_line(distlaunch: Distlaunch) -> None:
+def test_the_error_names_the_failed_task_its_exception_and_line(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "3", RAISE, "worker:1")
     assert ran.status == 1
     assert "Error: worker:1 on local exited with status 1 after" in ran.stderr
@@ -69,7 +69,7 @@ def test_the_error_names_the_task_the_exception_and_the_users_line(distlaunch: D
 
 
 @pytest.mark.smoke
-def test_a_failure_stops_the_others_and_their_trees(distlaunch: Distlaunch) -> None:
+def test_a_task_failure_stops_the_process_trees_of_all_other_tasks(distlaunch: Distlaunch) -> None:
     mark = make_mark()
     ran = distlaunch("local", "--workers", "3", TREE, "worker:1", "3", env=mark)
     assert ran.status == 1
@@ -81,13 +81,13 @@ def test_a_failure_stops_the_others_and_their_trees(distlaunch: Distlaunch) -> N
     assert attempt["killed"] >= 8
 
 
-def test_tasks_that_exit_on_term_are_not_killed_after_a_failure(distlaunch: Distlaunch) -> None:
+def test_tasks_that_exit_on_sigterm_are_not_killed_after_a_failure(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "3", RAISE, "worker:2")
     attempt = ran.report["attempts"][0]
     assert attempt["killed"] == 0
 
 
-def test_the_portable_fallback_stops_the_others_too(distlaunch: Distlaunch) -> None:
+def test_a_task_failure_stops_the_other_tasks_in_portable_mode(distlaunch: Distlaunch) -> None:
     """The code path on macOS: no subreaper, no pidfd, no /proc."""
     mark = make_mark()
     ran = distlaunch("local", "--workers", "3", RAISE, "worker:1", env={**mark, "DISTLAUNCH_PORTABLE": "1"})
@@ -97,9 +97,7 @@ def test_the_portable_fallback_stops_the_others_too(distlaunch: Distlaunch) -> N
     assert_none_left(mark)
 
 
-def test_a_task_that_raised_and_was_then_stopped_is_reported_with_its_exception(
-    distlaunch: Distlaunch, tmp_path: Path
-) -> None:
+def test_a_task_stopped_after_raising_is_reported_with_its_exception(distlaunch: Distlaunch, tmp_path: Path) -> None:
     """The interpreter shuts down slowly; here it lasts until distlaunch stops it."""
     (tmp_path / "train.py").write_text(
         "import atexit, os, time\n"
@@ -124,7 +122,7 @@ def test_a_task_that_raised_and_was_then_stopped_is_reported_with_its_exception(
     assert second["crash"]["time"] > first["crash"]["time"]
 
 
-def test_a_signal_is_named(distlaunch: Distlaunch) -> None:
+def test_the_error_names_the_signal_that_killed_a_task(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "kill -SEGV $$")
     assert ran.status == 1
     assert "worker:0 on local was killed by SIGSEGV (signal 11" in ran.stderr
@@ -132,7 +130,7 @@ def test_a_signal_is_named(distlaunch: Distlaunch) -> None:
     assert (task["exit_code"], task["exit_signal"]) == (None, 11)
 
 
-def test_leftover_processes_of_a_task_are_stopped_and_counted_though_the_run_succeeds(distlaunch: Distlaunch) -> None:
+def test_leftover_processes_are_stopped_and_counted_after_a_successful_run(distlaunch: Distlaunch) -> None:
     mark = make_mark()
     ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "setsid sleep 600 & exit 0", env=mark)
     assert ran.status == 0
@@ -141,7 +139,7 @@ def test_leftover_processes_of_a_task_are_stopped_and_counted_though_the_run_suc
     assert "0 processes left on this machine (1 process that outlived its task was stopped)" in ran.stderr
 
 
-def test_no_cluster_in_time_names_the_tasks_whose_port_is_not_open(distlaunch: Distlaunch) -> None:
+def test_the_start_timeout_error_names_tasks_without_an_open_port(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "2", "--set", "timeouts.start_s=1", "--", "sleep", "600")
     assert ran.status == 3
     first, second = (task["address"].rpartition(":")[2] for task in ran.report["attempts"][0]["tasks"])
@@ -204,7 +202,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
         started.process.stdout.close()
 
 
-def test_a_signal_stops_everything_and_the_report_is_written(running: Running) -> None:
+def test_sigint_stops_all_processes_and_the_report_is_written(running: Running) -> None:
     running.process.send_signal(signal.SIGINT)
     assert running.finish() == 130
     assert_none_left(running.mark)
@@ -215,7 +213,7 @@ def test_a_signal_stops_everything_and_the_report_is_written(running: Running) -
 
 
 @pytest.mark.smoke
-def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_kills_tasks_without_waiting_for_the_grace_period(tmp_path: Path) -> None:
     spec = write_spec(
         tmp_path, f"nodes: [{{host: local}}]\nprogram: {{script: {TREE}}}\ntimeouts: {{stop_grace_s: 600}}\n"
     )
@@ -245,14 +243,14 @@ def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> 
 
 
 @pytest.mark.smoke
-def test_nothing_is_left_after_sigkill_of_the_controller(running: Running) -> None:
+def test_no_process_is_left_after_sigkill_of_the_controller(running: Running) -> None:
     running.process.kill()
     running.finish()
     await_none_left(running.mark)
 
 
 @pytest.mark.parametrize("victim", ["agent", "guardian"])
-def test_nothing_is_left_after_sigkill_of_the_nodes_agent(running: Running, victim: str) -> None:
+def test_no_process_is_left_after_sigkill_of_the_agent_or_guardian(running: Running, victim: str) -> None:
     getattr(running, victim).kill()
     assert running.finish() == 3
     assert_none_left(running.mark)
@@ -260,7 +258,7 @@ def test_nothing_is_left_after_sigkill_of_the_nodes_agent(running: Running, vict
     assert "0 processes left on this machine" in running.stderr
 
 
-def test_nothing_is_left_after_sigkill_of_agent_and_guardian_together(running: Running) -> None:
+def test_no_process_is_left_after_sigkill_of_both_agent_and_guardian(running: Running) -> None:
     for process in (running.guardian, running.agent):
         process.suspend()
     for process in (running.guardian, running.agent):
@@ -269,7 +267,7 @@ def test_nothing_is_left_after_sigkill_of_agent_and_guardian_together(running: R
     assert_none_left(running.mark)
 
 
-def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interrupted(running: Running) -> None:
+def test_the_controller_handles_ctrl_c_while_its_agent_is_suspended(running: Running) -> None:
     running.agent.suspend()
     running.process.send_signal(signal.SIGINT)
     wait_until(lambda: "Ctrl-C again kills them" in running.stderr, "distlaunch handles the first signal")
@@ -284,7 +282,9 @@ def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interr
 
 
 @pytest.mark.smoke
-def test_a_missing_script_makes_no_run(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_missing_script_is_reported_with_a_suggestion_and_creates_no_run(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").touch()
     ran = distlaunch("local", "tarin.py")
     assert ran.status == 2
@@ -307,7 +307,7 @@ def test_a_missing_script_makes_no_run(distlaunch: Distlaunch, tmp_path: Path) -
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_what_cannot_start_on_this_machine_is_found_before_there_is_a_run(
+def test_an_unstartable_program_is_rejected_before_a_run_is_created(
     distlaunch: Distlaunch, tmp_path: Path, words: list[str], reference: str
 ) -> None:
     (tmp_path / "broken.py").write_text("if x\n")
@@ -322,7 +322,7 @@ def test_what_cannot_start_on_this_machine_is_found_before_there_is_a_run(
     assert not ran.directory.exists()
 
 
-def test_another_interpreter_judges_the_syntax_itself(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_another_interpreter_checks_the_syntax_of_a_script_itself(distlaunch: Distlaunch, tmp_path: Path) -> None:
     """A program may be written for a newer Python than the one that runs distlaunch."""
     (tmp_path / "broken.py").write_text("if x\n")
     (tmp_path / "python").symlink_to(sys.executable)
@@ -332,14 +332,14 @@ def test_another_interpreter_judges_the_syntax_itself(distlaunch: Distlaunch, tm
     assert [task["started"] for task in ran.report["attempts"][0]["tasks"]] == [None, None]
 
 
-def test_a_zip_application_is_a_program(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_zip_application_runs_as_a_script(distlaunch: Distlaunch, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "program.pyz", "w") as file:
         file.writestr("__main__.py", "print('here')\n")
     ran = distlaunch("local", "-n", "1", "program.pyz")
     assert (ran.status, ran.stdout) == (0, "worker:0 │ here\n")
 
 
-class TestAScriptBesideTheSpec:
+class TestScriptInTheFolderOfTheSpec:
     def ran(self, distlaunch: Distlaunch, folder: Path, spec: str = "") -> str:
         (folder / "specs").mkdir()
         (folder / "specs" / "train.py").touch()
@@ -351,16 +351,20 @@ class TestAScriptBesideTheSpec:
         assert "[no-program]" in ran.stderr
         return ran.stderr
 
-    def test_is_found_by_the_error(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_the_missing_script_error_finds_a_script_next_to_the_spec(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         folder = tmp_path / "specs"
         hint = f"  train.py is beside the spec: change to {folder}, or set `working_directory: {folder}`\n"
         assert self.ran(distlaunch, tmp_path).endswith(hint)
 
-    def test_is_not_named_if_the_spec_says_where_the_program_runs(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_the_missing_script_error_has_no_hint_if_working_directory_is_set(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         assert "beside" not in self.ran(distlaunch, tmp_path, "working_directory: /\n")
 
 
-def test_a_syntax_error_starts_nothing_and_names_the_line(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_syntax_error_in_a_script_is_reported_with_its_line(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("x = 1\nif x\n    pass\n")
     ran = distlaunch("local", "broken.py")
     assert ran.status == 2
@@ -391,7 +395,7 @@ NOT_PYTHON = "if true; then\necho hi; fi\n"
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
 )
-def test_a_command_in_place_of_a_script_gets_a_hint_how_to_run_it(
+def test_a_command_given_as_a_script_gets_a_hint_to_run_it(
     distlaunch: Distlaunch, tmp_path: Path, words: list[str], hints: list[str]
 ) -> None:
     (tmp_path / "plain.sh").write_text(NOT_PYTHON)
@@ -404,7 +408,7 @@ def test_a_command_in_place_of_a_script_gets_a_hint_how_to_run_it(
         assert hint in ran.stderr
 
 
-def test_a_program_that_is_not_executable_starts_nothing(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_non_executable_program_is_a_usage_error_with_a_hint(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "tool").write_text("#!/bin/sh\n")
     ran = distlaunch("local", "--", "./tool")
     assert ran.status == 2
@@ -412,19 +416,19 @@ def test_a_program_that_is_not_executable_starts_nothing(distlaunch: Distlaunch,
     assert "chmod +x" in ran.stderr
 
 
-def test_an_unknown_command_starts_nothing(distlaunch: Distlaunch) -> None:
+def test_an_unknown_command_is_a_usage_error(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--", "no-such-program")
     assert ran.status == 2
     assert "no program 'no-such-program' on PATH [no-program]" in ran.stderr
 
 
-def test_a_missing_interpreter_starts_nothing(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_a_usage_error(distlaunch: Distlaunch, tmp_path: Path) -> None:
     ran = distlaunch("local", "--python", str(tmp_path / "python"), RAISE, "none")
     assert ran.status == 2
     assert f"Error: no Python interpreter at {tmp_path / 'python'}" in ran.stderr
 
 
-def test_a_program_that_is_not_an_interpreter_is_reported(distlaunch: Distlaunch) -> None:
+def test_an_interpreter_that_is_not_python_makes_its_node_unusable(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--python", "/bin/true", RAISE, "none")
     assert ran.status == 3
     assert "Error: node local cannot be used: " in ran.stderr
@@ -439,14 +443,16 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
-def test_the_demo_without_tensorflow_starts_nothing(distlaunch: Distlaunch, bare_python: str) -> None:
+def test_the_demo_without_tensorflow_is_a_usage_error_with_an_install_command(
+    distlaunch: Distlaunch, bare_python: str
+) -> None:
     ran = distlaunch("local", "--python", bare_python)
     assert ran.status == 2
     assert "Error: TensorFlow is not installed for" in ran.stderr
     assert "python -m pip install 'distlaunch[tensorflow]'" in ran.stderr
 
 
-def test_a_script_without_its_tensorflow_gets_a_hint(distlaunch: Distlaunch, bare_python: str, tmp_path: Path) -> None:
+def test_missing_tensorflow_error_has_a_hint(distlaunch: Distlaunch, bare_python: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import tensorflow as tf\n")
     ran = distlaunch("local", "--python", bare_python, "train.py")
     assert ran.status == 1
@@ -454,7 +460,7 @@ def test_a_script_without_its_tensorflow_gets_a_hint(distlaunch: Distlaunch, bar
     assert "install TensorFlow for this Python, or name the one that has it with --python" in ran.stderr
 
 
-def test_an_occupied_explicit_port_names_the_process_that_holds_it(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_the_error_for_an_occupied_port_names_the_process_holding_it(distlaunch: Distlaunch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         spec = write_spec(tmp_path, f"nodes: [{{host: local, port: {port}}}]\nprogram: {{command: [echo, started]}}\n")
@@ -465,7 +471,7 @@ def test_an_occupied_explicit_port_names_the_process_that_holds_it(distlaunch: D
     assert ran.stdout == ""
 
 
-def test_an_explicit_port_is_honoured(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_an_explicit_port_is_in_the_address_of_its_task(distlaunch: Distlaunch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     spec = write_spec(tmp_path, f"nodes: [{{host: local, port: {port}}}]\nprogram: {{command: ['true']}}\n")
@@ -474,7 +480,7 @@ def test_an_explicit_port_is_honoured(distlaunch: Distlaunch, tmp_path: Path) ->
     assert ran.report["attempts"][0]["tasks"][0]["address"] == f"127.0.0.1:{port}"
 
 
-def test_a_full_disk_is_reported_and_nothing_is_left(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_no_process_is_left(distlaunch: Distlaunch, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -505,7 +511,7 @@ def test_a_full_disk_is_reported_and_nothing_is_left(distlaunch: Distlaunch, tmp
 # --- every run ---
 
 
-def test_two_runs_at_once_never_share_a_port(tmp_path: Path) -> None:
+def test_concurrent_runs_never_share_a_port(tmp_path: Path) -> None:
     script = 'touch "$0/$DISTLAUNCH_RUN_ID-$DISTLAUNCH_TASK"; while [ $(ls "$0" | wc -l) -lt 12 ]; do sleep 0.05; done'
     wait_for_all = ("sh", "-c", script, str(tmp_path / "tasks"))
     (tmp_path / "tasks").mkdir()
@@ -526,7 +532,7 @@ def test_two_runs_at_once_never_share_a_port(tmp_path: Path) -> None:
     assert len(set(addresses)) == 12
 
 
-def test_a_run_of_one_task_has_no_tf_config_even_if_the_shell_has_one(distlaunch: Distlaunch) -> None:
+def test_a_single_task_gets_no_tf_config_from_the_shell(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "echo ${TF_CONFIG-unset}", env={"TF_CONFIG": "{}"})
     assert ran.stdout == "worker:0 │ unset\n"
 
@@ -541,7 +547,7 @@ def test_the_files_of_a_run_are_private(distlaunch: Distlaunch) -> None:
 
 
 @pytest.mark.smoke
-def test_the_last_lines_show_the_exit_statuses_the_outcome_and_the_folder(distlaunch: Distlaunch) -> None:
+def test_the_last_lines_of_a_run_show_exit_statuses_outcome_and_folder(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "2", "--", "true")
     *_, first, second, left, outcome, place = ran.stderr.splitlines()
     assert (first, second) == ("  worker:0  exit status 0", "  worker:1  exit status 0")

@@ -1,4 +1,4 @@
-"""`distlaunch local`: what the words of its command line mean, and how many workers it allows."""
+"""`distlaunch local`: which words of its command line belong to the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness.processes.commands import Distlaunch
 SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]]), flush=True)\n"
 
 
-class TestProgram:
+class TestProgramArguments:
     @pytest.mark.parametrize(
         ("words", "name", "arguments"),
         [
@@ -22,7 +22,7 @@ class TestProgram:
             (["--", sys.executable, "show.py", "--", "x"], "__main__", ["--", "x"]),
         ],
     )
-    def test_gets_its_arguments_as_they_are(
+    def test_program_arguments_are_passed_unchanged(
         self, distlaunch: Distlaunch, tmp_path: Path, words: list[str], name: str, arguments: list[str]
     ) -> None:
         (tmp_path / "show.py").write_text(SHOW)

@@ -89,7 +89,7 @@ class Follower:
 # --- which lines ---
 
 
-def test_tasks_are_merged_by_the_times_of_their_lines(run: RunFolder) -> None:
+def test_logs_merge_tasks_by_line_time(run: RunFolder) -> None:
     run.write("worker:0", [(T + 1, "a"), (T + 4, "d"), (T + 5, "e")])
     run.write("worker:1", [(T + 2, "b"), (T + 3, "c"), (T + 5, "f"), (T + 6, b"no line break")])
     run.write("tensorboard:0", [(T, "auxiliary")])
@@ -99,13 +99,13 @@ def test_tasks_are_merged_by_the_times_of_their_lines(run: RunFolder) -> None:
     assert lines(shown) == ["a", "b", "c", "d", "e", "f", "no line break"]
 
 
-def test_a_line_is_never_split_and_has_the_time_of_its_end(run: RunFolder) -> None:
+def test_logs_never_split_a_line_and_use_the_time_of_its_end(run: RunFolder) -> None:
     run.write("worker:0", [(T + 1, b"one "), (T + 3, "line")])
     run.write("worker:1", [(T + 2, "between")])
     assert lines(logs(run)) == ["between", "one line"]
 
 
-def test_a_log_without_an_index_is_shown_in_one_piece(run: RunFolder) -> None:
+def test_logs_show_a_log_without_an_index_in_one_block(run: RunFolder) -> None:
     run.write("worker:0", [(T + 1, "a"), (T + 3, "c")])
     run.write("worker:1", [(0, "x"), (0, "y")], indexed=False)
     assert lines(logs(run)) == ["x", "y", "a", "c"]
@@ -123,13 +123,13 @@ def test_a_log_without_an_index_is_shown_in_one_piece(run: RunFolder) -> None:
         ([], ["c0", "w0", "w1"]),
     ],
 )
-def test_tasks_are_named_by_type_and_index(run: RunFolder, words: list[str], shown: list[str]) -> None:
+def test_logs_select_tasks_by_type_and_index(run: RunFolder, words: list[str], shown: list[str]) -> None:
     for number, task in enumerate(("chief:0", "worker:0", "worker:1", "tensorboard:0")):
         run.write(task, [(T + number, f"{task[0]}{task[-1]}")])
     assert lines(logs(run, *words)) == shown
 
 
-def test_the_last_attempt_is_shown_unless_another_is_named(run: RunFolder) -> None:
+def test_logs_show_the_last_attempt_unless_another_is_given(run: RunFolder) -> None:
     for attempt in (1, 2, 10):
         run.write("worker:0", [(T + attempt, f"attempt {attempt}")], attempt=attempt)
     assert lines(logs(run)) == ["attempt 10"]
@@ -137,7 +137,7 @@ def test_the_last_attempt_is_shown_unless_another_is_named(run: RunFolder) -> No
     assert "no attempt 3: the last one is 10" in logs(run, "--attempt", "3", status=2)
 
 
-def test_tail_and_head_count_the_lines_of_each_task(run: RunFolder) -> None:
+def test_logs_head_and_tail_count_lines_per_task(run: RunFolder) -> None:
     run.write("worker:0", [(T + n, f"a{n}") for n in range(0, 20_000, 2)])
     run.write("worker:1", [(T + n, f"b{n}") for n in range(1, 9, 2)] + [(T + 20_001, b"end")])
     assert lines(logs(run, "--tail", "2")) == ["b7", "a19996", "a19998", "end"]
@@ -147,7 +147,7 @@ def test_tail_and_head_count_the_lines_of_each_task(run: RunFolder) -> None:
     assert "--head" in logs(run, "--head", "1", "-f", status=2)
 
 
-def test_since_is_a_duration_or_a_time(run: RunFolder) -> None:
+def test_logs_since_accepts_a_duration_or_a_time(run: RunFolder) -> None:
     now = time.time()
     run.write("worker:0", [(now - 7200, "old"), (now - 60, b"new "), (now - 50, "line"), (now - 1, "newest")])
     run.write("worker:1", [(now - 7200, "old")], indexed=False)
@@ -162,7 +162,7 @@ def test_since_is_a_duration_or_a_time(run: RunFolder) -> None:
     )
 
 
-def test_missing_logs_and_unknown_tasks_are_reported(run: RunFolder) -> None:
+def test_logs_report_missing_logs_and_unknown_tasks(run: RunFolder) -> None:
     assert "has a log" in logs(run, status=2)
     run.write("worker:0", [(T, "a")])
     assert "no log of worker:7" in logs(run, "worker:7", status=2)
@@ -173,7 +173,7 @@ def test_missing_logs_and_unknown_tasks_are_reported(run: RunFolder) -> None:
 # --- formats ---
 
 
-def test_times_and_names_can_be_shown_or_left_out(run: RunFolder) -> None:
+def test_logs_show_or_omit_times_and_task_names(run: RunFolder) -> None:
     run.write("worker:0", [(T + 0.1234, "a")])
     run.write("worker:1", [(T + 1, "b")])
     assert logs(run, "-t").splitlines()[0] == "worker:0 │ 2023-11-14T22:13:20.123Z a"
@@ -188,7 +188,7 @@ def test_times_and_names_can_be_shown_or_left_out(run: RunFolder) -> None:
 HOSTILE = b"\x1b]0;title\x07\x1b[2J\rover\x9b2J \xff\xfe bidi\xe2\x80\xae \x1b[31mred\x1b[0m"
 
 
-def test_in_a_pipe_bytes_pass_unchanged_without_a_prefix(run: RunFolder) -> None:
+def test_logs_without_a_prefix_write_unchanged_bytes_to_a_pipe(run: RunFolder) -> None:
     text = HOSTILE + b"\n\n" + os.urandom(100_000) + b"\nend"
     whole = run.write("worker:0", [(T, text)])
     assert logs_bytes(run, "worker:0", "--no-prefix") == whole
@@ -197,7 +197,7 @@ def test_in_a_pipe_bytes_pass_unchanged_without_a_prefix(run: RunFolder) -> None
 
 
 @pytest.mark.parametrize("options", [[], ["--no-prefix"], ["-t"], ["--json"], ["--distlaunch"]], ids=str)
-def test_a_terminal_obeys_nothing_that_a_task_or_a_node_prints(run: RunFolder, options: list[str]) -> None:
+def test_logs_neutralize_control_sequences_on_a_terminal(run: RunFolder, options: list[str]) -> None:
     run.write("worker:0", [(T, HOSTILE + b"\n")])
     run.say(T, HOSTILE.decode("utf-8", "surrogateescape"))
     master, slave = pty.openpty()
@@ -218,7 +218,7 @@ def test_a_terminal_obeys_nothing_that_a_task_or_a_node_prints(run: RunFolder, o
     assert "\u202e" not in shown.decode()
 
 
-def test_files_other_than_logs_of_tasks_are_ignored(run: RunFolder) -> None:
+def test_logs_ignore_files_that_are_not_logs_of_tasks(run: RunFolder) -> None:
     run.write("worker:0", [(T, "a")])
     folder = run.log("worker:0").parent
     for name in ("\x1b[2J.log", "worker-00.log", "worker-x.log", "worker-1.log.index", "x.txt"):
@@ -228,7 +228,7 @@ def test_files_other_than_logs_of_tasks_are_ignored(run: RunFolder) -> None:
     assert lines(logs(run)) == ["a"]
 
 
-def test_the_command_ends_silently_when_its_reader_stops(run: RunFolder, tmp_path: Path) -> None:
+def test_logs_end_silently_when_their_pipe_is_closed(run: RunFolder, tmp_path: Path) -> None:
     run.write("worker:0", [(T, b"line\n" * 1_000_000)])
     for options in ([], ["--no-prefix"], ["--json"], ["-f", "--no-prefix"]):
         process = subprocess.Popen(
@@ -246,7 +246,7 @@ def test_the_command_ends_silently_when_its_reader_stops(run: RunFolder, tmp_pat
 # --- distlaunch's messages ---
 
 
-def test_messages_of_distlaunch_come_from_the_journal(run: RunFolder) -> None:
+def test_logs_of_distlaunch_come_from_the_journal(run: RunFolder) -> None:
     run.say(T, "Starting", attempt=0)
     run.append({"time": T, "attempt": 1, "event": "state", "state": "running"})
     run.say(T + 1, "first\nsecond", level="error")
@@ -267,7 +267,7 @@ def test_messages_of_distlaunch_come_from_the_journal(run: RunFolder) -> None:
     assert "leave out worker:0" in logs(run, "worker:0", "--distlaunch", status=2)
 
 
-def test_a_journal_is_read_line_by_line_while_it_is_written(tmp_path: Path) -> None:
+def test_a_growing_journal_is_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     reader = JournalReader(path)
     assert [*reader.read()] == []
@@ -291,7 +291,7 @@ def test_a_journal_is_read_line_by_line_while_it_is_written(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("options", [[], ["worker:0", "--no-prefix"]], ids=["merged", "one"])
-def test_a_log_that_is_truncated_is_followed_from_its_new_beginning(tmp_path: Path, options: list[str]) -> None:
+def test_logs_follow_a_truncated_log_from_its_new_beginning(tmp_path: Path, options: list[str]) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     run.write("worker:0", [(T, "before it was cut")])
     follower = Follower(run.root, tmp_path, *options)
@@ -305,7 +305,7 @@ def test_a_log_that_is_truncated_is_followed_from_its_new_beginning(tmp_path: Pa
     assert [line.partition(" │ ")[2] or line for line in follower.end().splitlines()] == ["before it was cut", "after"]
 
 
-def test_new_tasks_attempts_and_lines_are_followed_to_the_end_of_the_run(tmp_path: Path) -> None:
+def test_logs_follow_new_tasks_attempts_and_lines_until_the_run_ends(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     follower = Follower(run.root, tmp_path)
     run.write("worker:0", [(T, "first")])
@@ -320,7 +320,7 @@ def test_new_tasks_attempts_and_lines_are_followed_to_the_end_of_the_run(tmp_pat
     assert lines(follower.end()) == ["first", "a part and its rest", "unfinished", "second attempt", "last words"]
 
 
-def test_a_planned_task_without_a_log_is_waited_for(tmp_path: Path) -> None:
+def test_logs_follow_a_planned_task_before_its_log_exists(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     run.write("worker:0", [(T, "not this one")])
     (run.root / "plan.json").write_text('{"tasks": [{"task": "worker:0"}, {"task": "worker:1"}]}')
@@ -331,7 +331,7 @@ def test_a_planned_task_without_a_log_is_waited_for(tmp_path: Path) -> None:
     assert "no log of worker:2" in logs(run, "worker:2", "-f", status=2)
 
 
-def test_an_earlier_attempt_is_followed_to_its_own_end(tmp_path: Path) -> None:
+def test_logs_follow_an_earlier_attempt_until_it_ends(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     run.write("worker:0", [(T, "one")])
     follower = Follower(run.root, tmp_path, "--attempt", "1")
@@ -340,7 +340,7 @@ def test_an_earlier_attempt_is_followed_to_its_own_end(tmp_path: Path) -> None:
     assert lines(follower.end()) == ["one"]
 
 
-def test_following_ends_when_the_controller_is_gone(tmp_path: Path) -> None:
+def test_following_logs_ends_when_the_controller_is_gone(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     run.write("worker:0", [(T, "a")])
     gone = subprocess.Popen(["true"])
@@ -349,7 +349,7 @@ def test_following_ends_when_the_controller_is_gone(tmp_path: Path) -> None:
     assert lines(Follower(run.root, tmp_path).end()) == ["a"]
 
 
-def test_following_ends_when_its_reader_is_gone_even_if_nothing_happens(tmp_path: Path) -> None:
+def test_following_logs_ends_when_the_pipe_is_closed_without_new_lines(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     run.write("worker:0", [(T, "a")])
     process = subprocess.Popen(
@@ -362,8 +362,8 @@ def test_following_ends_when_its_reader_is_gone_even_if_nothing_happens(tmp_path
     assert (process.wait(10), process.stderr.read()) == (141, b"")
 
 
-def test_files_are_checked_at_most_once_a_second_while_nothing_happens(tmp_path: Path) -> None:
-    """A task that only writes its status does not count."""
+def test_an_idle_file_watch_checks_files_at_most_once_a_second(tmp_path: Path) -> None:
+    """Writing the status file of a task is not a change."""
     run = RunFolder(tmp_path / "run")
     run.write("worker:0", [(T, "a")])
     log = run.log("worker:0")
@@ -380,7 +380,7 @@ def test_files_are_checked_at_most_once_a_second_while_nothing_happens(tmp_path:
 
 @linux
 @pytest.mark.parametrize("change", ["log", "new log", "new attempt", "run.json", "key"])
-def test_a_change_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_a_file_watch_detects_a_change_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     monkeypatch.setattr(follow, "STAT_S", 1000.0)
     run = RunFolder(tmp_path / "run")
     run.write("worker:0", [(T, "a")])
@@ -403,7 +403,7 @@ def test_a_change_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_run_is_followed_through_its_restart(tmp_path: Path) -> None:
+def test_logs_follow_a_run_through_its_restart_without_losing_a_byte(tmp_path: Path) -> None:
     """Every byte of both attempts of a real run is shown."""
     go = tmp_path / "go"
     program = (
@@ -444,7 +444,7 @@ def _exists(path: Path) -> None:
     assert path.exists()
 
 
-def test_a_part_of_a_runs_name_is_enough_and_the_name_can_be_omitted(tmp_path: Path) -> None:
+def test_logs_accept_a_part_of_a_run_name_or_none(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     run = RunFolder(tmp_path / "distlaunch" / "runs" / "20261122-143005-two-nodes-3f9a")
     run.write("worker:0", [(T, "a")])

@@ -51,7 +51,9 @@ def text_of(page: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.smoke
-def test_a_cell_shows_a_running_cluster_and_then_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_cell_shows_a_running_cluster_and_then_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mark = make_mark()
     monkeypatch.setenv(MARK, mark[MARK])
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -94,7 +96,7 @@ def status_of(*tasks: TaskState) -> RunStatus:
     )  # fmt: skip
 
 
-def test_no_text_of_a_run_is_taken_for_html() -> None:
+def test_the_notebook_table_escapes_html_in_names_and_states() -> None:
     page = render_status(status_of(TaskState(task="worker:0", node="<b>", state="<script>", metrics={}, gpus=[])))
     assert "<script>" not in page
     assert "<run>: running, attempt 1, 5 s" in text_of(page)
@@ -102,14 +104,14 @@ def test_no_text_of_a_run_is_taken_for_html() -> None:
     assert "Loss" not in page  # a column without a value
 
 
-def test_the_table_of_many_tasks_ends() -> None:
+def test_the_notebook_table_is_truncated_for_many_tasks() -> None:
     task = TaskState(task="worker:0", node="a", state="running", metrics={}, gpus=[])
     page = render_status(status_of(*[task] * (SHOWN_TASKS + 1000)))
     assert page.count("<td>worker:0</td>") == SHOWN_TASKS
     assert "and 1,000 more tasks" in page
 
 
-def test_a_report_without_an_attempt_shows_its_cause() -> None:
+def test_the_notebook_report_of_a_run_without_attempts_shows_its_cause() -> None:
     verdict = Verdict(reference="interrupted", message="<ssh> was interrupted")
     report = RunReport(
         run_id="x", name="x", outcome="interrupted", exit_status=130, versions={}, directory="/", started=1.0,

@@ -56,7 +56,7 @@ def column(plan: LaunchPlan, variable: str) -> dict[str, str | None]:
         ("all", {"chief": 1, "worker": 2, "ps": 1}, "parameter_server", {"chief:0"}),  # the others are servers
     ],
 )
-def test_the_readers_of_stdin_run_the_program(
+def test_stdin_goes_only_to_tasks_that_run_the_program(
     stdin: Literal["chief", "all", "none"], tasks: dict[str, int], strategy: str, expected: set[str]
 ) -> None:
     plan = planned({"tasks": tasks}, strategy=strategy, tensorboard=True)
@@ -68,26 +68,24 @@ class TestGpus:
         ("node", "gpus", "expected"),
         [
             pytest.param({"tasks": {"worker": 2}}, "0123", ["0,1", "2,3"], id="an-equal-share"),
-            pytest.param({"tasks": {"worker": 2}}, "01234", ["0,1", "2,3"], id="the-odd-one-is-left-over"),
+            pytest.param({"tasks": {"worker": 2}}, "01234", ["0,1", "2,3"], id="remainder-unused"),
             pytest.param({"tasks": {"worker": 1}}, "01", ["0,1"], id="one-worker-gets-all"),
             pytest.param({"tasks": {"worker": 2}, "gpus_per_worker": 1}, "0123", ["0", "1"], id="gpus-per-worker"),
-            pytest.param(
-                {"tasks": {"worker": 2}, "gpus": ["3", "1"]}, "0123", ["3", "1"], id="explicit-in-their-order"
-            ),
+            pytest.param({"tasks": {"worker": 2}, "gpus": ["3", "1"]}, "0123", ["3", "1"], id="explicit-order-kept"),
             pytest.param({"tasks": {"worker": 1}, "gpus": ["GPU-1a"]}, "01", ["GPU-1a"], id="explicit-by-uuid"),
             pytest.param({"tasks": {"worker": 2}, "gpus": []}, "01", ["-1", "-1"], id="explicitly-none"),
             pytest.param({"tasks": {"worker": 2}}, "", [None, None], id="a-node-without-gpus"),
             pytest.param({"tasks": {"chief": 1, "worker": 1}}, "01", ["0", "1"], id="the-chief-trains-too"),
         ],
     )
-    def test_are_shared_out(self, node: dict[str, Any], gpus: str, expected: list[str | None]) -> None:
+    def test_gpus_are_divided_among_workers(self, node: dict[str, Any], gpus: str, expected: list[str | None]) -> None:
         plan = planned(node, gpus=gpus)
 
         assert list(column(plan, CUDA).values()) == expected
         assert plan.warnings == ()
         assert not any(column(plan, "TF_FORCE_GPU_ALLOW_GROWTH").values())
 
-    def test_that_are_too_few_are_shared_with_a_warning_and_growing_memory(self) -> None:
+    def test_too_few_gpus_are_shared_with_a_warning_and_memory_growth(self) -> None:
         plan = planned({"tasks": {"worker": 3}}, gpus="01")
 
         assert list(column(plan, CUDA).values()) == ["0", "1", "0"]
@@ -108,16 +106,16 @@ class TestGpus:
             ({"tasks": {"worker": 2, "evaluator": 1}, "gpus": []}, "01", "-1"),
         ],
     )
-    def test_that_are_left_over_are_the_evaluators(self, node: dict[str, Any], gpus: str, expected: str | None) -> None:
+    def test_leftover_gpus_go_to_the_evaluator(self, node: dict[str, Any], gpus: str, expected: str | None) -> None:
         assert column(planned(node, gpus=gpus), CUDA)["evaluator:0"] == expected
 
-    def test_of_a_node_that_only_evaluates_are_all_the_evaluators(self) -> None:
+    def test_the_evaluator_gets_all_gpus_of_a_node_without_workers(self) -> None:
         nodes = [{"host": "a"}, {"host": "b", "tasks": {"evaluator": 1}, "gpus": ["1", "2"]}]
         plan = make_plan(ClusterSpec.model_validate({"nodes": nodes}), directory="/", environ={}, python="python")
 
         assert column(plan, CUDA) == {"worker:0": None, "evaluator:0": "1,2"}
 
-    def test_never_belong_to_two_tasks_when_there_are_enough(self) -> None:
+    def test_gpus_are_never_shared_if_there_are_enough(self) -> None:
         for workers in range(1, 5):
             for count in range(workers, 9):
                 plan = planned({"tasks": {"worker": workers, "evaluator": 1}}, gpus="01234567"[:count])
@@ -125,18 +123,18 @@ class TestGpus:
                 owned = [gpu for gpu in given if gpu != "-1"]
                 assert sorted(owned) == list("01234567"[:count])
 
-    def test_that_every_worker_should_have_and_the_node_has_not_are_an_error(self) -> None:
+    def test_more_gpus_per_worker_than_the_node_has_are_an_error(self) -> None:
         with pytest.raises(UsageError, match="local has 2 GPUs, but 2 workers with 2 each would need 4") as caught:
             planned({"tasks": {"worker": 2}, "gpus_per_worker": 2}, gpus="01")
 
         assert "--gpus-per-worker" in caught.value.hint
 
-    def test_that_are_named_and_not_there_are_warned_of(self) -> None:
+    def test_an_explicit_gpu_that_does_not_exist_causes_a_warning(self) -> None:
         plan = planned({"gpus": ["0", "7"]}, gpus="01")
 
         assert plan.warnings == ("local has no GPU 7: TensorFlow would train on the CPU instead",)
 
-    def test_are_left_alone_on_a_node_of_which_nothing_is_known(self) -> None:
+    def test_gpus_are_not_assigned_on_a_node_without_known_facts(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a", "tasks": {"worker": 2}}]})
         plan = make_plan(spec, directory="/", environ={}, python="python")
 
@@ -147,20 +145,20 @@ class TestThreads:
     @pytest.mark.parametrize(
         ("cores", "workers", "intra", "inter"), [(8, 2, "4", "4"), (8, 3, "2", "2"), (2, 2, "1", "2"), (1, 4, "1", "2")]
     )
-    def test_of_tasks_that_share_a_node_are_capped_and_inter_op_is_never_one(
+    def test_threads_are_capped_on_a_shared_node_with_inter_op_above_one(
         self, cores: int, workers: int, intra: str, inter: str
     ) -> None:
         for task in planned({"tasks": {"worker": workers}}, cores=cores).tasks:
             assert [task.env[name] for name in THREADS] == [intra, intra, inter]
 
-    def test_of_a_single_task_are_not_capped(self) -> None:
+    def test_threads_of_a_single_task_are_not_capped(self) -> None:
         (task,) = planned({}).tasks
 
         assert not set(THREADS) & task.env.keys()
 
 
 class TestEnvironment:
-    def test_of_a_node_is_laid_over_the_cluster_s_and_both_over_ours(self) -> None:
+    def test_node_env_overrides_cluster_env_and_both_override_our_defaults(self) -> None:
         plan = planned(
             {"tasks": {"worker": 2}, "env": {"B": "node", "OMP_NUM_THREADS": "7"}},
             env={"A": "cluster", "B": "cluster", "TF_CPP_MIN_LOG_LEVEL": "2"},
@@ -170,7 +168,7 @@ class TestEnvironment:
             assert (task.env["A"], task.env["B"]) == ("cluster", "node")
             assert (task.env["OMP_NUM_THREADS"], task.env["TF_CPP_MIN_LOG_LEVEL"]) == ("7", "2")
 
-    def test_taken_from_ours_is_laid_over_all_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_env_from_overrides_node_env_and_cluster_env(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("A", "from us")
         plan = planned({"env": {"A": "node"}}, env={"A": "cluster"}, env_from=["A"])
 
@@ -195,7 +193,7 @@ def all_that_is_shown(plan: LaunchPlan) -> str:
 
 
 class TestSecrets:
-    def test_from_our_environment_are_shown_nowhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_values_of_env_from_are_redacted_in_all_output(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HARMLESS_NAME", SECRET)
         plan = planned({"tasks": {"worker": 2}}, env_from=["HARMLESS_NAME"])
 
@@ -211,13 +209,13 @@ class TestSecrets:
             *("SSH_PASSPHRASE", "DB_PASS", "OPENAI_APIKEY", "SIGNING_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "MyToken"),
         ],
     )
-    def test_are_known_by_their_names(self, name: str) -> None:
+    def test_variables_with_secret_names_are_redacted(self, name: str) -> None:
         for plan in (planned({}, env={name: SECRET}), planned({"env": {name: SECRET}})):
             assert column(plan, name) == {"worker:0": SECRET}
             assert SECRET not in all_that_is_shown(plan)
 
     @pytest.mark.parametrize("name", ["NCCL_DEBUG", "TOKENIZERS_PARALLELISM", "KERAS_BACKEND", "COMPASS", "MONKEYS"])
-    def test_are_not_seen_in_harmless_names(self, name: str) -> None:
+    def test_variables_with_harmless_names_are_not_redacted(self, name: str) -> None:
         plan = planned({}, env={name: "visible"})
 
         assert f"{name}=visible" in render_text(plan)
@@ -226,7 +224,7 @@ class TestSecrets:
     @pytest.mark.parametrize(
         "url", [f"postgres://u:{SECRET}@h/db", f"redis://:{SECRET}@h", f"https://{SECRET}@h/x.git"]
     )
-    def test_are_known_by_their_form(self, url: str) -> None:
+    def test_urls_with_passwords_are_redacted(self, url: str) -> None:
         for plan in (
             planned({}, env={"DATABASE": url}),
             planned({}, program={"script": "x.py", "args": ["--db", url]}),
@@ -234,7 +232,7 @@ class TestSecrets:
             assert SECRET not in all_that_is_shown(plan)
 
     @pytest.mark.parametrize("kind", ["script", "module", "command"])
-    def test_in_arguments_are_shown_nowhere_and_reach_the_program(self, kind: str) -> None:
+    def test_secret_arguments_are_redacted_but_reach_the_program(self, kind: str) -> None:
         args = ["--token", SECRET, f"--db.password={SECRET}", "--epochs", "3"]
         program = {"command": ["./train", *args]} if kind == "command" else {kind: "train", "args": args}
         plan = planned({}, program=program)
@@ -245,7 +243,7 @@ class TestSecrets:
         assert render_json(plan)["tasks"][0]["program"]["args"] == hidden
         assert shlex.join(hidden) in render_by_hand(plan.tasks[0])
 
-    def test_are_in_no_file_of_a_run_except_the_orders_of_tasks(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_secrets_are_in_no_file_of_a_run_except_task_orders(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text(
             "import os, sys\nassert os.environ['HARMLESS'][::-1] == os.environ['REVERSED']\n"
             "assert os.environ['HARMLESS'].endswith(sys.argv[2])\n"
@@ -272,9 +270,7 @@ class TestSecrets:
         # The rest is still a valid spec, which `clean` needs.
         assert ClusterSpec.model_validate_json((ran.directory / "spec.json").read_bytes()).nodes[0].is_local
 
-    def test_would_be_safe_in_a_run_s_files_which_are_the_user_s_alone(
-        self, distlaunch: Distlaunch, tmp_path: Path
-    ) -> None:
+    def test_files_of_a_run_are_private_even_with_umask_zero(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         old = os.umask(0)
         try:
             ran = distlaunch("local", "--workers", "1", "--", "true")
@@ -290,7 +286,7 @@ class TestSecrets:
         assert modes == {path: 0o700 if (tmp_path / path).is_dir() else 0o600 for path in modes}
 
 
-class TestPlacesAndPorts:
+class TestPlacementAndPorts:
     SPEC = ClusterSpec.model_validate(
         {
             "nodes": [
@@ -305,7 +301,7 @@ class TestPlacesAndPorts:
         plan = make_plan(self.SPEC, directory="/work", environ={}, python="/opt/python", ports=ports)
         return {str(task.task): task for task in plan.tasks}
 
-    def test_explicit_ports_count_up_and_others_come_from_the_range(self) -> None:
+    def test_explicit_ports_count_up_and_other_ports_come_from_the_range(self) -> None:
         assert {name: (task.port, task.explicit_port) for name, task in self.plan().items()} == {
             "worker:0": (2222, True),
             "worker:1": (2223, True),
@@ -314,7 +310,7 @@ class TestPlacesAndPorts:
             "worker:2": (30001, False),
         }
 
-    def test_indices_count_through_the_nodes(self) -> None:
+    def test_task_indices_count_across_nodes(self) -> None:
         assert {name: task.node for name, task in self.plan().items()} == {
             "worker:0": "alice@gpu-a",
             "worker:1": "alice@gpu-a",
@@ -323,7 +319,7 @@ class TestPlacesAndPorts:
             "worker:2": "gpu-b",
         }
 
-    def test_addresses_are_those_that_others_dial(self) -> None:
+    def test_tf_config_has_the_addresses_that_other_tasks_dial(self) -> None:
         config = self.plan()["worker:0"].tf_config
         assert config is not None
         assert config["cluster"] == {
@@ -331,7 +327,7 @@ class TestPlacesAndPorts:
             "worker": ["gpu-a:2222", "gpu-a:2223", "[fd00::2]:30001"],
         }
 
-    def test_the_ports_that_were_taken_replace_those_that_were_expected(self) -> None:
+    def test_the_ports_that_nodes_took_replace_the_planned_ports(self) -> None:
         ports = {task: 40000 + i for i, (_, task) in enumerate(self.SPEC.placements())}
         plan = self.plan(ports)
 
@@ -340,31 +336,31 @@ class TestPlacesAndPorts:
         assert config is not None
         assert config["cluster"]["worker"] == ["gpu-a:40000", "gpu-a:40001", "[fd00::2]:40004"]
 
-    def test_only_tasks_of_a_cluster_open_their_port_and_the_evaluator_does_not(self) -> None:
+    def test_cluster_members_open_a_port_but_evaluators_and_single_tasks_do_not(self) -> None:
         opens = {name: task.opens_port for name, task in self.plan().items()}
 
         assert opens == {"worker:0": True, "worker:1": True, "evaluator:0": False, "chief:0": True, "worker:2": True}
         assert [task.opens_port for task in planned({}).tasks] == [False]
 
-    def test_a_node_far_away_uses_its_own_python_unless_the_spec_names_one(self) -> None:
+    def test_a_remote_node_uses_its_own_python_unless_the_spec_names_one(self) -> None:
         nodes = [{"host": "local", "address": "here"}, {"host": "b"}, {"host": "c", "python": "/venv/bin/python"}]
         plan = make_plan(ClusterSpec.model_validate({"nodes": nodes}), directory="/", environ={}, python="/opt/python")
 
         assert [task.python for task in plan.tasks] == ["/opt/python", "python3", "/venv/bin/python"]
 
-    def test_the_clusters_python_is_that_of_all_nodes_that_name_none(self) -> None:
+    def test_the_cluster_python_applies_to_nodes_that_name_none(self) -> None:
         nodes = [{"host": "local", "address": "here"}, {"host": "b"}, {"host": "c", "python": "/venv/bin/python"}]
         spec = ClusterSpec.model_validate({"nodes": nodes, "python": "/opt/all"})
         plan = make_plan(spec, directory="/", environ={}, python="/opt/python")
         assert [task.python for task in plan.tasks] == ["/opt/all", "/opt/all", "/venv/bin/python"]
 
-    def test_a_node_far_away_shows_the_python_that_it_has_found(self) -> None:
+    def test_the_plan_shows_the_python_found_on_a_remote_node(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": [{"host": "b"}, {"host": "c"}]})
         facts = {"b": NodeFacts(8, python="/home/alice/venv/bin/python3")}
         plan = make_plan(spec, directory="/", environ={}, python="/opt/python", facts=facts)
         assert [task.python for task in plan.tasks] == ["/home/alice/venv/bin/python3", "python3"]
 
-    def test_pods_use_the_clusters_python(self) -> None:
+    def test_pods_use_the_cluster_python_unless_they_name_one(self) -> None:
         pods = {"from": "kubernetes", "count": 1, "image": "x"}
         of_cluster = ClusterSpec.model_validate({"nodes": pods, "python": "/opt/all"})
         of_pods = ClusterSpec.model_validate({"nodes": {**pods, "python": "/opt/pods"}, "python": "/opt/all"})
@@ -373,8 +369,8 @@ class TestPlacesAndPorts:
         assert (of_cluster.source.python, of_pods.source.python) == ("/opt/all", "/opt/pods")
 
 
-class TestShown:
-    def test_plan_as_json_is_what_the_text_says(self, in_process: Distlaunch, tmp_path: Path) -> None:
+class TestRenderedPlan:
+    def test_plan_json_plan_text_and_dry_run_agree(self, in_process: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "spec.yaml").write_text(
             "name: two\nnodes: [{host: local, tasks: {worker: 2}, port: 2222}]\nprogram: {script: train.py}\n"
         )
@@ -394,7 +390,7 @@ class TestShown:
             assert f"  TF_CONFIG  {json.dumps(task['tf_config'])}\n" in as_text.stdout
             assert f"  by hand    {task['command']}" in as_text.stdout
 
-    def test_the_plan_that_is_shown_is_the_plan_that_is_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_the_shown_plan_is_the_plan_that_runs(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         """The demo's arguments, and the folders of checkpoints and logs, which distlaunch chooses."""
         port = two_free_ports()
         (tmp_path / "spec.yaml").write_text(
@@ -423,7 +419,7 @@ class TestShown:
         assert f"runs/{run.name}/tensorboard/worker-0" in started
         assert (run / "checkpoints").is_dir()
 
-    def test_the_file_of_a_plan_has_all_addresses_once_and_a_whole_command_can_be_made_of_it(self) -> None:
+    def test_the_plan_file_has_addresses_once_and_restores_complete_commands(self) -> None:
         nodes = [{"host": f"n{number}", "tasks": {"worker": 1}} for number in range(40)]
         nodes[7] = {"host": "n7", "tasks": {"worker": 1, "evaluator": 1}}
         plan = Planner(ClusterSpec.model_validate({"nodes": nodes}), "/work", {}, "python3").plan()
@@ -439,20 +435,20 @@ class TestShown:
         assert complete_command({}, {"command": 7, "tf_config": []}) == "7"
         assert complete_command({}, {}) == ""
 
-    def test_a_named_run_directory_is_that_of_the_dry_run(self, in_process: Distlaunch, tmp_path: Path) -> None:
+    def test_dry_run_shows_paths_in_the_given_run_directory(self, in_process: Distlaunch, tmp_path: Path) -> None:
         shown = in_process("local", "--dry-run")
         assert f"--model-dir {tmp_path}/run/model" in shown.stdout
         assert f"DISTLAUNCH_LOG_DIR={tmp_path}/run/tensorboard/worker-0" in shown.stdout
         assert not shown.directory.exists()
 
-    def test_nodes_that_are_not_asked_ahead_are_named(self) -> None:
+    def test_the_plan_names_nodes_with_unknown_cores_and_gpus(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": [{"host": "local", "address": "here"}, {"host": "b"}]})
         ahead = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8)})
         assert "\nCores and GPUs not known yet: b\n" in render_text(ahead)
         asked = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8), "b": NodeFacts(8)})
         assert "not known yet" not in render_text(asked)
 
-    def test_addresses_that_the_checks_may_choose_are_shown_beside_the_first(self) -> None:
+    def test_the_plan_shows_alternative_addresses_until_the_checks_choose_one(self) -> None:
         spec = ClusterSpec.model_validate(
             {"nodes": [{"host": "a", "addresses": ["10.0.0.1", "10.1.0.1", "a.lab"]}, {"host": "b", "port": 1}]}
         )
@@ -464,7 +460,7 @@ class TestShown:
         checked = ahead.plan(addresses={"a": "10.1.0.1", "b": "b"})
         assert "  address    10.1.0.1:20000 (or the next free port)\n" in render_text(checked)
 
-    def test_nodes_are_dialled_where_ssh_reaches_them_unless_the_spec_says_otherwise(self) -> None:
+    def test_a_node_address_defaults_to_its_ssh_address(self) -> None:
         nodes = [{"host": "a"}, {"host": "b", "address": "10.0.0.2"}, {"host": "spare", "spare": True}]
         spec = ClusterSpec.model_validate({"nodes": nodes, "restart": {"max_restarts": 1}})
         # Two names of one machine are no contradiction: its agents share its free ports.
@@ -475,7 +471,7 @@ class TestShown:
         assert found is not None
         assert [task.address for task in found[0].plan().tasks] == ["10.0.0.9", "10.0.0.9"]
 
-    def test_a_run_of_one_task_shows_that_tf_config_is_unset(self) -> None:
+    def test_the_plan_of_a_single_task_shows_tf_config_as_unset(self) -> None:
         plan = planned({})
 
         assert render_text(plan).startswith("cluster: multi_worker_mirrored, 1 task on 1 node, in /work\n")
@@ -535,12 +531,12 @@ def shown(output: str) -> dict[str, Any]:
     return values
 
 
-class TestByHand:
-    """The command in the plan gives a task just what a run gives it."""
+class TestCommandByHand:
+    """The command in the plan gives a task exactly what a run gives it."""
 
     @pytest.mark.parametrize("kind", ["script", "module", "command"])
     @pytest.mark.parametrize("workers", first_quick([2, 1]))
-    def test_a_task_started_by_hand_gets_what_it_gets_in_a_run(
+    def test_a_task_started_by_hand_gets_the_same_arguments_and_environment(
         self, distlaunch: Distlaunch, tmp_path: Path, kind: str, workers: int
     ) -> None:
         folder = tmp_path / "it's a folder"
@@ -588,18 +584,20 @@ class TestByHand:
     @pytest.mark.parametrize(
         ("directory", "shown"), [("~", "~"), ("~/a b", "~/'a b'"), ("/a ~", "'/a ~'"), ("a~", "'a~'")]
     )
-    def test_the_folder_is_one_that_the_node_s_shell_understands(self, directory: str, shown: str) -> None:
+    def test_the_command_by_hand_quotes_the_working_directory_but_not_the_tilde(
+        self, directory: str, shown: str
+    ) -> None:
         plan = planned({}, program={"script": "train.py"}, working_directory=directory)
 
         assert render_by_hand(plan.tasks[0]).startswith(f"cd {shown} && ")
 
-    def test_keras_is_left_alone_by_hand_where_the_run_leaves_it_alone(self) -> None:
+    def test_the_command_by_hand_disables_the_keras_patch_if_the_run_does(self) -> None:
         for patch in (True, False):
             plan = planned({}, program={"script": "train.py"}, keras={"patch": patch})
 
             assert ("--no-keras-patch" in render_by_hand(plan.tasks[0])) == (not patch)
 
-    def test_a_command_by_hand_has_the_pythons_that_it_starts_patch_keras_where_the_run_has_them_do_so(self) -> None:
+    def test_a_command_by_hand_patches_keras_in_its_children_if_enabled(self) -> None:
         for patch in (True, False):
             plan = planned({}, program={"command": ["./run.sh", "3"]}, keras={"patch": patch})
 
@@ -614,7 +612,7 @@ class TestStrategies:
         plan = make_plan(parse_spec(text.encode()), directory="/work", environ={}, python="python3")
         return {str(task.task): task for task in plan.tasks}
 
-    def test_only_the_chief_and_the_evaluator_run_the_program_beside_servers(self) -> None:
+    def test_parameter_server_runs_the_program_only_on_chief_and_evaluator(self) -> None:
         tasks = self.planned(
             "nodes: [{host: a, tasks: {chief: 1, worker: 1, ps: 1, evaluator: 1}, gpus: [0, 1]}]\n"
             "strategy: parameter_server\nprogram: {script: train.py}\n"
@@ -633,7 +631,7 @@ class TestStrategies:
             assert task.env["GRPC_FAIL_FAST"] == "use_caller", name
             assert (task.patch_keras, task.collective) == (name in ("chief:0", "evaluator:0"), False)
 
-    def test_one_process_has_no_tf_config_and_gets_its_strategy(self) -> None:
+    def test_a_single_process_gets_strategy_variables_instead_of_tf_config(self) -> None:
         [task] = self.planned("nodes: [{host: a}]\nstrategy: mirrored\ndevices: 4\ncross_device: nccl\n").values()
         assert "TF_CONFIG" not in task.env
         told = {name: value for name, value in task.env.items() if name.startswith("DISTLAUNCH_")}
@@ -644,7 +642,7 @@ class TestStrategies:
             "DISTLAUNCH_CROSS_DEVICE": "nccl",
         }
 
-    def test_tensorboard_is_on_the_chiefs_node_and_no_part_of_the_cluster(self) -> None:
+    def test_tensorboard_runs_on_the_node_of_the_chief_outside_the_cluster(self) -> None:
         tasks = self.planned(
             "nodes: [{host: a}, {host: b, tasks: {chief: 1}}]\ntensorboard: true\ncheckpoint_directory: /shared\n"
         )
@@ -656,7 +654,7 @@ class TestStrategies:
         assert config["cluster"] == {"chief": ["b:20000"], "worker": ["a:20000"]}
         assert tasks["worker:0"].env["DISTLAUNCH_LOG_DIR"] == "/shared/logs/worker-0"
 
-    def test_tensorboard_has_the_variables_of_the_task_beside_it_without_those_of_the_cluster(self) -> None:
+    def test_tensorboard_gets_the_environment_of_its_node_without_cluster_variables(self) -> None:
         """It reads the same storage, and is forked from the same process."""
         node = {"tasks": {"worker": 2}, "env": {"AWS_REGION": "b"}}
         plan = planned(node, tensorboard=True, checkpoint_directory="/shared", env={"AWS_SECRET_KEY": "k"})
@@ -669,21 +667,21 @@ class TestStrategies:
         assert [*board.secrets] == ["AWS_SECRET_KEY"]
         assert board.defaults == worker.defaults
 
-    def test_the_values_that_yield_to_the_users_shell_are_those_that_the_spec_does_not_set(self) -> None:
+    def test_only_variables_that_the_spec_does_not_set_yield_to_the_shell(self) -> None:
         task, *_ = planned({"tasks": {"worker": 2}, "env": {"OMP_NUM_THREADS": "7"}}).tasks
         assert task.defaults == {"TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"}
 
 
-class TestPlaces:
+class TestDefaultFolders:
     """The folders that a spec leaves to distlaunch."""
 
-    def test_of_a_run_whose_folder_no_spec_can_name_are_refused(self) -> None:
+    def test_a_run_directory_that_is_not_utf_8_is_rejected(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": [{"host": "local"}]})
         with pytest.raises(UsageError, match=r"the path '/caf\\udce9' is not UTF-8"):
             fill_in_folders(spec, RunPaths(Path(os.fsdecode(b"/caf\xe9"))))
 
     @pytest.mark.parametrize(("fields", "folder"), [({}, "~"), ({"sync": {"to": "~/synced"}}, None)])
-    def test_of_the_demo_on_other_machines_are_their_homes_if_nothing_is_sent(
+    def test_a_remote_demo_runs_in_the_home_directory_unless_files_are_synced(
         self, fields: dict[str, Any], folder: str | None
     ) -> None:
         nodes = [{"host": "gpu-a"}, {"host": "gpu-b"}]

@@ -1,4 +1,4 @@
-"""A program has ended when it has ended, whatever its process still does: it waits for peers, children or a handler."""
+"""A program counts as ended even if its process still waits for peers, children or a handler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STAYS = str(PROGRAMS / "ends_but_stays.py")
 
 
 @pytest.mark.parametrize(("way", "sentence"), [("raises", "ValueError: row 3 has 7"), ("exits", "no such file: data")])
-def test_a_program_that_fails_ends_the_run_soon_although_its_process_stays(
+def test_a_failed_program_ends_the_run_even_if_its_process_stays(
     distlaunch: Distlaunch, way: str, sentence: str
 ) -> None:
     ran = distlaunch("local", "-n", "2", "--set", "timeouts.stop_grace_s=2", "--no-live", STAYS, way, "worker:1")
@@ -29,7 +29,7 @@ def test_a_program_that_fails_ends_the_run_soon_although_its_process_stays(
     assert "0 processes left" in ran.stderr
 
 
-def test_a_program_that_returns_ends_the_run_with_success_although_its_process_stays(distlaunch: Distlaunch) -> None:
+def test_a_finished_program_ends_the_run_successfully_even_if_its_process_stays(distlaunch: Distlaunch) -> None:
     began = time.monotonic()
     ran = distlaunch("local", "-n", "2", "--set", "timeouts.drain_s=3", "--no-live", STAYS, "returns", "worker:1")
     assert ran.status == 0, ran.stderr

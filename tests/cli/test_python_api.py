@@ -73,7 +73,7 @@ def start(text: str) -> subprocess.Popen[str]:
 # --- one call ---
 
 
-def test_a_program_that_succeeds_on_two_workers_gives_its_report(tmp_path: Path) -> None:
+def test_run_local_returns_the_report_of_a_successful_run(tmp_path: Path) -> None:
     report = run_local(command=["sh", "-c", "echo $DISTLAUNCH_TASK"], workers=2, run_dir=tmp_path / "run")
     assert (report.outcome, report.exit_status) == ("succeeded", 0)
     assert [task.task for task in report.attempts[0].tasks] == ["worker:0", "worker:1"]
@@ -82,7 +82,7 @@ def test_a_program_that_succeeds_on_two_workers_gives_its_report(tmp_path: Path)
 
 
 @pytest.mark.smoke
-def test_a_failing_script_gives_the_verdict_on_it() -> None:
+def test_run_local_returns_the_verdict_on_a_failing_script() -> None:
     name = script("""
         import os
         if os.environ["DISTLAUNCH_TASK"] == "worker:1":
@@ -97,7 +97,7 @@ def test_a_failing_script_gives_the_verdict_on_it() -> None:
 
 
 @pytest.mark.smoke
-def test_a_spec_file_is_run_and_a_script_gets_its_arguments_and_variables() -> None:
+def test_run_passes_arguments_and_variables_of_a_spec_file_to_the_script() -> None:
     name = script("import os, sys; assert (sys.argv[1:], os.environ['COLOUR']) == (['--epochs', '3'], 'red')")
     spec = local_spec(name, "--epochs", "3", workers=1, env={"COLOUR": "red"}, settings=PLAIN)
     Path("cluster.yaml").write_text(spec.model_dump_json(exclude_unset=True))
@@ -105,7 +105,7 @@ def test_a_spec_file_is_run_and_a_script_gets_its_arguments_and_variables() -> N
     assert run("cluster.yaml").outcome == "succeeded"
 
 
-def test_nothing_is_printed_and_the_process_stays_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_prints_nothing_and_keeps_signal_handlers_and_environment(capfd: pytest.CaptureFixture[str]) -> None:
     handlers, environ = [signal.getsignal(signum) for signum in HANDLED], dict(os.environ)
     with Cluster(local_spec(command=["sh", "-c", "echo out; echo err >&2"])) as cluster:
         cluster.wait()
@@ -115,7 +115,7 @@ def test_nothing_is_printed_and_the_process_stays_as_it_was(capfd: pytest.Captur
     assert [*cluster.logs("worker:0")] == ["out", "err"]
 
 
-def test_a_run_works_in_a_thread() -> None:
+def test_run_local_works_in_a_thread() -> None:
     reports: list[RunReport] = []
     thread = threading.Thread(target=lambda: reports.append(run_local(command=["true"])))
     thread.start()
@@ -123,7 +123,7 @@ def test_a_run_works_in_a_thread() -> None:
     assert [report.outcome for report in reports] == ["succeeded"]
 
 
-def test_a_run_works_beside_a_running_event_loop_as_in_a_notebook() -> None:
+def test_a_cluster_works_inside_a_running_event_loop() -> None:
     program = start("""
         import asyncio
         from distlaunch import Cluster, local_spec
@@ -141,7 +141,7 @@ def test_a_run_works_beside_a_running_event_loop_as_in_a_notebook() -> None:
 
 
 @pytest.mark.smoke
-def test_mistakes_of_a_spec_are_all_in_the_error() -> None:
+def test_spec_error_lists_all_mistakes_of_the_spec() -> None:
     Path("bad.yaml").write_text("nodes: [{host: local}]\nprots: 1\nnmae: x\n")
     with pytest.raises(SpecError) as caught:
         run("bad.yaml")
@@ -149,7 +149,7 @@ def test_mistakes_of_a_spec_are_all_in_the_error() -> None:
     assert all(line in str(caught.value) for line in caught.value.evidence)
 
 
-def test_a_run_directory_that_is_in_use_is_an_error_of_its_own_kind(tmp_path: Path) -> None:
+def test_a_non_empty_run_directory_raises_run_directory_error(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").touch()
     with pytest.raises(RunDirectoryError, match="is not empty") as caught:
@@ -157,7 +157,7 @@ def test_a_run_directory_that_is_in_use_is_an_error_of_its_own_kind(tmp_path: Pa
     assert (caught.value.hint, caught.value.exit_status) == ("choose a new folder; each run needs its own", 3)
 
 
-def test_an_error_that_only_the_controller_finds_arrives_with_its_reference() -> None:
+def test_an_error_of_the_controller_is_raised_with_its_reference() -> None:
     spec = ClusterSpec.model_validate({"nodes": {"from": {"command": ["sh", "-c", "echo no nodes >&2; exit 1"]}}})
     with pytest.raises(DistlaunchError) as caught, Cluster(spec):
         pytest.fail("the block was entered")
@@ -165,7 +165,7 @@ def test_an_error_that_only_the_controller_finds_arrives_with_its_reference() ->
     assert caught.value.evidence == ("no nodes",)
 
 
-def test_a_program_that_does_not_exist_is_an_error_and_no_run(tmp_path: Path) -> None:
+def test_a_missing_script_raises_usage_error_and_creates_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read the script .*/missing\.py: No such file") as caught:
         run_local("missing.py", run_dir=tmp_path / "run")
     assert (caught.value.reference, caught.value.exit_status) == ("no-program", 2)
@@ -183,13 +183,13 @@ def test_a_program_that_does_not_exist_is_an_error_and_no_run(tmp_path: Path) ->
         ({"env": {"A=B": "x", "1": "y"}}, "'1'"),
     ],
 )
-def test_arguments_that_contradict_each_other_are_refused(arguments: dict[str, object], message: str) -> None:
+def test_local_spec_rejects_invalid_and_contradictory_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         local_spec(**arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("has_report", [True, False])
-def test_an_error_that_ends_a_started_run_is_its_outcome_if_there_is_a_report(tmp_path: Path, has_report: bool) -> None:
+def test_a_late_controller_error_is_raised_only_without_a_report(tmp_path: Path, has_report: bool) -> None:
     spoilt = ["plan.json"] if has_report else ["plan.json", "report.json"]
     code = f"cd {tmp_path}/run; for name in {' '.join(spoilt)}; do rm -f $name; mkdir $name; done; kill -9 $$"
     spec = local_spec(command=["sh", "-c", code], workers=1, settings=["restart.max_restarts=1"])
@@ -201,7 +201,7 @@ def test_an_error_that_ends_a_started_run_is_its_outcome_if_there_is_a_report(tm
 
 
 @pytest.mark.smoke
-def test_a_controller_that_cannot_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_controller_lost_error_shows_an_import_error_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = local_spec(command=["true"])
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(ControllerLostError, match="has ended with status 1, without a result") as caught:
@@ -210,7 +210,7 @@ def test_a_controller_that_cannot_import_says_so(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.smoke
-def test_a_system_without_threads_is_an_error_and_leaves_nothing(
+def test_an_unstartable_thread_raises_process_limit_error_and_leaves_no_process(
     mark: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -224,7 +224,7 @@ def test_a_system_without_threads_is_an_error_and_leaves_nothing(
 
 
 @pytest.mark.smoke
-def test_a_system_without_processes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unstartable_process_raises_process_limit_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -233,7 +233,7 @@ def test_a_system_without_processes_is_an_error(monkeypatch: pytest.MonkeyPatch)
         run_local(command=["true"])
 
 
-def test_ctrl_c_during_the_start_stops_everything(mark: dict[str, str]) -> None:
+def test_ctrl_c_while_a_cluster_starts_leaves_no_process(mark: dict[str, str]) -> None:
     program = start("""
         from distlaunch import Cluster, ClusterSpec
         spec = ClusterSpec.model_validate({"nodes": {"from": {"command": ["sleep", "600"]}}})
@@ -247,7 +247,7 @@ def test_ctrl_c_during_the_start_stops_everything(mark: dict[str, str]) -> None:
     assert_none_left(mark)
 
 
-def test_a_cluster_outside_of_its_block_says_what_to_do() -> None:
+def test_using_a_cluster_outside_its_with_block_raises_runtime_error() -> None:
     cluster = Cluster(local_spec(command=["true"]))
     with pytest.raises(RuntimeError, match="use `with Cluster"):
         cluster.wait()
@@ -261,7 +261,7 @@ def test_a_cluster_outside_of_its_block_says_what_to_do() -> None:
 
 
 @pytest.mark.smoke
-def test_events_follow_the_run_and_end_with_it(tmp_path: Path) -> None:
+def test_cluster_events_follow_the_run_until_it_ends(tmp_path: Path) -> None:
     with Cluster(local_spec(command=waits_for(tmp_path / "go"))) as cluster:
         seen = []
         for record in cluster.events():
@@ -276,7 +276,7 @@ def test_events_follow_the_run_and_end_with_it(tmp_path: Path) -> None:
     assert [*cluster.events()] == seen
 
 
-def test_lines_of_a_log_are_there_as_they_are_printed(tmp_path: Path) -> None:
+def test_cluster_logs_yield_lines_while_the_task_prints_them(tmp_path: Path) -> None:
     with Cluster(local_spec(command=waits_for(tmp_path / "go"))) as cluster:
         lines = cluster.logs("worker:1")
         assert next(lines) == "begins"
@@ -285,7 +285,7 @@ def test_lines_of_a_log_are_there_as_they_are_printed(tmp_path: Path) -> None:
         assert [*lines] == ["ends"]
 
 
-def test_a_log_has_all_attempts_or_one(tmp_path: Path) -> None:
+def test_cluster_logs_cover_all_attempts_or_one(tmp_path: Path) -> None:
     code = r"""
         printf '%s\r\033[1m\n\n\377' $DISTLAUNCH_ATTEMPT
         if test $DISTLAUNCH_ATTEMPT = 1; then kill -9 $$; fi
@@ -303,14 +303,14 @@ def test_a_log_has_all_attempts_or_one(tmp_path: Path) -> None:
     assert [*cluster.logs("worker:0", attempt=2)] == ["2\r\x1b[1m", "", "\ufffd"]
 
 
-def test_a_task_that_the_run_does_not_have_is_refused() -> None:
+def test_cluster_logs_reject_a_task_that_does_not_exist() -> None:
     with Cluster(local_spec(command=["true"], workers=1)) as cluster:
         for name, message in (("worker:1", "it has worker:0"), ("worker", "named like worker:0")):
             with pytest.raises(UsageError, match=message):
                 cluster.logs(name)
 
 
-def test_the_stacks_of_running_tasks_have_the_line_that_each_is_at() -> None:
+def test_cluster_stacks_show_the_current_function_of_each_task() -> None:
     name = script("""
         import time
         def load_batch():
@@ -327,13 +327,13 @@ def test_the_stacks_of_running_tasks_have_the_line_that_each_is_at() -> None:
         cluster.stacks()
 
 
-def test_the_status_has_every_task_also_after_the_end() -> None:
+def test_cluster_status_is_available_during_and_after_the_run() -> None:
     with Cluster(local_spec(command=FOREVER)) as cluster:
         assert [task.task for task in cluster.status().tasks] == [str(task) for task in cluster.tasks]
     assert cluster.status().state == "interrupted"
 
 
-def test_other_commands_know_the_run() -> None:
+def test_the_down_command_stops_a_run_started_from_python() -> None:
     with Cluster(local_spec(command=FOREVER)) as cluster:
         subprocess.run(distlaunch_command("down", cluster.directory.name), capture_output=True, timeout=60, check=True)
         assert cluster.wait(10).outcome == "interrupted"
@@ -343,7 +343,7 @@ def test_other_commands_know_the_run() -> None:
 
 
 @pytest.mark.smoke
-def test_an_exception_in_the_block_stops_everything(mark: dict[str, str]) -> None:
+def test_an_exception_in_the_cluster_block_stops_the_run(mark: dict[str, str]) -> None:
     with contextlib.suppress(ZeroDivisionError), Cluster(local_spec(command=FOREVER, workers=2)) as cluster:
         assert len(marked(mark)) > 3  # the controller, its agent, two tasks
         print(1 / 0)
@@ -354,13 +354,13 @@ def test_an_exception_in_the_block_stops_everything(mark: dict[str, str]) -> Non
     assert report.attempts[0].processes_left == 0
 
 
-def test_a_run_that_takes_too_long_is_stopped(mark: dict[str, str]) -> None:
+def test_run_local_stops_a_run_that_exceeds_its_timeout(mark: dict[str, str]) -> None:
     with pytest.raises(TimeoutError, match="is not over after"):
         run_local(command=FOREVER, timeout_s=0.1)
     assert_none_left(mark)
 
 
-def test_stopping_at_once_waits_for_no_grace(mark: dict[str, str]) -> None:
+def test_cluster_stop_now_skips_the_grace_period(mark: dict[str, str]) -> None:
     with Cluster(local_spec(command=IGNORES_TERM, settings=["timeouts.stop_grace_s=600"])) as cluster:
         assert [next(cluster.logs(task)) for task in cluster.tasks] == ["begins", "begins"]
         cluster.stop(now=True)
@@ -368,7 +368,7 @@ def test_stopping_at_once_waits_for_no_grace(mark: dict[str, str]) -> None:
     assert cluster.wait().outcome == "interrupted"
 
 
-def test_ctrl_c_leaves_the_block_and_stops_everything(mark: dict[str, str]) -> None:
+def test_ctrl_c_in_the_cluster_block_stops_the_run(mark: dict[str, str]) -> None:
     program = start(f"""
         from distlaunch import Cluster, local_spec
         with Cluster(local_spec(command={FOREVER})) as cluster:
@@ -385,7 +385,7 @@ def test_ctrl_c_leaves_the_block_and_stops_everything(mark: dict[str, str]) -> N
     assert json.loads((directory / "report.json").read_text())["outcome"] == "interrupted"
 
 
-def test_a_second_ctrl_c_waits_for_no_grace(mark: dict[str, str]) -> None:
+def test_a_second_ctrl_c_in_the_cluster_block_skips_the_grace_period(mark: dict[str, str]) -> None:
     program = start(f"""
         from distlaunch import Cluster, local_spec
         with Cluster(local_spec(command={IGNORES_TERM}, settings=["timeouts.stop_grace_s=600"])) as cluster:
@@ -403,7 +403,7 @@ def test_a_second_ctrl_c_waits_for_no_grace(mark: dict[str, str]) -> None:
     assert_none_left(mark)
 
 
-def test_a_killed_program_takes_its_run_along_though_its_child_holds_the_pipe(mark: dict[str, str]) -> None:
+def test_sigkill_of_a_python_program_stops_its_run_despite_a_forked_child(mark: dict[str, str]) -> None:
     program = start(f"""
         import os, time
         from distlaunch import Cluster, local_spec
@@ -423,7 +423,7 @@ def test_a_killed_program_takes_its_run_along_though_its_child_holds_the_pipe(ma
     psutil.Process(child).kill()
 
 
-def test_a_killed_controller_is_an_error_and_leaves_nothing(mark: dict[str, str]) -> None:
+def test_a_killed_controller_raises_controller_lost_error_and_leaves_no_process(mark: dict[str, str]) -> None:
     with Cluster(local_spec(command=FOREVER)) as cluster:
         controller = json.loads((cluster.directory / "run.json").read_text())["controller"]["pid"]
         psutil.Process(controller).kill()
@@ -433,7 +433,7 @@ def test_a_killed_controller_is_an_error_and_leaves_nothing(mark: dict[str, str]
     assert len([*cluster.events()]) > 3  # the events end nevertheless
 
 
-def test_processes_that_the_user_starts_meanwhile_are_not_stopped() -> None:
+def test_processes_that_the_user_starts_are_not_stopped_with_the_cluster() -> None:
     with Cluster(local_spec(command=FOREVER)):
         mine = subprocess.Popen(["sleep", "600"])
     assert mine.poll() is None
@@ -441,7 +441,7 @@ def test_processes_that_the_user_starts_meanwhile_are_not_stopped() -> None:
     mine.wait()
 
 
-def test_secrets_are_on_no_command_line(mark: dict[str, str]) -> None:
+def test_secrets_from_python_are_on_no_command_line_and_in_no_file(mark: dict[str, str]) -> None:
     with Cluster(local_spec(command=FOREVER, env={"API_TOKEN": "hunter-2"})) as cluster:
         lines = [line for process in marked(mark) for line in _command_line(process)]
         assert "hunter-2" not in " ".join(lines)
@@ -458,7 +458,7 @@ def _command_line(process: psutil.Process) -> list[str]:
 # --- several ---
 
 
-def test_two_clusters_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_concurrent_clusters_do_not_disturb_each_other(tmp_path: Path) -> None:
     with Cluster(local_spec(command=waits_for(tmp_path / "go"))) as first:
         with Cluster(local_spec(command=FOREVER)) as second:
             assert first.directory != second.directory
@@ -469,7 +469,7 @@ def test_two_clusters_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert run_local(command=["true"]).outcome == "succeeded"  # and one after them
 
 
-def test_a_cluster_and_a_report_say_what_they_are() -> None:
+def test_repr_of_cluster_and_report_shows_name_and_outcome() -> None:
     cluster = Cluster(local_spec(command=["sh", "-c", "exit 3"], workers=1))
     assert repr(cluster) == "<Cluster of local-1, not started>"
     with cluster:
@@ -482,7 +482,7 @@ def test_a_cluster_and_a_report_say_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("words", [["--version"], ["local", "-h"]])
-def test_python_runs_the_command_as_a_module(words: list[str]) -> None:
+def test_python_m_distlaunch_prints_the_same_as_the_command(words: list[str]) -> None:
     ran = [
         subprocess.run([*command, *words], capture_output=True, text=True, check=True).stdout
         for command in ([sys.executable, "-m", "distlaunch"], distlaunch_command())
@@ -507,7 +507,7 @@ def example_files() -> None:
 @pytest.mark.parametrize(
     "name", ["distlaunch", "launcher.python.calls", "launcher.python.cluster", "launcher.python.specs"]
 )
-def test_the_examples_of_the_docstrings_are_right(name: str) -> None:
+def test_docstring_examples_of_the_python_api_work(name: str) -> None:
     module = importlib.import_module(name)
     names = {each: getattr(importlib.import_module("distlaunch"), each) for each in ("local_spec", "Cluster")}
     failed, tried = doctest.testmod(module, extraglobs=names)
@@ -516,7 +516,7 @@ def test_the_examples_of_the_docstrings_are_right(name: str) -> None:
 
 
 @pytest.mark.usefixtures("example_files")
-def test_the_examples_of_the_page_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_examples_of_the_documentation_work(capsys: pytest.CaptureFixture[str]) -> None:
     examples = blocks(LAUNCHER_PAGE, "python")
     assert len(examples) == 2
     for example in examples:

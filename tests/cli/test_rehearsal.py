@@ -12,8 +12,8 @@ from tests.harness.processes.commands import Distlaunch
 from tests.harness.processes.rehearsals import REAL
 
 
-class TestCommands:
-    def test_compose_writes_as_many_nodes_as_the_spec_has(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+class TestRehearsal:
+    def test_compose_rehearses_with_as_many_nodes_as_the_spec_has(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "specs").mkdir()
         (tmp_path / "specs" / "real.yaml").write_text(REAL)
         ran = distlaunch("compose", "specs/real.yaml", run_dir=False)
@@ -21,7 +21,7 @@ class TestCommands:
         controller = yaml.safe_load(ran.stdout)["services"]["controller"]
         assert controller["command"] == ["up", "specs/real.yaml", "--rehearsal", "3"]
 
-    def test_a_spec_elsewhere_is_refused(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_compose_rejects_a_spec_outside_the_current_folder(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "here").mkdir()
         (tmp_path / "real.yaml").write_text(REAL)
         ran = distlaunch("compose", "../real.yaml", cwd=tmp_path / "here", run_dir=False)
@@ -30,7 +30,9 @@ class TestCommands:
         assert ran.stdout == ""
 
     @pytest.mark.parametrize("verb", ["up", "plan"])
-    def test_a_rehearsal_is_planned_for_the_containers(self, verb: str, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_rehearsal_is_planned_for_containers_instead_of_the_real_nodes(
+        self, verb: str, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         (tmp_path / "real.yaml").write_text(REAL)
         how = ["--dry-run"] if verb == "up" else ["--json"]
         ran = distlaunch(verb, "real.yaml", "--rehearsal", "4", *how, run_dir=False, env={"WANDB_API_KEY": "x"})

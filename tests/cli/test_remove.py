@@ -1,4 +1,4 @@
-"""`rm` and `prune` remove what they say and nothing else: never a run that may be running, nothing behind a link."""
+"""`rm` and `prune` remove only what they report: never a run that may be running, nothing behind a link."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def running(runs: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class TestRm:
-    def test_removes_runs_that_have_ended_and_says_what_that_frees(self, runs: Path) -> None:
+    def test_rm_removes_ended_and_lost_runs_and_reports_the_freed_bytes(self, runs: Path) -> None:
         ask("local", "-n", "1", "--", "sh", "-c", "exit 3")
         [name] = names(runs)
         (runs / name / "checkpoints" / "big").write_bytes(bytes(300_000))
@@ -97,7 +97,7 @@ class TestRm:
         assert total.startswith("Freed: 2 runs, ")
         assert names(runs) == {"other"}
 
-    def test_refuses_a_running_run_and_then_removes_none(self, runs: Path, running: subprocess.Popen[bytes]) -> None:
+    def test_rm_rejects_a_running_run_and_removes_nothing(self, runs: Path, running: subprocess.Popen[bytes]) -> None:
         [name] = names(runs)
         write_run(runs / "other", outcome="succeeded")
 
@@ -109,7 +109,7 @@ class TestRm:
         assert running.poll() is None
 
     @pytest.mark.slow
-    def test_refuses_a_lost_run_whose_tasks_are_not_gone_yet(
+    def test_rm_rejects_a_lost_run_until_its_tasks_have_ended(
         self, runs: Path, running: subprocess.Popen[bytes]
     ) -> None:
         [name] = names(runs)
@@ -129,7 +129,7 @@ class TestRm:
         wait_until(lambda: ask("rm", name).returncode == 0, "they have ended")
         assert names(runs) == set()
 
-    def test_refuses_a_run_that_cannot_be_seen_from_here(self, runs: Path) -> None:
+    def test_rm_rejects_a_run_on_another_machine_or_in_another_container(self, runs: Path) -> None:
         write_run(runs / "far", controller=ELSEWHERE)
         write_run(runs / "contained", controller={"pid_namespace": "pid:[1]"})
         for name, place in (("far", "on gpu-a"), ("contained", "in another container on ")):
@@ -137,7 +137,7 @@ class TestRm:
                 find_removable([name])
         assert names(runs) == {"far", "contained"}
 
-    def test_refuses_what_is_no_run_of_this_users_or_a_link_to_it(self, runs: Path, tmp_path: Path) -> None:
+    def test_rm_rejects_other_folders_links_and_runs_of_other_users(self, runs: Path, tmp_path: Path) -> None:
         thesis = tmp_path / "thesis"
         thesis.mkdir()
         real = write_run(tmp_path / "real", outcome="succeeded")
@@ -153,7 +153,7 @@ class TestRm:
                 find_removable([str(real.root)])
         assert real.run.exists()
 
-    def test_removes_a_folder_elsewhere_if_it_is_named(self, runs: Path, tmp_path: Path) -> None:
+    def test_rm_removes_a_run_given_by_its_path(self, runs: Path, tmp_path: Path) -> None:
         files = write_run(tmp_path / "elsewhere", outcome="succeeded")
         (files.root / "data").symlink_to(tmp_path / "precious")
         (tmp_path / "precious").mkdir()
@@ -165,7 +165,7 @@ class TestRm:
         assert facts["bytes"] > 0
         assert names(tmp_path) == {"precious"}
 
-    def test_does_not_remove_a_run_that_began_again_meanwhile(self, runs: Path) -> None:
+    def test_rm_keeps_a_run_that_restarts_before_its_removal(self, runs: Path) -> None:
         write_run(runs / "a", outcome="succeeded")
         [files] = find_removable(["a"])
         shutil.rmtree(files.root)
@@ -176,13 +176,13 @@ class TestRm:
 
         assert names(runs) == {"a"}
 
-    def test_asks_for_a_name(self, runs: Path) -> None:
+    def test_rm_without_a_run_name_is_a_usage_error(self, runs: Path) -> None:
         write_run(runs / "a", outcome="succeeded")
         assert ask("rm").returncode == 2
         assert ask("rm", "").returncode == 2
         assert names(runs) == {"a"}
 
-    def test_that_fails_says_why(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rm_reports_why_a_removal_failed(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = write_run(runs / "a", outcome="succeeded")
 
         def no_permission(path: Path) -> None:
@@ -194,7 +194,7 @@ class TestRm:
 
 
 class TestPrune:
-    def test_by_default_removes_runs_of_a_month_ago_but_not_the_latest_twenty(self, runs: Path) -> None:
+    def test_prune_removes_runs_older_than_a_month_except_the_latest_twenty(self, runs: Path) -> None:
         for number in range(15):
             write_old(runs / f"new-{number:02}", days=number)
         for number in range(10):
@@ -213,7 +213,7 @@ class TestPrune:
         assert ask("prune").stdout == "Nothing to remove\n"
 
     @pytest.mark.slow
-    def test_has_one_condition_if_one_is_given_and_both_if_both_are(self, runs: Path) -> None:
+    def test_prune_applies_both_keep_and_older_than_if_both_are_given(self, runs: Path) -> None:
         for days in (1, 2, 10, 20):
             write_old(runs / f"{days}-days", days=days)
 
@@ -227,7 +227,7 @@ class TestPrune:
         assert would_remove("--older-than", "2w", "--keep", "1") == ["20-days"]
         assert ask("prune", "--older-than", "30").returncode == 2
 
-    def test_says_what_it_would_free_in_bytes(self, runs: Path) -> None:
+    def test_prune_dry_run_reports_the_bytes_that_it_would_free(self, runs: Path) -> None:
         files = write_old(runs / "old", days=40)
         (files.root / "data").write_bytes(bytes(100_000))
         os.link(files.root / "data", files.root / "same-data")
@@ -239,7 +239,7 @@ class TestPrune:
         assert shown == f"Would remove old: {size:,} bytes\n"
         assert names(runs) == {"old"}
 
-    def test_never_touches_a_run_that_is_or_may_be_running(self, runs: Path) -> None:
+    def test_prune_keeps_runs_that_are_or_may_be_running(self, runs: Path) -> None:
         write_run(runs / "running", started=1.0)
         write_run(runs / "far", started=1.0, controller=ELSEWHERE)
         write_lost(runs / "leased", days=1, lease_s=2 * DAY_S)
@@ -248,9 +248,7 @@ class TestPrune:
         assert prunable() == {"lost"}
         assert prunable(days=2) == set()
 
-    def test_removes_only_what_is_certainly_a_run_of_this_users_below_the_folder_of_runs(
-        self, runs: Path, tmp_path: Path
-    ) -> None:
+    def test_prune_removes_only_valid_run_folders_of_the_current_user(self, runs: Path, tmp_path: Path) -> None:
         write_old(runs / "old", days=40)
         elsewhere = write_old(tmp_path / "elsewhere", days=40)
         (runs / "link").symlink_to(elsewhere.root)
@@ -269,7 +267,7 @@ class TestPrune:
         assert names(runs) == before - {"old"}
         assert elsewhere.run.exists()
 
-    def test_leaves_what_a_link_within_a_run_leads_to(self, runs: Path, tmp_path: Path) -> None:
+    def test_prune_keeps_the_target_of_a_link_inside_a_run(self, runs: Path, tmp_path: Path) -> None:
         (tmp_path / "precious").mkdir()
         (tmp_path / "precious" / "file").touch()
         (write_old(runs / "old", days=40).root / "data").symlink_to(tmp_path / "precious")
@@ -279,7 +277,7 @@ class TestPrune:
         assert names(runs) == set()
         assert names(tmp_path / "precious") == {"file"}
 
-    def test_finishes_a_removal_that_was_interrupted(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_prune_finishes_an_interrupted_removal(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = write_old(runs / "old", days=1)
 
         def interrupt(_: Path) -> None:
@@ -296,6 +294,6 @@ class TestPrune:
         remove(left)
         assert names(runs) == set()
 
-    def test_of_nothing_does_nothing(self, runs: Path) -> None:
+    def test_prune_without_runs_reports_nothing_to_remove(self, runs: Path) -> None:
         assert (ask("prune").stdout, ask("prune", "--json").stdout) == ("Nothing to remove\n", "[]\n")
         assert not runs.exists()

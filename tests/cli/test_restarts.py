@@ -26,7 +26,7 @@ FLAKY = str(PROGRAMS / "fail_at_first.py")
 # --- real processes ---
 
 
-def test_a_cluster_that_fails_is_started_again_as_one(distlaunch: Distlaunch) -> None:
+def test_a_failed_cluster_is_restarted_with_all_its_tasks(distlaunch: Distlaunch) -> None:
     mark = make_mark()
     ran = distlaunch("local", "-n", "3", "--max-restarts", "2", "--", "python3", FLAKY, "3", "worker:1", "7", env=mark)
     assert ran.status == 0, ran.stderr
@@ -61,8 +61,8 @@ def test_a_cluster_that_fails_is_started_again_as_one(distlaunch: Distlaunch) ->
 
 
 @pytest.mark.slow
-def test_every_process_of_an_attempt_is_gone_before_the_next_one_starts(distlaunch: Distlaunch) -> None:
-    """A child that ignores SIGTERM outlives its task, and must not meet the next attempt."""
+def test_all_processes_of_an_attempt_end_before_the_next_attempt_starts(distlaunch: Distlaunch) -> None:
+    """A child that ignores SIGTERM outlives its task, but must end before the next attempt starts."""
     script = (
         "import os, signal, subprocess, sys, time; "
         "left = os.environ.get('PIDS'); "
@@ -80,7 +80,7 @@ def test_every_process_of_an_attempt_is_gone_before_the_next_one_starts(distlaun
 
 
 @pytest.mark.slow
-def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path) -> None:
+def test_down_ends_a_restart_pause_at_once(tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("nodes: [{host: local}]\nrestart: {max_restarts: 3, pause_s: 500}\nprogram: {command: ['false']}\n")
     with (tmp_path / "stderr").open("wb") as stderr:
@@ -104,7 +104,7 @@ def end(folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_down_ends_a_running_run_and_waits_until_nothing_is_left(tmp_path: Path) -> None:
+def test_down_stops_a_run_and_waits_until_no_process_is_left(tmp_path: Path) -> None:
     mark = make_mark()
     with (tmp_path / "stderr").open("wb") as stderr:
         command = distlaunch_command("local", "-n", "2", "--run-dir", "run", "--", "sleep", "600")
@@ -121,8 +121,8 @@ def test_down_ends_a_running_run_and_waits_until_nothing_is_left(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_an_error_of_the_controller_after_the_start_has_its_report_and_the_right_status(distlaunch: Distlaunch) -> None:
-    """The second attempt cannot write its plan: something is in the way."""
+def test_a_controller_error_between_attempts_sets_the_report_and_exit_status(distlaunch: Distlaunch) -> None:
+    """The second attempt cannot write its plan, because a folder has the name of the file."""
     in_the_way = 'rm "$0/plan.json"; mkdir -p "$0/plan.json/x"; exit 1'
     run = distlaunch("local", "--dry-run", "--", "true").directory
     ran = distlaunch("local", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", in_the_way, str(run))

@@ -32,8 +32,8 @@ from worker_entry.protocol.frozen import replace
 COVERS = ("launcher/rundir", "launcher/sources", "launcher/controller", "launcher/commands")
 
 
-def test_one_that_was_read_before_another_has_ended_is_refused(tmp_path: Path) -> None:
-    """It has read the record and the history of before."""
+def test_a_resume_is_rejected_if_another_process_has_just_resumed(tmp_path: Path) -> None:
+    """It has read the record and the history before the other resume wrote them."""
     files = RunDir.create(tmp_path / "run")
     with files.hold(RunStart(run_id="x", name="x", started=1.0)):
         pass
@@ -48,8 +48,8 @@ def test_one_that_was_read_before_another_has_ended_is_refused(tmp_path: Path) -
     assert run_json(files.root)["generation"] == 1
 
 
-def test_the_time_of_the_last_contact_is_that_of_a_controller_with_tasks(tmp_path: Path) -> None:
-    """A resume that did not reach them, such as one that was interrupted, does not make later ones wait again."""
+def test_the_last_contact_is_the_last_write_of_a_controller_with_tasks(tmp_path: Path) -> None:
+    """A resume that did not reach the tasks, such as an interrupted one, does not make later resumes wait again."""
     files = RunDir.create(tmp_path / "run")
     start = RunStart(run_id="x", name="x", started=1.0)
     with files.hold(start) as journal:
@@ -67,7 +67,7 @@ def test_the_time_of_the_last_contact_is_that_of_a_controller_with_tasks(tmp_pat
         assert (history.attended, history.is_attended) == (2e9, False)
 
 
-def test_a_running_controller_shows_that_it_runs_although_nothing_happens(tmp_path: Path) -> None:
+def test_an_idle_controller_keeps_the_time_of_its_journal_recent(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "events.jsonl", time.time)
     os.utime(tmp_path / "events.jsonl", (1.0, 1.0))
     journal.touch()
@@ -76,7 +76,7 @@ def test_a_running_controller_shows_that_it_runs_although_nothing_happens(tmp_pa
     journal.touch()
 
 
-def test_the_wait_for_a_lease_ends_with_a_signal_and_counts_from_the_last_contact() -> None:
+def test_the_lease_wait_counts_from_the_last_contact_and_ends_on_sigint() -> None:
     said = Console(NowhereSink())
     interrupts = Interrupts()
     began = time.monotonic()
@@ -87,7 +87,7 @@ def test_the_wait_for_a_lease_ends_with_a_signal_and_counts_from_the_last_contac
     assert time.monotonic() - began < 60
 
 
-def test_a_signal_does_not_wait_until_the_nodes_are_clean() -> None:
+def test_a_signal_interrupts_the_cleanup_of_nodes_before_a_resume() -> None:
     interrupts, is_clean = Interrupts(), threading.Event()
     assert _unless_asked(interrupts, lambda: 7) == 7
     threading.Timer(0.2, interrupts.ask, [signal.SIGINT]).start()
@@ -103,9 +103,11 @@ def fail() -> None:
 
 
 @pytest.mark.slow
-class TestAfterItsEnd:
+class TestResumeCommand:
     @pytest.mark.smoke
-    def test_the_attempts_are_counted_on_and_the_report_has_all(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_resume_continues_attempt_numbers_and_reports_all_attempts(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         first = distlaunch("local", "-n", "2", "--", "sh", "-c", "echo tried; test -e ok")
         assert first.status == 1
         (tmp_path / "ok").touch()
@@ -122,14 +124,14 @@ class TestAfterItsEnd:
         between_s = report["attempts"][1]["started"] - report["attempts"][0]["ended"]
         assert read_goodput(first.directory)["restarting_s"] >= between_s > 0
 
-    def test_another_spec_can_be_named(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_resume_accepts_another_spec(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         first = distlaunch("local", "-n", "1", "--", "false")
         spec = tmp_path / "spec.yaml"
         spec.write_text("nodes: [{host: local, tasks: {worker: 1}}]\nprogram: {command: [echo, other]}\n")
         again = distlaunch("resume", str(first.directory), "--spec", str(spec), run_dir=False)
         assert (again.status, again.stdout) == (0, "worker:0 │ other\n")
 
-    def test_secrets_come_from_the_environment(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_resume_takes_secrets_from_the_environment(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         spec = tmp_path / "spec.yaml"
         spec.write_text(
             "nodes: [{host: local}]\nenv: {API_KEY: sesame}\nprogram: {command: [sh, -c, 'test $API_KEY = right!']}\n"
@@ -145,7 +147,7 @@ class TestAfterItsEnd:
         assert with_it.status == 0, with_it.stderr
         assert "right!" not in (first.directory / "spec.json").read_text().replace("API_KEY = right!", "")
 
-    def test_a_running_run_is_not_resumed(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_resume_rejects_a_running_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         folder = tmp_path / "run"
         started = distlaunch("local", "-d", "-n", "1", "--", "sleep", "600")
         assert started.status == 0
@@ -156,7 +158,7 @@ class TestAfterItsEnd:
         finally:
             ask_to_end(RunDir(folder))
 
-    def test_of_two_at_once_one_is_refused(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_only_one_of_two_concurrent_resumes_succeeds(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         first = distlaunch("local", "-n", "1", "--", "sh", "-c", "test -e ok && exec sleep 600")
         (tmp_path / "ok").touch()
         command = distlaunch_command("resume", "-d", str(first.directory))
@@ -167,7 +169,9 @@ class TestAfterItsEnd:
         finally:
             ask_to_end(RunDir(first.directory))
 
-    def test_a_run_of_before_a_reboot_is_lost_and_starts_again(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_run_from_before_a_reboot_is_lost_and_can_be_resumed(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         first = distlaunch("local", "-d", "-n", "1", "--", "sh", "-c", "test -e ok || exec sleep 600")
         (tmp_path / "ok").touch()
         facts = run_json(first.directory)
@@ -182,7 +186,9 @@ class TestAfterItsEnd:
         assert again.status == 0, again.stderr
 
     @pytest.mark.smoke
-    def test_a_disk_without_locks_is_good_enough(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_running_run_is_recognized_on_a_file_system_without_locks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def no_locks(*_: object) -> None:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -191,7 +197,9 @@ class TestAfterItsEnd:
         with files.hold(RunStart(run_id="x", name="x", started=1.0)):
             assert files.read_run()[1] is not None
 
-    def test_a_lost_run_on_this_machine_starts_again(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_resume_stops_leftovers_of_a_lost_local_run_and_restarts_it(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         mark = make_mark()
         started = distlaunch("local", "-d", "-n", "1", "--", "sh", "-c", "test -e ok || exec sleep 600", env=mark)
         assert started.status == 0

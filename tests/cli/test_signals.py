@@ -49,7 +49,7 @@ def started(folder: Path, *command: str, env: dict[str, str] | None = None) -> I
             process.kill()
 
 
-class TestWhileTheFolderIsHashed:
+class TestSignalsDuringHashing:
     @pytest.fixture
     def spec(self, tmp_path: Path) -> str:
         """A spec whose folder takes forever to hash: it has a file of 1 TiB that takes no space on the disk."""
@@ -64,7 +64,7 @@ class TestWhileTheFolderIsHashed:
         return str(path)
 
     @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-    def test_a_signal_ends_the_run_and_its_report_is_written(
+    def test_a_signal_while_the_sync_folder_is_hashed_is_reported_as_interruption(
         self, spec: str, tmp_path: Path, signum: int, status: int
     ) -> None:
         with started(tmp_path, *distlaunch_command("up", "--run-dir", "run", spec)) as process:
@@ -75,7 +75,7 @@ class TestWhileTheFolderIsHashed:
         assert report["verdict"]["reference"] == "interrupted"
         assert "nothing was started [interrupted]" in (tmp_path / "stderr").read_text()
 
-    def test_a_run_can_be_asked_for_its_stacks_as_soon_as_it_is_visible(self, spec: str, tmp_path: Path) -> None:
+    def test_sigusr1_does_not_end_a_run_that_has_just_become_visible(self, spec: str, tmp_path: Path) -> None:
         with started(tmp_path, *distlaunch_command("up", "--run-dir", "run", spec)) as process:
             process.send_signal(signal.SIGUSR1)
             wait_until(lambda: "Starting 1 task" in (tmp_path / "stderr").read_text(), "the run continues")
@@ -93,7 +93,7 @@ def interrupts() -> Iterator[Interrupts]:
 
 
 @pytest.mark.smoke
-def test_an_interruption_that_becomes_another_error_on_its_way_is_still_one(interrupts: Interrupts) -> None:
+def test_an_interruption_turned_into_another_exception_is_still_raised(interrupts: Interrupts) -> None:
     """Seen once: SIGUSR1 right after SIGTERM, and Python's SystemError, as if it were a bug in distlaunch."""
 
     @interrupts.raising()
@@ -109,7 +109,7 @@ def test_an_interruption_that_becomes_another_error_on_its_way_is_still_one(inte
 
 
 @pytest.mark.smoke
-def test_an_error_without_an_interruption_stays_what_it_is(interrupts: Interrupts) -> None:
+def test_an_exception_without_an_interruption_is_raised_unchanged(interrupts: Interrupts) -> None:
     with pytest.raises(Interruption), interrupts.raising():
         signal.raise_signal(signal.SIGHUP)
     interrupts.deliver_to(lambda _signum, _is_request: None)
@@ -123,10 +123,10 @@ def test_an_error_without_an_interruption_stays_what_it_is(interrupts: Interrupt
         work()
 
 
-def test_an_interruption_that_python_has_ignored_is_raised_again(
+def test_an_interruption_that_python_ignored_is_raised_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in the callback of a weak reference that every import makes."""
+    """Python ignores exceptions, for example, in the weak-reference callback that every import creates."""
     monkeypatch.setattr("launcher.signals.LOST_S", 0.1)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
@@ -151,7 +151,7 @@ def test_an_interruption_that_python_has_ignored_is_raised_again(
         caught.restore()
 
 
-def test_a_check_that_is_interrupted_leaves_no_folder(tmp_path: Path) -> None:
+def test_an_interrupted_check_leaves_no_temporary_folder(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     with (tmp_path / "data").open("wb") as file:
         file.truncate(1 << 40)
@@ -175,7 +175,7 @@ def test_a_check_that_is_interrupted_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("moment", "seconds"), [("run.json", "600"), ("attempt-1/worker-0.log", "600"), ("report.json", "0")]
 )
-def test_a_storm_of_signals_costs_neither_the_report_nor_the_exit_status(
+def test_repeated_signals_prevent_neither_the_report_nor_its_exit_status(
     tmp_path: Path, moment: str, seconds: str
 ) -> None:
     mark = make_mark()
@@ -196,7 +196,7 @@ def test_a_storm_of_signals_costs_neither_the_report_nor_the_exit_status(
 
 
 @pytest.mark.smoke
-def test_nohup_protects_a_run_from_the_end_of_its_terminal(tmp_path: Path) -> None:
+def test_nohup_protects_a_run_from_sighup(tmp_path: Path) -> None:
     command = distlaunch_command(
         "local", "-n", "1", "--run-dir", "run", "--", "sh", "-c", "while :; do sleep 0.1; done"
     )

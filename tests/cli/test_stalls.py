@@ -12,8 +12,8 @@ COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.p
 
 
 @pytest.mark.slow
-def test_a_command_that_goes_silent_has_stalled(distlaunch: Distlaunch) -> None:
-    """Each line counts as progress; how exact the limit is, simulated attempts show."""
+def test_a_command_that_stops_printing_is_reported_as_stalled(distlaunch: Distlaunch) -> None:
+    """Each line counts as progress; simulated attempts check how exact the limit is."""
     program = "for n in 1 2 3 4 5 6; do echo $n; sleep 0.5; done; sleep 600"
     ran = distlaunch("local", "-n", "1", "--set", "timeouts.stall_s=2", "--", "sh", "-c", program, timeout=60)
     assert ran.status == 3

@@ -66,7 +66,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
 
 
 @pytest.mark.slow
-def test_cpu_and_memory_are_those_of_all_processes_of_a_task(busy: RunDir) -> None:
+def test_status_sums_cpu_and_memory_over_all_processes_of_a_task(busy: RunDir) -> None:
     def check() -> None:
         [task] = ask_status(busy)["tasks"]
         assert (task["memory"] or 0) > 300 << 20
@@ -76,7 +76,7 @@ def test_cpu_and_memory_are_those_of_all_processes_of_a_task(busy: RunDir) -> No
     eventually(check, 60)
 
 
-def test_its_node_is_measured_as_well(busy: RunDir) -> None:
+def test_status_shows_cpu_memory_and_network_use_of_the_node(busy: RunDir) -> None:
     def check() -> None:
         nodes = ask_status(busy)["nodes"]
         assert len(nodes) == 1  # none before the first sample
@@ -89,7 +89,7 @@ def test_its_node_is_measured_as_well(busy: RunDir) -> None:
     eventually(check, 60)
 
 
-def test_it_is_a_table_with_the_last_messages(busy: RunDir) -> None:
+def test_status_prints_a_table_and_the_last_messages(busy: RunDir) -> None:
     done = subprocess.run(
         distlaunch_command("status", str(busy.root)), capture_output=True, text=True, check=True, timeout=60
     )
@@ -102,7 +102,7 @@ def test_it_is_a_table_with_the_last_messages(busy: RunDir) -> None:
 
 
 @pytest.mark.slow
-def test_in_a_pipe_watching_prints_changes_until_the_end(tmp_path: Path) -> None:
+def test_status_watch_in_a_pipe_prints_changes_until_the_run_ends(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     wait = "until [ -e go ]; do sleep 0.1; done"
     started = distlaunch_command("local", "-d", "-n", "1", "--run-dir", str(folder), "--", "sh", "-c", wait)
@@ -117,7 +117,7 @@ def test_in_a_pipe_watching_prints_changes_until_the_end(tmp_path: Path) -> None
     assert process.returncode == 0
 
 
-def test_on_a_terminal_watching_repaints_until_ctrl_c(busy: RunDir) -> None:
+def test_status_watch_on_a_terminal_repaints_until_ctrl_c(busy: RunDir) -> None:
     with terminal(distlaunch_command("status", "-w", str(busy.root))) as watching:
         watching.until(lambda: watching.raw.count(b"attempt 1") >= 3)
         watching.shows("running · attempt 1", "worker:0", "running", "ago  Starting 1 task on this machine")
@@ -127,7 +127,7 @@ def test_on_a_terminal_watching_repaints_until_ctrl_c(busy: RunDir) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_status_of_an_ended_run_shows_exit_statuses_and_goodput(distlaunch: Distlaunch, tmp_path: Path) -> None:
     ran = distlaunch("local", "-n", "2", "--", *both(tmp_path, "true", "exit 3"))
     done = distlaunch("status", str(ran.directory), "--json", run_dir=False)
     status: dict[str, Any] = json.loads(done.stdout)
@@ -148,7 +148,7 @@ if os.environ["DISTLAUNCH_TASK"] == "worker:1":
 """
 
 
-def test_a_lost_run_shows_how_its_tasks_were(tmp_path: Path, distlaunch: Distlaunch) -> None:
+def test_status_of_a_lost_run_shows_the_last_state_of_its_tasks(tmp_path: Path, distlaunch: Distlaunch) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     (tmp_path / "program.py").write_text(LOST)
     mark = make_mark()
@@ -181,10 +181,8 @@ def test_a_lost_run_shows_how_its_tasks_were(tmp_path: Path, distlaunch: Distlau
 
 
 @pytest.mark.parametrize("lost", ["report", "report and run.json"])
-def test_every_command_tells_the_same_end_of_a_run_on_a_full_disk(
-    tmp_path: Path, distlaunch: Distlaunch, lost: str
-) -> None:
-    """Only some of the files that have the end could be written: the journal has it."""
+def test_all_commands_agree_on_the_outcome_after_a_full_disk(tmp_path: Path, distlaunch: Distlaunch, lost: str) -> None:
+    """Only some of the files with the outcome could be written; the journal has it."""
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     ran = distlaunch("local", "-n", "2", "--", *both(tmp_path, "true", "exit 3"), env=state, run_dir=False)
     assert ran.status == 1
@@ -203,7 +201,7 @@ def test_every_command_tells_the_same_end_of_a_run_on_a_full_disk(
     assert json.loads(distlaunch("ls", "--json", env=state, run_dir=False).stdout) == []
 
 
-def test_the_processes_below_several_are_found_at_one_look() -> None:
+def test_descendants_of_several_processes_are_found_in_one_call() -> None:
     script = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print(flush=True); sys.stdin.read()"
     processes = [
         subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -241,7 +239,7 @@ TASK = TaskState(
 )
 
 
-def test_a_row_has_what_is_known() -> None:
+def test_a_status_row_shows_known_values_and_dashes_for_unknown_ones() -> None:
     status = RunStatus(
         run_id="r",
         name="n",
@@ -285,32 +283,32 @@ def training(*progresses: Progress) -> AttemptState:
     return replace(state, status={event.task: event for event in reported})
 
 
-class TestTimeLeft:
+class TestEta:
     FAST = Progress(40, 1, 40, 100.0, 200.0, step_s=0.5, total_steps=100)
     SLOW = replace(FAST, step=21)
 
-    def test_is_that_of_the_slowest_task_from_its_last_step_on(self) -> None:
+    def test_eta_is_that_of_the_slowest_task_since_its_last_step(self) -> None:
         assert estimate_eta_s(training(self.FAST, self.SLOW), 205.0) == 79 * 100.0 / 20 - 5.0
         assert estimate_eta_s(training(self.FAST), 1e6) == 0.0
 
-    def test_counts_with_the_mean_of_all_steps_and_does_not_jump_with_the_last(self) -> None:
-        """After a pause of 30 s for a validation, a measurement of a second says nothing about the rest."""
+    def test_eta_uses_the_mean_of_all_steps_not_the_last_step(self) -> None:
+        """After a pause of 30 s for a validation, a measurement over one second does not predict the rest."""
         for recent_s in (0.001, 0.5, 30.0):
             assert estimate_eta_s(training(replace(self.FAST, step_s=recent_s)), 200.0) == pytest.approx(
                 60 * 100.0 / 39
             )
 
-    def test_of_a_first_step_is_the_time_of_that_step(self) -> None:
+    def test_eta_after_the_first_step_uses_the_time_of_that_step(self) -> None:
         first = replace(self.FAST, step=1, time=100.0, step_s=2.0)
         assert estimate_eta_s(training(first), 100.0) == 99 * 2.0
 
     @pytest.mark.parametrize(
         "change", [{"total_steps": None}, {"step_s": None}, {"training": False}, {"first_step": None}], ids=str
     )
-    def test_is_unknown_without_steps_their_time_or_their_number(self, change: dict[str, Any]) -> None:
+    def test_eta_is_unknown_without_steps_their_time_or_their_total(self, change: dict[str, Any]) -> None:
         assert estimate_eta_s(training(replace(self.FAST, **change)), 205.0) is None
 
-    def test_is_unknown_once_training_has_ended_or_is_being_stopped(self) -> None:
+    def test_eta_is_unknown_once_training_has_ended_or_is_stopping(self) -> None:
         state = training(self.FAST)
         assert estimate_eta_s(replace(state, exits={W0: TaskExited(W0, TaskExit(0), 201.0)}), 205.0) is None
         assert estimate_eta_s(replace(state, phase=Phase.STOPPING), 205.0) is None
@@ -338,7 +336,7 @@ STATUS = RunStatus(
 )
 
 
-def test_a_task_has_the_use_and_memory_of_its_gpus_where_they_are_known() -> None:
+def test_a_status_row_shows_use_and_memory_of_gpus_if_known() -> None:
     status = STATUS.model_copy(
         update={"tasks": [TASK, *(TASK.model_copy(update={"gpus": names}) for names in (["1"], ["GPU-7f"], ["5"], []))]}
     )
@@ -353,7 +351,7 @@ def test_a_task_has_the_use_and_memory_of_its_gpus_where_they_are_known() -> Non
     assert make_rows(STATUS)[2][gpu] == "0,1"  # the GPUs of another node have the same names
 
 
-def test_a_node_has_the_runs_share_of_its_memory_and_a_line_for_each_gpu() -> None:
+def test_a_node_row_shows_the_memory_share_of_the_run_and_gpus() -> None:
     assert make_node_rows(STATUS) == [
         [
             "gpu-a",
@@ -371,7 +369,7 @@ def test_a_node_has_the_runs_share_of_its_memory_and_a_line_for_each_gpu() -> No
     ]
 
 
-def test_nodes_have_a_table_when_they_were_measured() -> None:
+def test_status_has_a_node_table_only_if_nodes_were_measured() -> None:
     text = "\n".join(render_status(STATUS, [], None))
     assert [line.split()[0] for line in text.split("\n\n")[2].splitlines()][:2] == ["NODE", "gpu-a"]
     assert "NODE  CPU" not in "\n".join(render_status(STATUS.model_copy(update={"nodes": []}), [], None))
@@ -385,8 +383,8 @@ ENDED = STATUS.model_copy(update={"state": "failed", "attempt": 1, "restarts": 0
     ("later_s", "text"),
     [(3.0, "3 s ago"), (2340.0, "39 min ago"), (7500.0, "2 h 5 min ago"), (90_000.0, None)],
 )
-def test_a_run_that_has_ended_shows_how_long_it_took_and_when_it_ended(later_s: float, text: str | None) -> None:
-    """Ages count from now, and not from its end."""
+def test_status_of_an_ended_run_shows_its_duration_and_time_of_end(later_s: float, text: str | None) -> None:
+    """Ages count from now, not from the end of the run."""
     now = 1042.0 + later_s
     when = text or time.strftime("%Y-%m-%d %H:%M", time.localtime(1042.0))
     header = f"{ENDED.run_id}: failed, attempt 1, 42 s, ended {when}"
@@ -399,7 +397,7 @@ def test_a_run_that_has_ended_shows_how_long_it_took_and_when_it_ended(later_s: 
 
 
 @pytest.mark.parametrize("room", [60, 79, 80, 100, 120, 200])
-def test_tables_obey_the_width_and_leave_out_whole_columns(room: int) -> None:
+def test_status_tables_fit_the_width_by_omitting_whole_columns(room: int) -> None:
     whole, fitting = (render_status(STATUS, [], width) for width in (None, room))
     assert max(map(len, fitting[2:])) <= room
     cells = {cell for line in whole for cell in line.split()}
@@ -414,12 +412,12 @@ def test_tables_obey_the_width_and_leave_out_whole_columns(room: int) -> None:
     ("seconds", "text"),
     [(-1, "0 s"), (59.9, "59 s"), (60, "1 min"), (3_599, "59 min 59 s"), (3_600, "1 h"), (90_061, "1 d 1 h")],
 )
-def test_an_age_has_two_units(seconds: float, text: str) -> None:
+def test_an_age_is_rendered_with_at_most_two_units(seconds: float, text: str) -> None:
     assert render_age(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("size", "text"), [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 40, "5 TiB")]
 )
-def test_a_size_has_a_unit(size: int, text: str) -> None:
+def test_a_size_is_rendered_with_a_binary_unit(size: int, text: str) -> None:
     assert render_size(size) == text

@@ -42,7 +42,7 @@ def write_spec(folder: Path, culprit: int, how: str, rest: str = "") -> str:
 
 
 @needs_torch
-def test_two_workers_train_alike(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_two_ddp_workers_end_with_equal_weights(distlaunch: Distlaunch, tmp_path: Path) -> None:
     ran = distlaunch("up", write_spec(tmp_path, -1, "none"))
     assert ran.status == 0, ran.stderr
     assert "The cluster is up after " in ran.stderr
@@ -56,7 +56,7 @@ def test_two_workers_train_alike(distlaunch: Distlaunch, tmp_path: Path) -> None
     ("how", "reference"), [("raise", "task-failed"), ("kill", "task-killed"), ("exit", "task-failed")]
 )
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_the_worker_that_failed_is_named_and_all_are_restarted(
+def test_the_failed_ddp_worker_is_named_and_all_workers_are_restarted(
     distlaunch: Distlaunch, tmp_path: Path, culprit: int, how: str, reference: str
 ) -> None:
     ran = distlaunch("up", write_spec(tmp_path, culprit, how, "restart: {max_restarts: 1}\n"))
@@ -70,7 +70,7 @@ def test_the_worker_that_failed_is_named_and_all_are_restarted(
 
 
 @needs_torch
-def test_one_command_is_enough(distlaunch: Distlaunch) -> None:
+def test_local_runs_a_ddp_script_with_framework_torch(distlaunch: Distlaunch) -> None:
     program = str(PROGRAMS / "ddp.py")
     ran = distlaunch("local", "--framework", "torch", "-n", "2", "--python", TORCH_PYTHON, program, "-1", "none")
     assert ran.status == 0, ran.stderr
@@ -78,7 +78,7 @@ def test_one_command_is_enough(distlaunch: Distlaunch) -> None:
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_a_port_that_cannot_be_guarded_is_reported_or_stops_the_run(distlaunch: Distlaunch, required: bool) -> None:
+def test_required_guard_stops_a_torch_run_with_an_unguardable_port(distlaunch: Distlaunch, required: bool) -> None:
     guard = ["--set", "guard=required"] if required else []
     ran = distlaunch("local", "--framework", "torch", "-n", "2", *guard, "--", "echo", "begun")
     assert ran.status == (3 if required else 0), ran.stderr
@@ -86,14 +86,14 @@ def test_a_port_that_cannot_be_guarded_is_reported_or_stops_the_run(distlaunch: 
     assert ("[port-unguarded]" in ran.stderr, "begun" in ran.stdout) == (required, not required)
 
 
-def test_pytorch_has_no_strategies_and_no_demo(distlaunch: Distlaunch) -> None:
+def test_framework_torch_rejects_strategies_and_the_demo(distlaunch: Distlaunch) -> None:
     for words in (["--framework", "torch"], ["--framework", "torch", "--strategy", "mirrored", "x.py"]):
         ran = distlaunch("local", *words)
         assert ran.status == 2
         assert "--framework torch has no strategies or demo" in ran.stderr
 
 
-def test_ranks_count_over_all_nodes_and_local_ranks_within_each() -> None:
+def test_torch_ranks_count_over_all_nodes_and_local_ranks_within_each() -> None:
     workers = [TaskId("worker", index) for index in range(3)]
     envs = make_torch_envs([("a", workers[0]), ("b", workers[1]), ("b", workers[2])], ("10.0.0.1", 20000))
     assert [envs[worker]["RANK"] for worker in workers] == ["0", "1", "2"]
@@ -104,7 +104,7 @@ def test_ranks_count_over_all_nodes_and_local_ranks_within_each() -> None:
     }
 
 
-def test_processes_see_all_gpus_of_their_node_and_no_tf_config() -> None:
+def test_torch_workers_see_all_gpus_of_their_node_and_no_tf_config() -> None:
     spec = parse_spec(b"framework: torch\nnodes: [{host: a, tasks: {worker: 2}, gpus: [2, 3]}, {host: b}]\n")
     facts = {"a": NodeFacts(8, ("0", "1", "2", "3")), "b": NodeFacts(8)}
     plan = make_plan(spec, directory="/work", environ={}, python="python3", facts=facts)

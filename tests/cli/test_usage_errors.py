@@ -9,14 +9,16 @@ import pytest
 from tests.harness.processes.commands import Distlaunch
 
 
-class TestOptionsAfterAScript:
-    """They are the script's. If it fails at once, they may have been meant for distlaunch."""
+class TestOptionsAfterScript:
+    """They belong to the script. If the script fails at once, they may have been meant for distlaunch."""
 
     NOTE = (
         "--workers, -v stand after the program, so they are the program's; put them before the program for distlaunch\n"
     )
 
-    def test_are_named_if_the_script_fails_before_its_first_step(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_misplaced_options_are_named_if_the_script_fails_before_training(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
         ran = distlaunch("local", "-n", "1", "train.py", "--workers=4", "--epochs", "3", "-v")
         assert ran.status == 1
@@ -29,9 +31,9 @@ class TestOptionsAfterAScript:
             ("raise SystemExit(2)", ["train.py", "--epochs", "4", "--", "--workers"]),
             ("raise SystemExit(2)", ["--", "python3", "train.py", "--workers", "4"]),
         ],
-        ids=["success", "none-of-ours", "command"],
+        ids=["success", "foreign-options", "command"],
     )
-    def test_are_not_named_otherwise(
+    def test_options_after_a_successful_script_or_a_command_are_not_named(
         self, distlaunch: Distlaunch, tmp_path: Path, script: str, words: list[str]
     ) -> None:
         (tmp_path / "train.py").write_text(script)

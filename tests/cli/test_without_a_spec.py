@@ -19,20 +19,22 @@ def folder(tmp_path: Path) -> Path:
 
 
 class TestArgumentsAfterASpec:
-    def test_follow_the_words_of_a_command(self, distlaunch: Distlaunch, folder: Path) -> None:
+    def test_arguments_after_a_spec_are_appended_to_its_command(self, distlaunch: Distlaunch, folder: Path) -> None:
         (folder / "spec.yaml").write_text("nodes: [{host: local}]\nprogram: {command: [echo, a]}\n")
         ran = distlaunch("up", "spec.yaml", "b")
         assert (ran.status, ran.log()) == (0, b"a b\n")
 
 
-class TestPython:
+class TestPythonOption:
     @pytest.mark.parametrize("hosts", ["gpu-a,gpu-b", "gpu-a:2"])
-    def test_is_that_of_all_hosts(self, in_process: Distlaunch, hosts: str) -> None:
+    def test_the_python_option_applies_to_all_hosts(self, in_process: Distlaunch, hosts: str) -> None:
         ran = in_process("up", "--dry-run", "-H", hosts, "--python", "~/v/bin/python", "show.py")
         assert ran.status == 0, ran.stderr
         assert ran.stdout.count(" ~/v/bin/python ") == 2
 
-    def test_is_that_of_nodes_whose_spec_names_none(self, in_process: Distlaunch, folder: Path) -> None:
+    def test_the_python_option_overrides_the_cluster_python_but_not_a_node_python(
+        self, in_process: Distlaunch, folder: Path
+    ) -> None:
         nodes = "nodes: [{host: a, python: /opt/a}, {host: b}]\npython: /opt/c\n"
         (folder / "spec.yaml").write_text(f"{nodes}program: {{script: show.py}}\n")
         ran = in_process("up", "--dry-run", "spec.yaml", "--python", "/opt/b")
@@ -40,7 +42,7 @@ class TestPython:
 
 
 class TestCheckOfHosts:
-    def test_checks_what_up_would_run(self, folder: Path) -> None:
+    def test_check_accepts_hosts_and_a_program_like_up(self, folder: Path) -> None:
         command = distlaunch_command("check", "--json", "-H", "local", "show.py")
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
         report = json.loads(done.stdout)
@@ -49,7 +51,7 @@ class TestCheckOfHosts:
 
 
 class TestHosts:
-    def test_each_slot_is_a_worker_of_the_program(self, in_process: Distlaunch) -> None:
+    def test_each_slot_of_a_host_runs_one_worker(self, in_process: Distlaunch) -> None:
         words = ["-H", "gpu-a:2", "-H", "alice@gpu-b", "train.py", "--epochs", "3", "-H", "x", "--", "y"]
         program = ["train.py", "--epochs", "3", "-H", "x", "--", "y"]
         assert programs(in_process, *words) == [[host, *program] for host in ("gpu-a", "gpu-a", "alice@gpu-b")]
@@ -62,13 +64,15 @@ class TestHosts:
             (["train.py"], ["train.py"]),
         ],
     )
-    def test_a_host_file_goes_with_every_kind_of_program(
+    def test_a_hostfile_works_with_modules_commands_and_scripts(
         self, in_process: Distlaunch, folder: Path, words: list[str], program: list[str]
     ) -> None:
         (folder / "hosts").write_text("gpu-a slots=1\n")
         assert programs(in_process, "--hostfile", "hosts", *words) == [["gpu-a", *program]]
 
-    def test_the_program_runs_there(self, distlaunch: Distlaunch, folder: Path) -> None:
+    def test_up_with_hosts_passes_arguments_and_variables_to_the_program(
+        self, distlaunch: Distlaunch, folder: Path
+    ) -> None:
         ran = distlaunch("up", "-Hlocal:2", "--no-check", "-e", "A=1", "show.py", "x")
         assert ran.status == 0, ran.stderr
         for task in ("worker-0", "worker-1"):
@@ -77,7 +81,9 @@ class TestHosts:
 
 class TestVariablesAndSettings:
     @pytest.mark.parametrize("words", [["up", "spec.yaml"], ["local", "--workers", "1"]], ids=["up", "local"])
-    def test_reach_the_program(self, distlaunch: Distlaunch, folder: Path, words: list[str]) -> None:
+    def test_env_and_set_options_reach_the_program(
+        self, distlaunch: Distlaunch, folder: Path, words: list[str]
+    ) -> None:
         program = ["show.py"] if words[0] == "local" else []
         settings = ["--set", "program.args=[second, '']", "--set", "preload=false"]
         ran = distlaunch(*words, *settings, "-e", "A", "-e", "B=two words", *program, env={"A": "here"})
@@ -85,7 +91,9 @@ class TestVariablesAndSettings:
         assert json.loads(ran.line("SHOWN (.*)")[1]) == [["second", ""], "here", "two words"]
 
     @pytest.mark.parametrize("verb", ["up", "local"])
-    def test_a_name_that_is_not_set_here_is_not_passed(self, distlaunch: Distlaunch, folder: Path, verb: str) -> None:
+    def test_the_env_option_unsets_a_variable_that_is_not_set_here(
+        self, distlaunch: Distlaunch, folder: Path, verb: str
+    ) -> None:
         (folder / "spec.yaml").write_text(
             "nodes: [{host: local}]\nprogram: {script: show.py}\nenv: {A: x}\nenv_from: [B]\n"
         )
@@ -96,7 +104,7 @@ class TestVariablesAndSettings:
         assert ran.status == 0, ran.stderr
         assert json.loads(ran.line("SHOWN (.*)")[1]) == [[], None, None]
 
-    def test_a_value_taken_from_here_is_in_no_file_of_the_run(self, distlaunch: Distlaunch, folder: Path) -> None:
+    def test_a_value_taken_from_the_environment_is_in_no_run_file(self, distlaunch: Distlaunch, folder: Path) -> None:
         ran = distlaunch("up", "-e", "COLOUR", "spec.yaml", "--set", "preload=false", env={"COLOUR": "aubergine"})
         assert ran.status == 0, ran.stderr
         files = [path for path in ran.directory.rglob("*") if path.is_file()]
@@ -105,7 +113,7 @@ class TestVariablesAndSettings:
 
 
 class TestInit:
-    def test_the_spec_that_it_writes_is_the_one_that_up_runs(self, in_process: Distlaunch) -> None:
+    def test_init_writes_the_spec_that_up_would_run(self, in_process: Distlaunch) -> None:
         words = ["-H", "gpu-a:2,ssh://gpu-b:2222", "--set", "restart.max_restarts=3", "train.py", "--lr", "1e-3", "no"]
         spec = init(in_process, *words)
         assert (len(spec.nodes), spec.nodes[1].ssh.port, spec.restart.max_restarts) == (2, 2222, 3)

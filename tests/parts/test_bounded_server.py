@@ -1,4 +1,4 @@
-"""Callers who prove nothing exhaust no server: there are few of them, each has one deadline, and EMFILE is survived."""
+"""Unauthenticated callers exhaust no server: their number is limited, each has one deadline, EMFILE is survived."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pairs(count: int) -> list[socket.socket]:
     return [side for _ in range(count) for side in socket.socketpair()][:count]
 
 
-def test_newcomers_take_the_places_of_the_oldest_of_the_address_with_most() -> None:
+def test_new_callers_replace_the_oldest_caller_of_the_busiest_address() -> None:
     callers = Callers(limit=4, per_address=3, within_s=10.0)
     first, second, third, other, fourth, last, another = pairs(7)
     assert [callers.add(each, "a", 0.0) for each in (first, second, third)] == [[], [], []]
@@ -58,7 +58,7 @@ def test_newcomers_take_the_places_of_the_oldest_of_the_address_with_most() -> N
 
 @pytest.fixture
 def bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[BoundedServer, int]]]:
-    """Makes servers that echo a line, and take its sender for proven."""
+    """Makes servers that echo a line, and count its sender as authenticated."""
     monkeypatch.setattr(bounded_server, "TICK_S", 0.05)
     made: list[BoundedServer] = []
 
@@ -97,7 +97,7 @@ def is_open(caller: socket.socket) -> bool:
         return False
 
 
-def test_silent_callers_keep_nobody_out(bounded: Callable[..., tuple[BoundedServer, int]]) -> None:
+def test_silent_callers_do_not_lock_out_other_callers(bounded: Callable[..., tuple[BoundedServer, int]]) -> None:
     _, port = bounded()
     silent = [call(port, f"127.0.0.{number}") for number in (2, 3) for _ in range(3 * PER_ADDRESS)]
     eventually(lambda: _assert_equal(sum(map(is_open, silent)), LIMIT))
@@ -112,7 +112,7 @@ def _assert_equal(found: int, expected: int) -> None:
     assert found == expected
 
 
-def test_a_caller_who_has_proven_who_it_is_stays(bounded: Callable[..., tuple[BoundedServer, int]]) -> None:
+def test_an_authenticated_caller_is_not_disconnected(bounded: Callable[..., tuple[BoundedServer, int]]) -> None:
     _, port = bounded(within_s=0.3)
     with call(port) as proven, call(port) as silent:
         proven.sendall(b"word")
@@ -124,7 +124,9 @@ def test_a_caller_who_has_proven_who_it_is_stays(bounded: Callable[..., tuple[Bo
             each.close()
 
 
-def test_it_goes_on_when_descriptors_run_out(bounded: Callable[..., tuple[BoundedServer, int]]) -> None:
+def test_a_bounded_server_survives_running_out_of_file_descriptors(
+    bounded: Callable[..., tuple[BoundedServer, int]],
+) -> None:
     _, port = bounded()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     caller = socket.socket()
@@ -156,7 +158,7 @@ def _fill() -> list[int]:
     return taken
 
 
-def test_a_server_that_is_closed_drops_who_waits(bounded: Callable[..., tuple[BoundedServer, int]]) -> None:
+def test_a_closed_server_drops_waiting_callers(bounded: Callable[..., tuple[BoundedServer, int]]) -> None:
     server, port = bounded()
     with call(port) as waiting:
         server.close()
@@ -175,7 +177,7 @@ def listens(port: int) -> bool:
 # --- the controller's servers ---
 
 
-def test_slow_clients_of_the_metrics_take_few_descriptors_and_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_metrics_clients_use_few_descriptors_and_block_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "make_registry", lambda _: CollectorRegistry())
     server = MetricsServer(Endpoint("127.0.0.1", _free_port()))
     server.begin(lambda: pytest.fail("no status is needed"))
@@ -202,7 +204,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_a_control_socket_that_something_has_removed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_control_socket_is_recreated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_server, "TICK_S", 0.05)
     server = ControlServer()
     server.serve(lambda request: repr(request).encode())

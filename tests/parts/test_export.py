@@ -32,7 +32,7 @@ def synced(folder: Path, **fields: str) -> str:
     return f"{PODS}sync: {{path: {folder}, to: /srv/job}}\nprogram: {{script: train.py}}\n{more}"
 
 
-def test_a_small_folder_travels_in_the_config_map(tmp_path: Path) -> None:
+def test_a_small_sync_folder_is_in_the_exported_config_map(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('hello')\n")
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o755)
@@ -49,7 +49,7 @@ def test_a_small_folder_travels_in_the_config_map(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1 << 20, 40 << 20])
-def test_a_large_folder_is_refused(tmp_path: Path, size: int) -> None:
+def test_a_sync_folder_too_large_for_a_config_map_is_rejected(tmp_path: Path, size: int) -> None:
     (tmp_path / "data.bin").write_bytes(Random(1).randbytes(size))  # noise, which does not compress
     with pytest.raises(UsageError, match=r"sync\.path.* too large for a ConfigMap") as raised:
         export(synced(tmp_path))
@@ -68,14 +68,14 @@ MODELS = {
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_the_api_knows_every_field(name: str, kind: Kind) -> None:
+def test_exported_objects_have_only_fields_that_their_api_defines(name: str, kind: Kind) -> None:
     objects = export_case(name, kind).objects
     assert objects.keys() >= {"ConfigMap"}
     for manifest in objects.values():
         check(manifest)
 
 
-def test_a_plain_api_server_knows_every_field_it_gets() -> None:
+def test_core_manifests_have_only_fields_of_a_plain_api_server() -> None:
     kinds = set()
     for manifest in core_manifests():
         check(manifest)
@@ -84,7 +84,7 @@ def test_a_plain_api_server_knows_every_field_it_gets() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_nested_jobs_and_pods_are_valid(name: str, kind: Kind) -> None:
+def test_jobs_and_pods_nested_in_exported_objects_are_valid(name: str, kind: Kind) -> None:
     objects = export_case(name, kind).objects
     for spec in jobs_of(objects):
         check({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": spec})
@@ -95,7 +95,7 @@ def test_nested_jobs_and_pods_are_valid(name: str, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["replicatedJob", "maxRestart", "backoff"])
-def test_the_check_finds_a_field_that_does_not_exist(wrong: str) -> None:
+def test_the_manifest_check_finds_an_unknown_field(wrong: str) -> None:
     manifest = json.loads(json.dumps(export_case("restarted", "jobset").objects["JobSet"]))
     spec = manifest["spec"]
     {"replicatedJob": spec, "maxRestart": spec["failurePolicy"], "backoff": spec["replicatedJobs"][0]}[wrong][wrong] = 1
@@ -103,7 +103,7 @@ def test_the_check_finds_a_field_that_does_not_exist(wrong: str) -> None:
         check(manifest)
 
 
-def test_the_check_finds_a_wrong_type_in_a_tf_job() -> None:
+def test_the_manifest_check_finds_a_wrong_type_in_a_tf_job() -> None:
     manifest = json.loads(json.dumps(export_case("pods", "tfjob").objects["TFJob"]))
     manifest["spec"]["tfReplicaSpecs"]["Worker"]["replicas"] = "3"
     with pytest.raises(AssertionError):

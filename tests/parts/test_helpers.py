@@ -1,4 +1,4 @@
-"""Our helper processes: known as ours, and with a status that is not taken for a success when it is lost."""
+"""Helper processes are spared by the cleanup of a run, and a lost exit status does not count as success."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_HELPERS = {"helpers.py", "transports/local.py", "python/process.py"}
 """They start an agent, and the controller of a run from Python."""
 
 
-def test_they_are_spared_until_they_have_ended() -> None:
+def test_helper_processes_are_spared_until_they_end() -> None:
     process = helpers.start(["cat"], stdin=subprocess.PIPE)
     with helpers.spared() as pids:
         assert process.pid in pids
@@ -28,7 +28,7 @@ def test_they_are_spared_until_they_have_ended() -> None:
         assert process.pid not in pids
 
 
-def test_one_that_takes_too_long_is_reported() -> None:
+def test_waiting_for_a_slow_helper_process_times_out() -> None:
     process = helpers.start(["sleep", "600"])
     try:
         with pytest.raises(subprocess.TimeoutExpired):
@@ -39,15 +39,15 @@ def test_one_that_takes_too_long_is_reported() -> None:
 
 
 @linux
-def test_a_lost_status_is_no_success() -> None:
+def test_a_lost_exit_status_of_a_helper_process_is_an_error() -> None:
     process = helpers.start(["false"])
     os.waitpid(process.pid, 0)
     with pytest.raises(helpers.LostStatusError):
         helpers.wait(process, 20.0)
 
 
-def test_nothing_else_in_the_launcher_starts_processes() -> None:
-    """What another module starts, the end of a local run would kill."""
+def test_only_known_launcher_modules_start_processes_directly() -> None:
+    """The end of a local run would kill what another module starts."""
     folder = Path(launcher.__file__).parent
     found = set()
     for path in folder.rglob("*.py"):

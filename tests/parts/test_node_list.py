@@ -1,4 +1,4 @@
-"""A command that names the nodes of a spec: what it may print, how it may fail, and when it is asked."""
+"""A command that names the nodes of a spec: what it may print, how it may fail, and when it runs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ ANSIBLE = {
     ],
     ids=["lines", "host-file", "ipv6", "names", "objects", "ansible", "groups-as-lists"],
 )
-def test_every_form_is_read(printed: str, nodes: list[dict[str, Any]]) -> None:
+def test_a_node_list_is_parsed_in_every_format(printed: str, nodes: list[dict[str, Any]]) -> None:
     assert parse_node_list(printed.encode()) == nodes
 
 
@@ -98,7 +98,7 @@ def test_every_form_is_read(printed: str, nodes: list[dict[str, Any]]) -> None:
         (b"[" * 100_000, "not JSON: nested too deeply"),
     ],
 )
-def test_an_invalid_list_of_nodes_is_refused(printed: bytes, message: str) -> None:
+def test_an_invalid_node_list_is_rejected(printed: bytes, message: str) -> None:
     with pytest.raises(NodeListError) as caught:
         parse_node_list(printed)
     assert str(caught.value) == message
@@ -110,7 +110,7 @@ JSON = st.recursive(
 
 
 @given(st.one_of(st.binary(), JSON.map(lambda value: json.dumps(value).encode())))
-def test_whatever_is_printed_is_nodes_or_a_mistake(printed: bytes) -> None:
+def test_the_node_list_parser_returns_nodes_or_raises_node_list_error(printed: bytes) -> None:
     with contextlib.suppress(NodeListError):
         assert parse_node_list(printed)
 
@@ -132,7 +132,7 @@ def refused(spec: ClusterSpec, limit_s: float = 60.0) -> NodeCommandError:
     return caught.value
 
 
-def test_a_spec_has_the_nodes_that_its_command_names_and_keeps_all_else() -> None:
+def test_the_node_command_sets_only_the_nodes_of_a_spec() -> None:
     spec = spec_of("echo", "gpu-a:2", env={"A": "b"})
     assert (spec.nodes, [*spec.placements()]) == ([], [])
     asked = find_nodes(spec)
@@ -141,12 +141,12 @@ def test_a_spec_has_the_nodes_that_its_command_names_and_keeps_all_else() -> Non
     assert find_nodes(asked) == asked
 
 
-def test_a_spec_that_names_its_nodes_itself_stays_as_it_is() -> None:
+def test_a_spec_with_explicit_nodes_is_not_changed() -> None:
     spec = ClusterSpec.model_validate({"nodes": TWO})
     assert find_nodes(spec) is spec
 
 
-def test_the_listed_nodes_are_in_the_files_of_the_run_and_are_read_back() -> None:
+def test_listed_nodes_round_trip_through_the_spec_file_of_a_run() -> None:
     asked = find_nodes(spec_of("echo", "gpu-a"))
     text = asked.model_dump_json(exclude_defaults=True)
     assert json.loads(text) == {"nodes": {"from": {"command": ["echo", "gpu-a"]}, "known": [{"host": "gpu-a"}]}}
@@ -154,7 +154,7 @@ def test_the_listed_nodes_are_in_the_files_of_the_run_and_are_read_back() -> Non
     assert (again, again.source) == (asked, asked.source)
 
 
-def test_the_end_of_stderr_shows_why_a_command_failed() -> None:
+def test_a_node_command_error_shows_the_end_of_stderr() -> None:
     error = refused(shell("seq 9 >&2; echo no credentials >&2; exit 4"))
     assert error.message.endswith(", which names the nodes, ended with status 4")
     assert error.evidence == ("6", "7", "8", "9", "no credentials")
@@ -170,13 +170,13 @@ def test_the_end_of_stderr_shows_why_a_command_failed() -> None:
         ("yes | head -c 20000000", "printed more than 16 MiB"),
     ],
 )
-def test_a_command_that_gives_no_answer_is_an_error(script: str, message: str) -> None:
+def test_a_node_command_without_a_usable_answer_is_an_error(script: str, message: str) -> None:
     error = refused(shell(script))
     assert error.message == f"`sh -c {shlex.quote(script)}`, which names the nodes, {message}"
     assert error.evidence == (("why",) if "why" in script else ())
 
 
-def test_a_command_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_unstartable_node_command_has_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "list"
     assert "No such file or directory" in refused(spec_of(str(path))).message
     path.write_text("")
@@ -195,13 +195,13 @@ def test_a_command_that_cannot_be_run_is_named(tmp_path: Path) -> None:
         ('[{"host": "gpu-a", "spare": true}]', "nodes: no task trains; give at least one node `tasks: {worker: 1}`"),
     ],
 )
-def test_nodes_that_are_none_are_mistakes_of_the_command(printed: str, evidence: str) -> None:
+def test_invalid_nodes_are_reported_as_mistakes_of_the_node_command(printed: str, evidence: str) -> None:
     error = refused(spec_of("echo", printed))
     assert error.message.endswith("names cannot be used")
     assert error.evidence == (evidence,)
 
 
-def test_a_slow_command_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_slow_node_command_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     error = refused(shell(f"sleep 600 & echo $$ $! > {pids}; echo slow >&2; wait"), 0.5)
     assert error.message.endswith("did not end within 0.5 s")
@@ -215,12 +215,12 @@ def check_ended(pid: str) -> None:
         assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_an_answer_that_nobody_wants_any_more_is_not_waited_for() -> None:
+def test_a_node_command_is_abandoned_if_its_answer_is_not_needed() -> None:
     spec = shell("sleep 600")
     assert find_nodes(spec, lambda: False) is spec
 
 
-def test_a_signal_while_the_command_starts_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_node_command_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal comes before any other code knows the process."""
     started = []
 
@@ -236,7 +236,7 @@ def test_a_signal_while_the_command_starts_leaves_nothing_of_it(monkeypatch: pyt
     check_ended(str(started[0]))
 
 
-def test_secrets_of_the_command_are_not_shown() -> None:
+def test_a_node_command_error_hides_secrets() -> None:
     error = refused(spec_of("sh", "-c", "echo http://me:hidden@there >&2; exit 1", "--token", "hidden"))
     assert "hidden" not in " ".join([error.message, *error.evidence])
 
@@ -248,34 +248,34 @@ def hosts(run: FakeRun) -> list[list[str]]:
     return [[task.node for task in attempt.tasks] for attempt in run.run().attempts]
 
 
-def test_a_restart_uses_the_nodes_that_are_named_then(tmp_path: Path) -> None:
+def test_a_restart_uses_the_newly_listed_nodes(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:1", KILL)], restarting(), listed=[[*TWO[:1], {"host": "gpu-c"}]])
     assert hosts(run) == [["gpu-a", "gpu-b"], ["gpu-a", "gpu-c"]]
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 1, "gpu-c": 1}
     assert "The nodes are now gpu-a, gpu-c" in run.said
 
 
-def test_a_cluster_may_grow_and_shrink(tmp_path: Path) -> None:
+def test_a_cluster_grows_and_shrinks_with_the_listed_nodes(tmp_path: Path) -> None:
     script = [Exit("worker:1", KILL), Exit("worker:1", KILL, attempt=2)]
     run = FakeRun(tmp_path / "run", script, restarting(2), listed=[TWO, TWO[1:]])
     assert hosts(run) == [["gpu-a", "gpu-b"], ["gpu-a", "gpu-b", "gpu-b"], ["gpu-b", "gpu-b"]]
 
 
-def test_the_same_nodes_are_not_connected_again(tmp_path: Path) -> None:
+def test_unchanged_nodes_are_not_reconnected_at_a_restart(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:1", KILL)], restarting())
     assert hosts(run) == [["gpu-a", "gpu-b"]] * 2
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 1}
     assert "The nodes are now" not in run.said
 
 
-def test_a_new_node_takes_the_place_of_one_that_was_lost_and_is_no_longer_named(tmp_path: Path) -> None:
+def test_a_new_node_replaces_a_lost_node_that_is_no_longer_listed(tmp_path: Path) -> None:
     listed = [[{"host": "gpu-a"}, {"host": "gpu-c"}]]
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose("cable pulled", left=0))], restarting(), listed=listed)
     assert hosts(run) == [["gpu-a", "gpu-b"], ["gpu-a", "gpu-c"]]
     assert run.asked == []
 
 
-def test_a_node_that_was_lost_and_is_still_named_is_waited_for(tmp_path: Path) -> None:
+def test_a_restart_waits_for_a_lost_node_that_is_still_listed(tmp_path: Path) -> None:
     named = [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}]
     script = [At(Phase.RUNNING, lose("cable pulled", left=0))]
     run = FakeRun(tmp_path / "run", script, restarting(), listed=[named], recover=1)
@@ -308,7 +308,7 @@ def forbid_restarts(folder: Path) -> None:
     (folder / "spec.yaml").write_text(spec.replace("restart: {max_restarts: 1}\n", ""))
 
 
-def test_a_run_asks_at_its_start_and_before_each_restart(distlaunch: Distlaunch, folder: Path) -> None:
+def test_the_node_command_runs_at_the_start_and_before_each_restart(distlaunch: Distlaunch, folder: Path) -> None:
     ran = distlaunch("up", "spec.yaml", "--no-check")
     assert ran.status == 0, ran.stderr
     assert [[task["task"] for task in attempt["tasks"]] for attempt in ran.report["attempts"]] == [
@@ -319,7 +319,7 @@ def test_a_run_asks_at_its_start_and_before_each_restart(distlaunch: Distlaunch,
     assert json.loads((ran.directory / "spec.json").read_text())["nodes"]["known"] == [{"host": "local"}]
 
 
-def test_plan_dry_run_and_check_ask_too(in_process: Distlaunch, folder: Path) -> None:
+def test_plan_dry_run_and_check_run_the_node_command(in_process: Distlaunch, folder: Path) -> None:
     planned = json.loads(in_process("plan", "--json", "spec.yaml", run_dir=False).stdout)
     assert [task["task"] for task in planned["tasks"]] == ["worker:0", "worker:1"]
     assert in_process("up", "--dry-run", "spec.yaml").stdout.count("by hand") == 1
@@ -329,14 +329,14 @@ def test_plan_dry_run_and_check_ask_too(in_process: Distlaunch, folder: Path) ->
     assert (folder / "asked").read_text() == "x"
 
 
-def test_check_of_the_file_alone_runs_nothing(in_process: Distlaunch, folder: Path) -> None:
+def test_check_spec_only_does_not_run_the_node_command(in_process: Distlaunch, folder: Path) -> None:
     ran = in_process("check", "--spec-only", "spec.yaml", run_dir=False)
     assert (ran.status, ran.stdout) == (0, "spec.yaml: ok; the command that names its nodes was not run\n")
     assert not (folder / "asked").exists()
 
 
 @pytest.mark.parametrize("words", [["up"], ["up", "--dry-run"], ["plan"], ["check"]], ids="-".join)
-def test_a_command_that_fails_ends_each_of_them_before_anything_is_started(
+def test_a_failing_node_command_ends_every_command_before_anything_starts(
     in_process: Distlaunch, tmp_path: Path, words: list[str]
 ) -> None:
     (tmp_path / "spec.yaml").write_text("nodes: {from: {command: [sh, -c, 'echo no quota >&2; exit 1']}}\n")
@@ -349,7 +349,7 @@ def test_a_command_that_fails_ends_each_of_them_before_anything_is_started(
     assert not (tmp_path / "state").exists()
 
 
-def test_a_command_that_fails_at_a_restart_ends_the_run(distlaunch: Distlaunch, folder: Path) -> None:
+def test_a_node_command_that_fails_at_a_restart_ends_the_run(distlaunch: Distlaunch, folder: Path) -> None:
     with (folder / "list.py").open("a") as file:
         file.write('sys.exit("no quota" if len(count.read_text()) > 1 else 0)\n')
     ran = distlaunch("up", "spec.yaml", "--no-check")
@@ -360,7 +360,7 @@ def test_a_command_that_fails_at_a_restart_ends_the_run(distlaunch: Distlaunch, 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
 @pytest.mark.parametrize("when", first_quick(["start", "restart", "resume"]))
-def test_a_signal_ends_the_command_and_the_run(folder: Path, when: str, signum: signal.Signals) -> None:
+def test_a_signal_ends_the_node_command_and_the_run(folder: Path, when: str, signum: signal.Signals) -> None:
     asked = "x" if when == "start" else "xx"
     with (folder / "list.py").open("a") as file:
         file.write(f"import os, time\nif count.read_text() == {asked!r}:\n")
@@ -389,7 +389,7 @@ def read_pid(path: Path) -> str:
     return text
 
 
-def test_a_run_that_is_resumed_asks_again(distlaunch: Distlaunch, folder: Path) -> None:
+def test_a_resumed_run_runs_the_node_command_again(distlaunch: Distlaunch, folder: Path) -> None:
     forbid_restarts(folder)
     failed = distlaunch("up", "spec.yaml", "--no-check")
     assert [len(attempt["tasks"]) for attempt in failed.report["attempts"]] == [2]

@@ -1,4 +1,4 @@
-"""What Slurm prints and reads: lists of hosts, the fields of a job, why a job ends, the script of a job."""
+"""The script of a Slurm job."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 from launcher.slurm.script import render_script
 from launcher.spec.models import ClusterSpec
 
-# --- the script of a job ---
 
-
-def test_the_script_requests_the_resources_of_the_spec(tmp_path: Path) -> None:
+def test_the_slurm_script_requests_the_resources_of_the_spec(tmp_path: Path) -> None:
     spec = ClusterSpec.model_validate(
         {
             "name": "digits",

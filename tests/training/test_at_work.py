@@ -28,9 +28,7 @@ def run_soon(python: WarmPython, folder: Path, *arguments: str) -> subprocess.Co
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_copies_of_a_single_process_strategy_are_reported_within_seconds(
-    distlaunch: Distlaunch, tmp_path: Path
-) -> None:
+def test_workers_that_use_a_single_process_strategy_are_reported_once(distlaunch: Distlaunch, tmp_path: Path) -> None:
     source = """
         import tensorflow as tf
         strategy = tf.distribute.MirroredStrategy()
@@ -47,7 +45,7 @@ def test_copies_of_a_single_process_strategy_are_reported_within_seconds(
 
 
 class TestOwnConfig:
-    """The variable obeys the program, as in plain Python; TensorFlow gets the cluster's, unless the user wants it."""
+    """The program changes TF_CONFIG as in plain Python; TensorFlow gets the cluster's, unless the user opts out."""
 
     SOURCE = """
         import json, multiprocessing, subprocess
@@ -89,7 +87,7 @@ class TestOwnConfig:
             ),
         ],
     )
-    def test_the_programs_own_tf_config(
+    def test_keep_own_tf_config_selects_the_tf_config_that_tensorflow_uses(
         self, warm: Distlaunch, tmp_path: Path, options: tuple[str, ...], seen: list[int]
     ) -> None:
         program = write(tmp_path, self.SOURCE)
@@ -108,10 +106,10 @@ class TestOwnConfig:
         said = f"uses the program's TF_CONFIG ({place})" if options else f"changes TF_CONFIG at {place};"
         assert ran.stderr.count(said) == 1
 
-    def test_a_resolver_that_asks_slurm_is_reported(self, warm: Distlaunch, tmp_path: Path) -> None:
+    def test_a_slurm_cluster_resolver_in_the_program_is_reported(self, warm: Distlaunch, tmp_path: Path) -> None:
         """In a Slurm job, each task may take itself for the only one, and train alone.
 
-        Each has a port of its own: at the usual port, one task would meet the other's server, and fail.
+        Each has a port of its own: at the usual port, one task would reach the other's server, and fail.
         """
         source = """
             import socket
@@ -133,7 +131,7 @@ class TestOwnConfig:
         said = f" builds SlurmClusterResolver at {program}:{number}, which does not find this cluster: "
         assert ran.stderr.count(said) == 1
 
-    def test_an_equal_tf_config_is_no_news(self, warm: Distlaunch, tmp_path: Path) -> None:
+    def test_setting_an_equal_tf_config_is_not_reported(self, warm: Distlaunch, tmp_path: Path) -> None:
         source = """
             import tensorflow as tf
             os.environ["TF_CONFIG"] = os.environ.pop("TF_CONFIG")
@@ -145,7 +143,9 @@ class TestOwnConfig:
 
 
 class TestStall:
-    def test_a_slow_callback_is_named_and_not_stopped(self, warm_python: WarmPython, tmp_path: Path) -> None:
+    def test_a_slow_callback_is_reported_but_does_not_end_the_run(
+        self, warm_python: WarmPython, tmp_path: Path
+    ) -> None:
         source = """
             import keras, numpy as np, tensorflow as tf
             strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -170,7 +170,9 @@ class TestStall:
         assert "; worker:0 waits\n" in ran.stderr
         assert "The cluster makes progress again\n" in ran.stderr
 
-    def test_a_cluster_in_which_all_wait_has_stalled(self, warm_python: WarmPython, tmp_path: Path) -> None:
+    def test_a_cluster_of_only_waiting_tasks_is_reported_as_stalled(
+        self, warm_python: WarmPython, tmp_path: Path
+    ) -> None:
         source = """
             import tensorflow as tf
             strategy = tf.distribute.MultiWorkerMirroredStrategy()

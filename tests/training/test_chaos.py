@@ -1,4 +1,4 @@
-"""Faults on purpose: each is injected once, at its moment, and the report says whether training resumed."""
+"""Injected faults: each is injected once, at its moment, and the report says whether training resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COVERS = ("launcher/gang", "worker_entry/task/faults.py", "launcher/controller/a
 
 class TestRealFaults:
     @pytest.mark.smoke
-    def test_a_killed_worker_and_a_script_that_resumes(self, warm: Distlaunch) -> None:
+    def test_a_script_with_backups_resumes_after_each_injected_fault(self, warm: Distlaunch) -> None:
         program = (str(PROGRAMS / "train_keras.py"), "nobody", "resume", "5")
         faults = ("--chaos", "kill:worker:1@epoch=3", "--chaos", "exit:worker:0@epoch=4")
         ran = warm("local", "-n", "2", *faults, *program)
@@ -29,7 +29,7 @@ class TestRealFaults:
         references = [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]]
         assert references == ["task-killed", "task-failed", "succeeded"]
 
-    def test_a_script_that_does_not_resume_is_reported(self, warm: Distlaunch) -> None:
+    def test_the_fault_report_names_a_script_that_did_not_resume(self, warm: Distlaunch) -> None:
         program = (str(PROGRAMS / "train_keras.py"), "nobody", "forgets", "3")
         ran = warm("local", "-n", "2", "--chaos", "kill:worker:0@step=30", *program)
         assert ran.status == 0, ran.stderr
@@ -37,7 +37,7 @@ class TestRealFaults:
         assert (fault["resumed"], fault["attempt"]) == (False, 1)
         assert fault["message"].endswith("at epoch 2, step 30; attempt 2 started over in epoch 1: nothing was resumed")
 
-    def test_a_preemption_that_the_script_handles(self, warm: Distlaunch) -> None:
+    def test_a_script_with_a_handler_resumes_after_an_injected_preemption(self, warm: Distlaunch) -> None:
         program = (str(PROGRAMS / "resume_loop.py"), "6", "handler")
         ran = warm("local", "-n", "2", "--chaos", "preempt:worker:1@step=25", *program)
         assert ran.status == 0, ran.stderr
@@ -46,7 +46,7 @@ class TestRealFaults:
         assert re.search(r"worker:1 was preempted in attempt 1, at .*; attempt 2 resumed in epoch 3", fault["message"])
         assert ran.report["attempts"][0]["verdict"]["reference"] == "preempted"
 
-    def test_a_stop_after_seconds_before_the_cluster_is_up(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_stop_fault_can_hit_before_the_cluster_is_up(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "wait.py").write_text("import time\ntime.sleep(600)\n")
         ran = distlaunch(
             *(

@@ -16,7 +16,7 @@ LOOP = str(PROGRAMS / "resume_loop.py")
 
 
 @pytest.mark.parametrize("where", [pytest.param("shared", marks=pytest.mark.smoke), "own", "empty"])
-def test_keras_resumes_from_the_chiefs_backup(warm: Distlaunch, where: str) -> None:
+def test_keras_training_resumes_from_the_backup_of_the_chief(warm: Distlaunch, where: str) -> None:
     ran = warm("local", "--workers", "2", "--max-restarts", "1", KERAS, "6", where, timeout=200)
     assert ran.status == 0, ran.stderr
     first, last = ran.report["attempts"]
@@ -34,7 +34,7 @@ def test_keras_resumes_from_the_chiefs_backup(warm: Distlaunch, where: str) -> N
     assert not list((ran.directory / "checkpoints").glob("backup/*"))
 
 
-def test_a_custom_loop_resumes_from_its_checkpoint(warm: Distlaunch) -> None:
+def test_a_custom_training_loop_resumes_from_its_checkpoint(warm: Distlaunch) -> None:
     ran = warm("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "kill", timeout=200)
     assert ran.status == 0, ran.stderr
     assert ran.report["attempts"][0]["verdict"]["reference"] == "task-killed"
@@ -44,7 +44,7 @@ def test_a_custom_loop_resumes_from_its_checkpoint(warm: Distlaunch) -> None:
         assert "weight 120.0, steps 60\n" in log
 
 
-def test_a_preemption_of_one_worker_makes_all_save_and_costs_no_restart(warm: Distlaunch) -> None:
+def test_preemption_of_one_worker_makes_all_save_and_counts_no_restart(warm: Distlaunch) -> None:
     ran = warm("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "term", timeout=200)
     assert ran.status == 0, ran.stderr
     first, _ = ran.report["attempts"]

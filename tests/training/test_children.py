@@ -41,14 +41,14 @@ if __name__ == "__main__":
 """
 
 
-class TestTraining:
-    def test_a_python_command_trains_and_is_counted(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+class TestTrainingInChildren:
+    def test_training_in_a_python_command_is_patched_and_counted(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "fit.py").write_text(FIT)
         ran = distlaunch("local", "-n", "2", "--", sys.executable, "fit.py")
         assert ran.status == 0, ran.stderr
         self.assert_trained(ran)
 
-    def test_a_process_that_a_script_starts_is_counted_and_its_failure_is_the_cause(
+    def test_training_in_a_child_process_is_counted_and_its_failure_reported(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         """The user's own sitecustomize also runs in that process."""
@@ -69,14 +69,14 @@ class TestTraining:
             assert ran.log(f"worker-{number}").count(b"distlaunch: patched Keras") == 1
             assert ran.report["attempts"][0]["tasks"][number]["progress"]["step"] == 12
 
-    def test_a_multiprocessing_child_does_not_repeat_the_patch_note(self, tmp_path: Path) -> None:
+    def test_a_multiprocessing_child_is_patched_without_repeating_the_patch_note(self, tmp_path: Path) -> None:
         (tmp_path / "loads.py").write_text(LOADS)
         config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
         output, errors = run_python("loads.py", env={**told(), "TF_CONFIG": config}, cwd=tmp_path)
         assert output == "patched\n"
         assert errors.count("distlaunch: patched Keras") == 1
 
-    def test_keras_is_not_patched_where_the_order_says_so(self) -> None:
+    def test_keras_is_not_patched_if_the_order_disables_it(self) -> None:
         config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
         _, errors = run_python("-c", "import keras", env={**told(patch_keras=False), "TF_CONFIG": config})
         assert "distlaunch: patched Keras" not in errors

@@ -12,7 +12,7 @@ COVERS = ("worker_entry/hooks",)
 PROGRAM = str(PROGRAMS / "deterministic.py")
 
 
-def test_deterministic_operations_give_the_same_bits_with_and_without_progress(
+def test_deterministic_training_is_bitwise_equal_with_and_without_progress_reports(
     distlaunch: Distlaunch, warm: Distlaunch, tmp_path: Path
 ) -> None:
     """Runs three clusters of a few seconds each: the only reference for a run is another run."""

@@ -15,7 +15,7 @@ COVERS = ("worker_entry/program", "worker_entry/agent/tasks/watches.py")
 pytestmark = linux
 
 
-def test_the_second_run_loads_the_code_that_the_first_compiled(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_the_second_run_loads_the_compiled_code_of_the_first(distlaunch: Distlaunch, tmp_path: Path) -> None:
     shutil.copy(PROGRAMS / "compiled.py", tmp_path)
     spec = tmp_path / "spec.yaml"
     spec.write_text(

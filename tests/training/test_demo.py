@@ -31,7 +31,7 @@ print(json.dumps(model.evaluate(images, labels, verbose=0, return_dict=True)))
 
 
 @pytest.mark.smoke
-def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_the_demo_on_two_workers_agrees_and_saves_one_model(distlaunch: Distlaunch, tmp_path: Path) -> None:
     """Slow: the demo trains to a good accuracy, and another process loads its model."""
     # The workers' temporary directory, checked below for leftovers.
     scratch = tmp_path / "tmp"
@@ -77,7 +77,7 @@ def score_again(model: Path) -> float:
 
 
 @pytest.mark.parametrize("how", ["data", "file"])
-def test_no_image_is_seen_twice_in_an_epoch_by_all_workers_together(warm: Distlaunch, how: str) -> None:
+def test_no_image_of_the_demo_is_used_twice_in_an_epoch(warm: Distlaunch, how: str) -> None:
     ran = warm("local", "--workers", "2", str(PROGRAMS / "shard_ids.py"), how)
     assert ran.status == 0, ran.stderr
     seen = [json.loads(ran.line(r"\[\d.*\]", f"worker-{worker}")[0]) for worker in range(2)]
@@ -85,9 +85,7 @@ def test_no_image_is_seen_twice_in_an_epoch_by_all_workers_together(warm: Distla
     assert len({*seen[0], *seen[1]}) == 2 * 22 * 32
 
 
-def test_devices_of_one_process_train_as_one_device_with_the_same_global_batch(
-    warm: Distlaunch, tmp_path: Path
-) -> None:
+def test_demo_training_on_four_devices_matches_one_device(warm: Distlaunch, tmp_path: Path) -> None:
     """Slow: it trains three times, to compare the other strategies with one device."""
     losses: dict[str, list[float]] = {}
     scores: dict[str, float] = {}

@@ -8,7 +8,7 @@ from tests.harness.processes.commands import Distlaunch
 COVERS = ("worker_entry/keras_patches", "worker_entry/agent/tasks/status_reader.py", "launcher/gang")
 
 
-def test_workers_whose_models_drift_apart_are_named(warm: Distlaunch) -> None:
+def test_workers_with_diverging_models_are_named(warm: Distlaunch) -> None:
     ran = warm("local", "--workers", "3", str(PROGRAMS / "drifting.py"), timeout=200)
     assert ran.status == 0, ran.stderr
     line = "of worker:0 at the end, first in sequential/counting/above; only the chief's is saved"
@@ -16,7 +16,7 @@ def test_workers_whose_models_drift_apart_are_named(warm: Distlaunch) -> None:
     assert line in ran.report["attempts"][0]["divergence"]
 
 
-def test_workers_whose_models_stay_the_same_are_not_mentioned(warm: Distlaunch) -> None:
+def test_workers_with_equal_models_are_not_mentioned(warm: Distlaunch) -> None:
     ran = warm("local", "--workers", "2", str(PROGRAMS / "resume_keras.py"), "3", "own", "0.01", timeout=200)
     assert ran.status == 0, ran.stderr
     assert "differ" not in ran.stderr

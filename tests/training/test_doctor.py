@@ -1,4 +1,4 @@
-"""`distlaunch doctor`: the facts that it finds, and what it says about them."""
+"""`distlaunch doctor`: the facts that it finds, and what it reports about them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COVERS = (
 )
 
 
-def test_gpus_that_tensorflow_does_not_see_are_an_error(tmp_path: Path) -> None:
+def test_doctor_reports_gpus_that_tensorflow_does_not_see_as_an_error(tmp_path: Path) -> None:
     answer = 'case "$1" in *driver*) echo 550.54 ;; *memory*) echo 0, 3, 24576 ;; *) echo 0 ;; esac'
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)

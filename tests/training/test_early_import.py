@@ -175,7 +175,7 @@ REAL = {
         import keras
         print(atexit._ncallbacks() - before)
     """,
-    "the process that it is": """
+    "process identity": """
         import logging, multiprocessing.process, os, threading, time
         main = threading.main_thread()
         print(main.native_id == os.getpid() == threading.get_native_id(), main.ident == threading.get_ident())
@@ -198,7 +198,7 @@ CHANGED_IMPORTS = {
         from keras.src.saving import saving_lib
         print(getattr(saving_lib, "h5py", None))
     """,
-    "a module of its own": """
+    "a replaced module": """
         import sys, types
         own = sys.modules["opt_einsum"] = types.ModuleType("opt_einsum")
         import tensorflow
@@ -234,7 +234,7 @@ def readable(ended: Ended, folder: Path) -> Ended:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_real_tensorflow_sees_the_programs_environment(real: Forker, tmp_path: Path, name: str) -> None:
+def test_a_forked_program_with_tensorflow_behaves_as_in_plain_python(real: Forker, tmp_path: Path, name: str) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(REAL[name]))
     plain = run(tmp_path, ["program.py"], together=True, env=real.env)
     assert readable(real.run(tmp_path, ["program.py"], expected=True), tmp_path) == readable(plain, tmp_path)
@@ -242,7 +242,7 @@ def test_the_real_tensorflow_sees_the_programs_environment(real: Forker, tmp_pat
 
 
 @pytest.mark.parametrize("name", CHANGED_IMPORTS)
-def test_an_import_finds_the_modules_that_the_program_has_put_in_place(real: Forker, tmp_path: Path, name: str) -> None:
+def test_a_program_that_replaces_modules_of_tensorflow_runs_unforked(real: Forker, tmp_path: Path, name: str) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(CHANGED_IMPORTS[name]))
     plain = run(tmp_path, ["program.py"], together=True, env=real.env)
     assert plain.status == 0
@@ -250,7 +250,7 @@ def test_an_import_finds_the_modules_that_the_program_has_put_in_place(real: For
     assert json.loads(real.order_file.read_text())["not_forked"]
 
 
-def test_variables_that_a_program_sets_visibly_do_not_prevent_forking(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_tensorflow_variables_set_by_the_script_do_not_prevent_forking(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os\nos.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'\nimport tensorflow\n"
         "print('forked' if 'forkserver' in open('/proc/self/cmdline').read() else 'plain')\n"

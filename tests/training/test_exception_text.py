@@ -31,7 +31,7 @@ REAL = {
 }
 
 
-def test_the_sentence_is_found_in_real_messages_of_tensorflow_and_keras() -> None:
+def test_the_headline_is_found_in_real_exceptions_of_tensorflow_and_keras() -> None:
     done = subprocess.run(
         [sys.executable, str(PROGRAMS / "fail_in_graph.py")],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},

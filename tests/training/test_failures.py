@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.smoke
-def test_the_first_of_two_workers_that_fail_in_training_is_the_cause(warm: Distlaunch, tmp_path: Path) -> None:
+def test_the_first_worker_to_fail_in_training_is_the_cause(warm: Distlaunch, tmp_path: Path) -> None:
     """A real cluster: worker:1 raises between two collectives; worker:0 sees only that its peer is gone."""
     (tmp_path / "train.py").write_text(
         "import os\n"
@@ -52,7 +52,7 @@ def test_the_first_of_two_workers_that_fail_in_training_is_the_cause(warm: Distl
     assert attempt["cluster_up"] is not None
 
 
-def test_a_worker_that_never_builds_the_strategy_is_named(warm: Distlaunch, tmp_path: Path) -> None:
+def test_the_start_timeout_names_a_worker_that_builds_no_strategy(warm: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, time\n"
         "if os.environ['DISTLAUNCH_TASK'] == 'worker:1':\n"

@@ -23,8 +23,10 @@ pytestmark = linux
 KERAS = str(PROGRAMS / "train_keras.py")
 
 
-class TestRealClusters:
-    def test_the_same_seeds_give_the_same_numbers(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+class TestForkedClusters:
+    def test_seeded_training_of_forked_tasks_matches_unforked_tasks(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         """Slow: two clusters train one after the other."""
         program = tmp_path / "seeded.py"
         program.write_text(
@@ -42,7 +44,7 @@ class TestRealClusters:
         assert len(said[0]) > 6
         assert said[0] == said[1]
 
-    def test_workers_do_not_share_random_numbers_or_threads(self, warm: Distlaunch, tmp_path: Path) -> None:
+    def test_forked_workers_share_no_random_numbers_or_threads(self, warm: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "draw.py").write_text(
             "early = 'forkserver' in open('/proc/self/cmdline').read()\n"
             "import random, threading, numpy as np, tensorflow as tf, keras\n"
@@ -55,7 +57,7 @@ class TestRealClusters:
         drawn = [re.findall(r"^drawn True 1 (.*) (.*) (.*) (.*)$", log, re.MULTILINE)[0] for log in logs]
         assert all(one != other for one, other in zip(*drawn, strict=True))
 
-    def test_a_node_with_64_tasks(self, warm: Distlaunch, tmp_path: Path) -> None:
+    def test_the_forkserver_starts_64_tasks_on_one_node(self, warm: Distlaunch, tmp_path: Path) -> None:
         """Slow: each task takes a quarter of a second of CPU."""
         (tmp_path / "trivial.py").write_text("import tensorflow\nprint(tensorflow.__version__)\n")
         mark = make_mark()
@@ -64,7 +66,7 @@ class TestRealClusters:
         assert "  64 tasks: exit status 0\n" in ran.stderr
         assert_none_left(mark)
 
-    def test_a_forkserver_serves_all_attempts(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_one_forkserver_serves_all_attempts(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         mark = make_mark()
         faults = ("--chaos", "kill:worker:1@step=30", "--chaos", "kill:worker:0@step=50")
         ran = distlaunch("local", "-n", "2", *faults, KERAS, "nobody", "resume", "5", env=mark)
@@ -75,7 +77,7 @@ class TestRealClusters:
         starts = (ran.directory / "forkserver.log").read_text().count("oneDNN custom operations")
         assert starts in (0, 1, 2)  # lines of one import, not of three
 
-    def test_a_killed_forkserver_comes_back_for_the_next_attempt(self, tmp_path: Path) -> None:
+    def test_a_killed_forkserver_is_restarted_for_the_next_attempt(self, tmp_path: Path) -> None:
         """Slow: TensorFlow is imported twice, and both attempts train."""
         mark = make_mark()
         command = distlaunch_command(

@@ -36,7 +36,9 @@ WAYS += [f"{library} fit{how}" for library in ("keras", "tf_keras") for how in (
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_get_input_is_measured_once(times: Mapping[str, list[float] | None], way: str) -> None:
+def test_input_time_is_measured_once_for_every_way_to_read_input(
+    times: Mapping[str, list[float] | None], way: str
+) -> None:
     found = times[way]
     assert found is not None
     waited, passed = found
@@ -44,15 +46,15 @@ def test_every_way_to_get_input_is_measured_once(times: Mapping[str, list[float]
     assert 0.14 < waited < passed
 
 
-def test_only_input_is_measured(times: Mapping[str, list[float] | None]) -> None:
+def test_input_time_does_not_include_computation(times: Mapping[str, list[float] | None]) -> None:
     assert times["nothing"] is None
     assert times["computing"] is not None
     assert times["computing"][0] == 0.0
 
 
-def test_a_program_can_export_a_function_that_gets_its_input(times: Mapping[str, list[float] | None]) -> None:
+def test_a_function_that_reads_measured_input_can_be_exported(times: Mapping[str, list[float] | None]) -> None:
     assert times["exported"] is not None
 
 
-def test_a_deterministic_program_is_not_measured(times: Mapping[str, list[float] | None]) -> None:
+def test_input_time_of_a_deterministic_program_is_not_measured(times: Mapping[str, list[float] | None]) -> None:
     assert times["deterministic"] is None

@@ -35,7 +35,7 @@ NEXT_FIT = line_of("model.fit(x, y, batch_size=8, verbose=0)")
         ("fewer-batches", f"all are in fit at {line_of('model.fit(fewer_batches()')}"),
     ],
 )
-def test_real_workers_that_are_out_of_step_are_reported(warm: Distlaunch, how: str, places: str) -> None:
+def test_workers_that_are_out_of_step_are_reported_with_their_lines(warm: Distlaunch, how: str, places: str) -> None:
     ran = warm("local", str(PROGRAM), how)
     assert f"Error: worker:0 and worker:1 are out of step: {places} [out-of-step]\n" in ran.stderr, ran.stderr
     assert "do not put such a call under an `if` for one worker" in ran.stderr

@@ -25,7 +25,7 @@ if sys.argv[2] == os.environ["DISTLAUNCH_TASK"]:
 
 
 @pytest.mark.parametrize(("how", "count"), [("fit", 1), ("import", 0)])
-def test_of_a_real_cluster_it_is_said_once_and_is_not_in_the_end_of_a_log_that_is_shown(
+def test_the_keras_patch_note_is_printed_once_if_a_program_calls_fit(
     warm: Distlaunch, tmp_path: Path, how: str, count: int
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)

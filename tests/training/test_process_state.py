@@ -1,4 +1,4 @@
-"""What a program can know of its own process is what it knows under plain Python; the README lists the differences."""
+"""A program sees the same state of its process as under plain Python; the README lists the differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COVERS = ("worker_entry/task", "worker_entry/agent/tasks/task.py", "worker_entry
 pytestmark = linux
 PROGRAM = str(PROGRAMS / "process_state.py")
 AGE_S = "60"
-"""No process of the test is older, except that of the forkserver: its imports are, in this way, not the program's."""
+"""No process of the test is older than this, except the forkserver, with imports that are not the program's."""
 README = Path(worker_entry.__file__).with_name("README.md")
 OF_TESTS = frozenset({"PYTEST_CURRENT_TEST", "COVERAGE_PROCESS_START", "SHLVL", "_"})
 """Variables that tests and shells add on one side only."""
@@ -61,7 +61,7 @@ def render(plain: dict[str, Any], task: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_differences_are_those_of_the_table(
+def test_process_state_differs_from_plain_python_only_as_documented(
     distlaunch: Distlaunch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*environment.DEFAULTS, "PYTHONHASHSEED"):  # a parallel test run sets the latter

@@ -32,7 +32,9 @@ model.fit(x, x[:, :1], epochs=3, batch_size=4, validation_data=(x, x[:, :1]), va
 
 
 @pytest.mark.parametrize("which", [pytest.param("keras", marks=pytest.mark.smoke), "tf_keras", "many"])
-def test_fit_is_counted_by_itself(distlaunch: Distlaunch, warm: Distlaunch, tmp_path: Path, which: str) -> None:
+def test_fit_reports_progress_without_a_call_in_the_program(
+    distlaunch: Distlaunch, warm: Distlaunch, tmp_path: Path, which: str
+) -> None:
     (tmp_path / "fit.py").write_text(FIT)
     run, env = (distlaunch, {"TF_USE_LEGACY_KERAS": "1"}) if which == "tf_keras" else (warm, {})
     ran = run("local", "-n", "1", "fit.py", which, env=env)
@@ -44,7 +46,7 @@ def test_fit_is_counted_by_itself(distlaunch: Distlaunch, warm: Distlaunch, tmp_
     assert (last["total_steps"], last["total_epochs"], last["resumed"]) == (60, 3, 0)
 
 
-def test_fit_is_not_counted_with_no_progress(warm: Distlaunch, tmp_path: Path) -> None:
+def test_fit_reports_no_progress_if_progress_is_disabled(warm: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(FIT)
     ran = warm("local", "-n", "1", "--set", "progress=false", "fit.py", "keras")
     assert ran.status == 0, ran.stderr
@@ -87,9 +89,7 @@ model.fit(data, epochs=2, steps_per_epoch=200, **validation, callbacks=[Watch()]
 
 
 @needs_tf_keras
-def test_fit_on_parameter_servers_counts_the_steps_that_workers_have_done(
-    distlaunch: Distlaunch, tmp_path: Path
-) -> None:
+def test_fit_on_parameter_servers_counts_completed_steps(distlaunch: Distlaunch, tmp_path: Path) -> None:
     """tf_keras schedules the steps of an epoch one after the other, and hands remote values to the callbacks."""
     (tmp_path / "fit.py").write_text(FIT_ON_SERVERS)
     ran = distlaunch(
@@ -134,7 +134,7 @@ print(counts, meter.step)
 
 
 @needs_tf_keras
-def test_a_step_that_has_only_been_scheduled_is_not_counted_before_a_worker_has_done_it(tmp_path: Path) -> None:
+def test_a_scheduled_step_is_counted_only_after_a_worker_completes_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCHEDULED]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "[0, 1] 2\n", done.stderr
@@ -153,9 +153,7 @@ model.fit(np.ones((8, 4)), np.ones((8, 1)), callbacks=[keras.callbacks.LambdaCal
 """
 
 
-def test_a_program_that_fails_before_its_first_step_is_not_started_again_although_the_cluster_was_up(
-    warm: Distlaunch, tmp_path: Path
-) -> None:
+def test_a_program_that_fails_before_its_first_step_is_not_restarted(warm: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(FAIL_IN_FIT)
     ran = warm("local", "-n", "2", "--max-restarts", "3", "fit.py")
     assert (ran.status, len(ran.report["attempts"])) == (1, 1), ran.stderr

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.smoke
-def test_a_script_trains_on_two_workers() -> None:
+def test_run_local_trains_the_demo_on_two_workers() -> None:
     report = run_local(module="worker_entry.demo.train", workers=2, settings=["program.args=[--epochs, 1]"])
     assert report.outcome == "succeeded", report.verdict
     steps = [task.progress.step for task in report.attempts[0].tasks if task.progress is not None]

@@ -1,4 +1,4 @@
-"""A name of Keras 2 in a program is explained: real Keras says each of these sentences."""
+"""A name of Keras 2 in a program is explained; real Keras raises each of these errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.slow
-def test_each_name_is_explained_when_keras_says_that_it_has_none() -> None:
+def test_each_removed_keras_2_name_is_explained_from_the_real_error() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(STATEMENTS)], capture_output=True, text=True, check=True
     )

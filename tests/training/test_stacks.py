@@ -1,4 +1,4 @@
-"""Stacks of all tasks can be shown at any time, even while they are blocked in C++, and nothing stops for it."""
+"""Stacks of all tasks can be shown at any time, even while they are blocked in C++, without stopping anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COVERS = (
 )
 
 
-def test_tasks_that_wait_in_a_collective_are_distinguished_from_the_one_that_blocks_it(
+def test_stacks_distinguish_waiting_tasks_from_the_one_that_blocks_a_collective(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
     program = str(PROGRAMS / "fail_in_training.py")

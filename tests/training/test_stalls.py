@@ -17,8 +17,8 @@ PATIENCE_S = "40"
 """More than the import of TensorFlow takes, also on a busy machine; it makes its two tests long."""
 
 
-class TestRealClusters:
-    def test_one_that_sleeps_in_the_input_pipeline_is_blamed_and_all_start_again(self, warm: Distlaunch) -> None:
+class TestStalledClusters:
+    def test_a_worker_that_sleeps_in_its_input_is_named_and_all_restart(self, warm: Distlaunch) -> None:
         ran = warm(
             *(
                 "local",
@@ -42,20 +42,20 @@ class TestRealClusters:
         assert [task["progress"]["step"] for task in second["tasks"]] == [160] * 3
         assert "load_batch" in (ran.directory / "stacks.txt").read_text()
 
-    def test_one_that_a_signal_stopped(self, warm: Distlaunch) -> None:
+    def test_a_worker_stopped_by_a_signal_is_named_as_stalled(self, warm: Distlaunch) -> None:
         ran = warm("local", "-n", "3", "--set", "timeouts.stall_s=5", KERAS, "worker:2", "stop")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:2"), ran.stderr
         assert "worker:2 was stopped by SIGSTOP (signal 19) and did not continue" in verdict["message"]
 
-    def test_one_that_never_joins_keeps_the_cluster_from_forming(self, warm: Distlaunch) -> None:
+    def test_the_start_timeout_names_a_worker_that_never_joins(self, warm: Distlaunch) -> None:
         ran = warm("local", "-n", "3", "--set", f"timeouts.start_s={PATIENCE_S}", KERAS, "worker:1", "never-joins")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
         assert any(f"worker:1 is at {KERAS}:23 <module>" in line for line in verdict["evidence"])
         assert any("worker:0, worker:2 are at" in line for line in verdict["evidence"])
 
-    def test_one_that_does_not_find_the_leader_although_its_port_is_open(self, warm: Distlaunch) -> None:
+    def test_the_start_timeout_names_a_worker_that_never_contacts_the_leader(self, warm: Distlaunch) -> None:
         options = ["--set", f"timeouts.start_s={PATIENCE_S}", "--set", "keep_own_tf_config=true"]
         ran = warm("local", "-n", "3", *options, LOST_LEADER, "worker:1")
         verdict = ran.report["attempts"][0]["verdict"]
@@ -64,7 +64,7 @@ class TestRealClusters:
         assert re.search(f"{waiting}; worker:0, worker:2 are ready", verdict["message"])
 
     @pytest.mark.smoke
-    def test_collectives_that_wait_for_each_other(self, warm: Distlaunch) -> None:
+    def test_a_worker_that_skips_a_collective_is_named_as_stalled(self, warm: Distlaunch) -> None:
         loop = str(PROGRAMS / "loop.py")
         ran = warm("local", "-n", "3", "--set", "timeouts.stall_s=5", loop, "worker:1", "skip-a-step")
         verdict = ran.report["attempts"][0]["verdict"]

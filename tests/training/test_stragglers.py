@@ -12,7 +12,7 @@ COVERS = ("launcher/gang", "worker_entry/hooks", "worker_entry/task/meter.py")
 TRAIN = str(PROGRAMS / "train_keras.py")
 
 
-def test_a_worker_whose_input_is_slow_is_named_with_the_reason(warm: Distlaunch) -> None:
+def test_a_worker_with_slow_input_is_named_as_straggler_with_the_reason(warm: Distlaunch) -> None:
     ran = warm("local", "-n", "3", TRAIN, "worker:1", "slow", "10")
     assert ran.status == 0, ran.stderr
     [named] = [line for line in ran.stderr.splitlines() if "× the median step" in line]
@@ -28,7 +28,7 @@ def test_a_worker_whose_input_is_slow_is_named_with_the_reason(warm: Distlaunch)
     assert told["worker:1"]["data_s"] > 0.5 * told["worker:1"]["own_s"] > told["worker:0"]["data_s"]
 
 
-def test_equal_workers_are_not_named(warm: Distlaunch) -> None:
+def test_equally_fast_workers_are_not_named_as_stragglers(warm: Distlaunch) -> None:
     ran = warm("local", "-n", "2", TRAIN, "nobody", "x", "40")
     assert ran.status == 0, ran.stderr
     assert "× the median step" not in ran.stderr

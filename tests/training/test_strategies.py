@@ -59,13 +59,15 @@ def looked(ran: Ran) -> dict[str, Any]:
         ("central_storage", "CentralStorageStrategyV1", 4),
     ],
 )
-def test_one_process_with_four_devices(warm: Distlaunch, look: str, strategy: str, name: str, replicas: int) -> None:
+def test_single_process_strategies_get_four_devices(
+    warm: Distlaunch, look: str, strategy: str, name: str, replicas: int
+) -> None:
     told = looked(warm("local", "--strategy", strategy, "--devices", "4", look))
     assert told["name"].startswith(name.removesuffix("V1"))
     assert (told["replicas"], told["cpus"], told["tf_config"]) == (replicas, 4, False)
 
 
-def test_a_spec_says_how_devices_and_workers_add_up(warm: Distlaunch, look: str, tmp_path: Path) -> None:
+def test_the_spec_selects_the_all_reduce_of_devices_and_workers(warm: Distlaunch, look: str, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     program = f"program: {{script: {look}}}\n"
     spec.write_text(
@@ -77,14 +79,14 @@ def test_a_spec_says_how_devices_and_workers_add_up(warm: Distlaunch, look: str,
     assert told["communication"] == "RING"
 
 
-def test_without_a_tpu_the_error_names_what_is_missing(warm: Distlaunch, look: str) -> None:
+def test_the_error_without_a_tpu_names_the_missing_variable(warm: Distlaunch, look: str) -> None:
     ran = warm("local", "--strategy", "tpu", look)
     assert ran.status == 1
     assert "RuntimeError: no TPU: TPU_NAME is not set, and this is not a TPU VM" in ran.stderr
 
 
 @pytest.mark.smoke
-def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
+def test_parameter_servers_train_the_demo_while_a_killed_worker_restarts_alone(
     warm: Distlaunch, tmp_path: Path
 ) -> None:
     ran = warm(
@@ -118,9 +120,7 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     assert "0 processes left on this machine" in ran.stderr
 
 
-def test_a_parameter_server_that_dies_ends_the_attempt_and_the_next_resumes_from_the_checkpoint(
-    warm: Distlaunch, tmp_path: Path
-) -> None:
+def test_a_killed_parameter_server_restarts_the_cluster_from_its_checkpoint(warm: Distlaunch, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     ran = warm(
         *("local", "--strategy", "parameter_server", "--workers", "1"),
@@ -137,13 +137,13 @@ def test_a_parameter_server_that_dies_ends_the_attempt_and_the_next_resumes_from
     assert {path.name for path in checkpoints.iterdir()} == {f"epoch-{epoch:04}.keras" for epoch in range(1, 41)}
 
 
-def test_workers_of_a_divided_cpu_use_its_first_device_only(warm: Distlaunch, look: str) -> None:
+def test_workers_on_a_divided_cpu_use_only_its_first_device(warm: Distlaunch, look: str) -> None:
     """TensorFlow cannot emulate workers with several devices; cluster_specs/README.md says so."""
     told = looked(warm("local", "--workers", "2", "--devices", "2", look))
     assert told["replicas"] == 2  # not four
 
 
-def test_the_classes_of_strategies_are_those_that_tensorflow_has() -> None:
+def test_the_class_names_of_strategies_match_tensorflow() -> None:
     source = (
         "import tensorflow as tf\n"
         "made = tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy,"

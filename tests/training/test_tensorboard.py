@@ -1,4 +1,4 @@
-"""TensorBoard beside a run, and its profiler: real ones, of a real cluster."""
+"""TensorBoard and its profiler with a real cluster."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ask(url: str) -> Any:
         return json.load(answer)
 
 
-def test_it_shows_what_each_worker_writes_and_ends_with_the_run(warm_python: WarmPython, tmp_path: Path) -> None:
+def test_tensorboard_shows_all_workers_and_ends_with_the_run(warm_python: WarmPython, tmp_path: Path) -> None:
     options = ("-n", "2", "--set", "guard=required", "--tensorboard")
     with running(tmp_path, *options, *DEMO, "8", command=warm_python.command) as run:
         address = address_of(run)
@@ -70,7 +70,7 @@ def test_it_shows_what_each_worker_writes_and_ends_with_the_run(warm_python: War
     assert "0 processes left on this machine" in run.said
 
 
-def test_it_stays_after_the_training_if_it_is_to_until_ctrl_c(warm_python: WarmPython, tmp_path: Path) -> None:
+def test_tensorboard_keep_runs_after_training_until_ctrl_c(warm_python: WarmPython, tmp_path: Path) -> None:
     with running(tmp_path, "-n", "1", "--set", "tensorboard=keep", *DEMO, "1", command=warm_python.command) as run:
         address = address_of(run)
         run.wait_until_said("Training has ended; TensorBoard keeps running until Ctrl-C")
@@ -83,7 +83,7 @@ def test_it_stays_after_the_training_if_it_is_to_until_ctrl_c(warm_python: WarmP
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", [{}, {"OMP_NUM_THREADS": "3", "TF_CPP_MIN_LOG_LEVEL": "2"}], ids=["none", "some"])
-def test_tasks_beside_it_are_forked_with_the_variables_of_the_shell(
+def test_tasks_with_tensorboard_are_forked_with_the_variables_of_the_shell(
     distlaunch: Distlaunch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: dict[str, str]
 ) -> None:
     for name in environment.DEFAULTS:
@@ -100,7 +100,9 @@ def test_tasks_beside_it_are_forked_with_the_variables_of_the_shell(
         assert ran.line(" ".join(("sees", *shell.values())), task)
 
 
-def test_one_that_cannot_start_is_reported_and_the_tasks_continue(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_tensorboard_that_cannot_start_is_reported_and_the_tasks_continue(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
     broken = tmp_path / "tensorboard"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ModuleNotFoundError('not here')\n")
@@ -110,7 +112,7 @@ def test_one_that_cannot_start_is_reported_and_the_tasks_continue(distlaunch: Di
     assert b"ModuleNotFoundError: not here" in ran.log("tensorboard-0")
 
 
-def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(
+def test_a_profile_covers_all_workers_and_ends_none_of_them(
     distlaunch: Distlaunch, warm_python: WarmPython, tmp_path: Path
 ) -> None:
     """TensorFlow's own method recorded operations of all workers, and those that follow sometimes died."""
@@ -133,7 +135,7 @@ def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(
         wait_until(lambda: len(run.log(1)) > said, "training continues", 60)
 
 
-def test_a_profile_of_parameter_servers_has_the_operations_of_all_in_a_network_of_their_own(
+def test_a_profile_covers_all_parameter_server_tasks_in_a_network_namespace(
     distlaunch: Distlaunch, tmp_path: Path
 ) -> None:
     """From outside, only TensorBoard is reachable; distlaunch shows the tasks as always."""
@@ -198,14 +200,14 @@ def operations(events: set[str]) -> set[str]:
     return {event for event in events if event.startswith(("ExecutorState::", "ThreadpoolListener::"))}
 
 
-def test_a_run_that_cannot_be_profiled_is_reported(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_profiling_an_ended_run_is_a_usage_error(distlaunch: Distlaunch, tmp_path: Path) -> None:
     assert distlaunch("local", "-n", "1", "--", "true").status == 0
     done = distlaunch("profile", "./run", run_dir=False)
     assert done.status == 2
     assert f"Error: the run {tmp_path}/run has ended" in done.stderr
 
 
-def test_tasks_that_have_only_waited_are_asked_again_and_then_named(tmp_path: Path) -> None:
+def test_a_profile_retries_tasks_without_events_and_then_names_them(tmp_path: Path) -> None:
     """One of two servers never has anything to record."""
     grpc: Any = importlib.import_module("grpc")
     response = _make_messages()["Response"]
@@ -239,9 +241,7 @@ def test_tasks_that_have_only_waited_are_asked_again_and_then_named(tmp_path: Pa
     assert sorted(asked) == sorted([*tasks] * ATTEMPTS)
 
 
-def test_step_times_are_shown_beside_the_loss_with_the_names_of_the_tasks(
-    warm_python: WarmPython, tmp_path: Path
-) -> None:
+def test_tensorboard_shows_the_step_times_of_each_task_and_goodput(warm_python: WarmPython, tmp_path: Path) -> None:
     tasks = {"distlaunch/worker-0", "distlaunch/worker-1"}
     shown = {*tasks, "distlaunch", "worker-0/train"}
     with running(tmp_path, "-n", "2", "--tensorboard", *PACED, "2000", command=warm_python.command) as run:

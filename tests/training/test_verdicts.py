@@ -1,4 +1,4 @@
-"""Real clusters of three workers that one of them breaks: the verdict names it, and how, although others end first."""
+"""The verdict names the worker that broke a real cluster of three workers, and how, even if others end first."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COVERS = ("launcher/verdict", "launcher/gang")
 
 @pytest.mark.parametrize("culprit", ["worker:0", "worker:1"])
 @pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.smoke) if how == "kill" else how for how in WAYS])
-def test_the_worker_that_broke_the_cluster_is_named(warm: Distlaunch, culprit: str, how: str) -> None:
+def test_the_verdict_names_the_worker_that_broke_the_cluster(warm: Distlaunch, culprit: str, how: str) -> None:
     assert_named(warm, culprit, how)
 
 
 @pytest.mark.parametrize("how", ["raise-early", "exit-text"])
-def test_the_worker_that_broke_the_cluster_is_named_in_plain_python(distlaunch: Distlaunch, how: str) -> None:
-    """Where a task could end differently from a forked one."""
+def test_the_verdict_names_the_worker_that_broke_an_unforked_cluster(distlaunch: Distlaunch, how: str) -> None:
+    """Only the ways in which an unforked task could end differently from a forked one."""
     assert_named(distlaunch, "worker:1", how, "--set", "preload=false", workers=2)
 
 
@@ -42,7 +42,7 @@ def assert_named(distlaunch: Distlaunch, culprit: str, how: str, *flags: str, wo
     assert_none_left(mark)
 
 
-def test_a_worker_that_a_signal_stopped_is_named_at_once_and_in_the_end(warm: Distlaunch, tmp_path: Path) -> None:
+def test_a_suspended_worker_is_named_at_once_and_in_the_verdict(warm: Distlaunch, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     # TensorFlow waits for a silent worker for as long as the lease.
     spec.write_text(
@@ -56,7 +56,7 @@ def test_a_worker_that_a_signal_stopped_is_named_at_once_and_in_the_end(warm: Di
     assert "Error: worker:1 on local was stopped by SIGSTOP (signal 19) after" in ran.stderr
 
 
-def test_a_worker_that_fails_only_because_the_leader_has_finished_does_not_fail_the_run(warm: Distlaunch) -> None:
+def test_a_worker_that_fails_because_the_leader_finished_fails_no_run(warm: Distlaunch) -> None:
     ran = warm("local", "--workers", "2", str(PROGRAMS / "late.py"), "worker:1")
     assert ran.status == 0, ran.stderr
     verdict = ran.report["attempts"][0]["verdict"]
@@ -69,7 +69,7 @@ def test_a_worker_that_fails_only_because_the_leader_has_finished_does_not_fail_
     assert verdict["evidence"] == [note]
 
 
-def test_out_of_memory_is_reported_as_such(tmp_path: Path) -> None:
+def test_a_worker_killed_for_memory_is_reported_as_out_of_memory(tmp_path: Path) -> None:
     with memory_limit(2 << 30) as enter:
         command = distlaunch_command("local", "--workers", "2", "--run-dir", "run", FAIL, "worker:1", "out-of-memory")
         ran = subprocess.run([*enter, *command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)

@@ -1,4 +1,4 @@
-"""Metrics: what a run serves and writes is what its status says, in the format that Prometheus reads."""
+"""Metrics: a run serves and writes the values of its status, in the format that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def at(samples: Samples, metric: str, /, **labels: str) -> float:
 
 
 class TestFamilies:
-    def test_all_that_the_status_says_is_there(self) -> None:
+    def test_metrics_contain_all_values_of_the_status(self) -> None:
         samples = served(make_status(loss=0.25))
         worker, gpu = {"task": "worker:0", "node": "gpu-a"}, {"node": "gpu-a", "gpu": "0"}
         assert at(samples, "distlaunch_run_info", name="mnist", directory="/runs/r-1") == 1
@@ -143,7 +143,7 @@ class TestFamilies:
         assert at(samples, "distlaunch_goodput_seconds", kind="lost") == 9
         assert at(samples, "distlaunch_goodput_ratio") == 0.9
 
-    def test_of_all_states_one_is_true(self) -> None:
+    def test_exactly_one_run_state_metric_is_true(self) -> None:
         states = {
             dict(labels)["distlaunch_run_state"]: value
             for (name, labels), value in served(make_status()).items()
@@ -152,7 +152,7 @@ class TestFamilies:
         assert set(states) == set(get_args(StateName))
         assert [state for state, value in states.items() if value] == ["running"]
 
-    def test_unknown_values_have_no_sample(self) -> None:
+    def test_unknown_values_have_no_metric_sample(self) -> None:
         samples = served(make_status(nan=None, endless=float("inf")))
         of_second = {name for name, labels in samples if ("task", "worker:1") in labels}
         assert of_second == {"distlaunch_task_info"}
@@ -160,18 +160,18 @@ class TestFamilies:
         power = [labels for name, labels in samples if name == "distlaunch_gpu_power_watts"]
         assert [dict(labels)["gpu"] for labels in power] == ["0"]
 
-    def test_a_run_that_has_just_begun_has_its_state(self) -> None:
+    def test_metrics_of_a_run_without_tasks_have_only_values_of_the_run(self) -> None:
         status = make_status().model_copy(update={"tasks": [], "nodes": [], "goodput": None})
         names = {name for name, _ in served(status)}
         assert names == {f"distlaunch_run_{name}" for name in NAMES_OF_RUN}
 
-    def test_hostile_text_is_a_value_of_a_label_and_nothing_else(self) -> None:
+    def test_hostile_text_in_metrics_stays_inside_a_label_value(self) -> None:
         samples = served(make_status(task=HOSTILE, **{HOSTILE: 1.5}))
         shown = printable(HOSTILE)  # as in all results
         assert at(samples, "distlaunch_task_metric", task=shown, node="gpu-a", name=shown) == 1.5
         assert {name.partition("_")[0] for name, _ in samples} == {"distlaunch"}
 
-    def test_names_follow_the_conventions(self) -> None:
+    def test_metric_names_follow_the_prometheus_conventions(self) -> None:
         for family in make_families(make_status(loss=0.25)):
             assert re.fullmatch(r"distlaunch_(run|task|node|gpu|goodput)(_[a-z]+)*", family.name), family.name
             assert family.documentation.endswith("."), family.name
@@ -179,7 +179,7 @@ class TestFamilies:
                 assert sample.name.endswith("_total") == (family.type == "counter"), sample
                 assert "run" in sample.labels, sample
 
-    def test_every_name_is_explained(self) -> None:
+    def test_the_readme_documents_every_metric_name(self) -> None:
         known = {sample.name for family in make_families(make_status(loss=0.25)) for sample in family.samples}
         shown = [name for cells in rows(section(ROOT / "launcher" / "README.md", "metrics")) for name in code(cells[0])]
         assert sorted(shown) == sorted(known)
@@ -198,7 +198,7 @@ NAMES_OF_RUN = ("info", "state", "restarts_total", "attempt", "start_time_second
         ("gpu-a.example:9400", "gpu-a.example", 9400),
     ],
 )
-def test_an_address_is_read_and_written(text: str, host: str, port: int) -> None:
+def test_a_metrics_address_is_parsed_and_rendered(text: str, host: str, port: int) -> None:
     endpoint = parse_endpoint(text)
     assert endpoint == Endpoint(host, port)
     assert parse_endpoint(str(endpoint)) == endpoint
@@ -207,7 +207,7 @@ def test_an_address_is_read_and_written(text: str, host: str, port: int) -> None
 @pytest.mark.parametrize(
     "text", ["", "x", "gpu-a", "1:0", "1:65536", "::1:9400", "[::1]", "http://h:1", "a b:1", "h:1\n"]
 )
-def test_an_invalid_address_is_refused(text: str) -> None:
+def test_an_invalid_metrics_address_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="write it like"):
         parse_endpoint(text)
 
@@ -232,7 +232,7 @@ def get(port: int, accept: str = OPENMETRICS) -> tuple[str, str]:
 
 
 class TestServer:
-    def test_it_speaks_openmetrics_and_plain_text(self) -> None:
+    def test_the_metrics_server_speaks_openmetrics_and_plain_text(self) -> None:
         with serving() as port:
             kind, text = get(port)
             assert kind.startswith("application/openmetrics-text")
@@ -241,18 +241,20 @@ class TestServer:
             assert kind.startswith("text/plain")
             assert ("distlaunch_run_attempt", frozenset({("run", "r-1")})) in read(parse_text(text))
 
-    def test_it_answers_also_while_a_client_sends_nothing(self) -> None:
+    def test_a_silent_client_does_not_block_the_metrics_server(self) -> None:
         with serving() as port, socket.create_connection(("127.0.0.1", port)):
             assert "distlaunch_run_attempt" in get(port)[1]
 
-    def test_its_end_does_not_wait_for_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_metrics_server_closes_without_waiting_for_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(metrics._Handler, "timeout", 1000.0)
         with serving() as port:
             silent = socket.create_connection(("127.0.0.1", port))
             get(port)
         silent.close()
 
-    def test_a_status_that_cannot_be_made_is_the_scrapes_failure(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_a_status_error_fails_the_scrape_with_500_and_prints_nothing(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         def fail() -> RunStatus:
             raise RuntimeError("not now")
 
@@ -264,7 +266,7 @@ class TestServer:
         assert capfd.readouterr() == ("", "")
 
     @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-name.invalid"])
-    def test_an_address_of_another_machine_is_refused(self, host: str) -> None:
+    def test_a_metrics_address_of_another_machine_is_rejected(self, host: str) -> None:
         with pytest.raises(UsageError, match=f"^cannot serve metrics at {host}:9400: "):
             MetricsServer(Endpoint(host, 9400))
 
@@ -273,7 +275,7 @@ class TestServer:
 
 
 class TestFile:
-    def test_it_is_whole_at_any_time_and_has_the_last_state(self, tmp_path: Path) -> None:
+    def test_the_metrics_file_is_complete_and_ends_with_the_last_state(self, tmp_path: Path) -> None:
         path = tmp_path / "run.prom"
         file = MetricsFile(path)
         current = [make_status()]
@@ -288,7 +290,7 @@ class TestFile:
         assert at(last, "distlaunch_run_state", distlaunch_run_state="running") == 0
         assert os.listdir(tmp_path) == ["run.prom"]
 
-    def test_one_that_cannot_be_written_later_is_one_warning(self, tmp_path: Path) -> None:
+    def test_an_unwritable_metrics_file_causes_one_warning(self, tmp_path: Path) -> None:
         folder = tmp_path / "folder"
         folder.mkdir()
         file = MetricsFile(folder / "run.prom")
@@ -310,7 +312,7 @@ def check(condition: bool) -> None:
 
 
 class TestRuns:
-    def test_a_run_can_be_scraped_while_it_runs_and_its_file_has_the_end(
+    def test_a_run_serves_metrics_and_its_metrics_file_has_the_outcome(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         port = free_port()
@@ -330,9 +332,7 @@ class TestRuns:
             get(port)
 
     @pytest.mark.slow
-    def test_a_run_in_the_background_is_scraped_and_so_is_a_resumed_one(
-        self, distlaunch: Distlaunch, tmp_path: Path
-    ) -> None:
+    def test_background_runs_and_resumed_runs_serve_metrics(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         port = free_port()
         started = distlaunch("local", "-d", "-n", "1", "--set", f"metrics=127.0.0.1:{port}", "--", "sleep", "600")
         assert started.status == 0, started.stderr
@@ -346,7 +346,7 @@ class TestRuns:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("field", ["metrics", "metrics_file"])
-    def test_a_place_that_cannot_be_used_is_an_error_before_anything_starts(
+    def test_an_unusable_metrics_address_or_file_is_an_error_before_the_start(
         self, field: str, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         with socket.socket() as taken:
@@ -361,12 +361,14 @@ class TestRuns:
         assert (ran.status, ran.directory.exists(), (tmp_path / "started").exists()) == (2, False, False)
         assert ran.stderr.startswith(said[field])
 
-    def test_an_address_with_a_mistake_names_the_option(self, distlaunch: Distlaunch) -> None:
+    def test_the_error_for_an_invalid_metrics_address_names_the_option(self, distlaunch: Distlaunch) -> None:
         ran = distlaunch("local", "-n", "1", "--set", "metrics=x:y", "--", "true")
         assert (ran.status, ran.directory.exists()) == (2, False)
         assert "Error: --set metrics: expected ADDRESS:PORT; write it like 127.0.0.1:9400" in ran.stderr
 
-    def test_without_the_library_the_error_says_how_to_install_it(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_the_error_for_a_missing_prometheus_library_has_an_install_command(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         (tmp_path / "prometheus_client.py").write_text("raise ImportError\n")
         ran = distlaunch("local", "-n", "1", "--set", "metrics=9400", "--", "true")
         assert (ran.status, ran.directory.exists()) == (2, False)

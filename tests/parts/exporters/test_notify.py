@@ -57,11 +57,11 @@ def attempt_ended(reference: str, message: str = "it broke") -> AttemptEnded:
 
 
 class TestNotifications:
-    def test_a_failure_names_the_task_that_caused_it_and_its_machine(self) -> None:
+    def test_a_failure_notification_names_the_causing_task_and_its_host(self) -> None:
         [failed] = happen(attempt_ended("task-failed"), Ended("failed", 1, "task-failed", "it broke"))
         assert (failed.event, failed.task, failed.host, failed.time) == ("failed", "worker:1", "gpu-b", 11.0)
 
-    def test_a_stall_is_reported_when_it_is_found_and_then_its_restart(self) -> None:
+    def test_a_stall_and_then_its_restart_are_notified(self) -> None:
         found = happen(
             attempt_ended("stalled", "no step for 120 s"),
             State("restarting", "stalled", "no step for 120 s"),
@@ -71,17 +71,17 @@ class TestNotifications:
         assert [notification.event for notification in found] == ["stalled", "restarted", "succeeded"]
         assert [notification.task for notification in found] == ["worker:1", "worker:1", None]
 
-    def test_a_run_that_the_user_ends_is_not_reported(self) -> None:
+    def test_an_interrupted_run_causes_no_notification(self) -> None:
         assert (
             happen(Message("error", "x"), State("running"), Ended("interrupted", 130, "interrupted", "by SIGINT")) == []
         )
 
-    def test_a_message_has_no_secret_and_an_end(self) -> None:
+    def test_a_notification_message_is_redacted_and_truncated(self) -> None:
         [failed] = happen(Ended("failed", 1, "task-failed", "cannot reach https://alice:sesame@host/ " + "x" * 9999))
         assert "sesame" not in failed.message
         assert len(failed.message) == MESSAGE_LIMIT
 
-    def test_the_payload_has_all_facts_and_a_text_for_chats(self) -> None:
+    def test_a_notification_payload_has_all_facts_and_a_text_for_chats(self) -> None:
         [failed] = happen(attempt_ended("task-failed"), Ended("failed", 1, "task-failed", "it broke"))
         payload = make_payload(failed, run_id="r-1", name="mnist", directory="/runs/r-1", started=1.0, goodput=0.9)
         assert payload == {
@@ -100,7 +100,7 @@ class TestNotifications:
             "text": "mnist failed: it broke (r-1, attempt 1)",
         }
 
-    def test_variables_can_be_those_of_any_process(self) -> None:
+    def test_notification_variables_are_valid_in_any_process_environment(self) -> None:
         [failed] = happen(Ended("failed", 1, "task-failed", "a\0b \ud83d"))
         payload = make_payload(failed, run_id="r-1", name="mnist", directory="/runs/r-1", started=1.0, goodput=None)
         variables = make_variables(payload)
@@ -142,12 +142,12 @@ def redirect(code: int, place: Callable[[WebServer], str]) -> Callable[[Request]
 
 
 class TestPost:
-    def test_the_object_arrives(self) -> None:
+    def test_the_webhook_receives_the_payload(self) -> None:
         with serving() as server:
             post(server.url, b'{"a": 1}', 5.0)
         assert (server.bodies, server.paths) == ([b'{"a": 1}'], ["/hooks/sesame"])
 
-    def test_a_login_in_the_url_becomes_a_header(self) -> None:
+    def test_a_login_in_the_webhook_url_becomes_an_authorization_header(self) -> None:
         logins: list[str | None] = []
 
         def take(request: Request) -> None:
@@ -159,18 +159,18 @@ class TestPost:
         assert logins == ["Basic YWxpY2U6c2VzYW1l"]
 
     @pytest.mark.parametrize("status", [400, 404, 500, 503])
-    def test_an_answer_that_is_an_error_is_one(self, status: int) -> None:
+    def test_an_http_error_status_of_the_webhook_is_a_delivery_error(self, status: int) -> None:
         with serving(lambda request: request.answer(status)) as server:
             with pytest.raises(DeliveryError, match=f"^the server answered {status}$"):
                 post(server.url, b"{}", 5.0)
 
-    def test_a_redirect_of_the_same_server_is_followed_with_the_object(self) -> None:
+    def test_a_webhook_redirect_on_the_same_server_is_followed_with_the_payload(self) -> None:
         with serving(redirect(307, lambda server: "/moved")) as server:
             post(server.url, b"{}", 5.0)
         assert (server.bodies, server.paths) == ([b"{}", b"{}"], ["/hooks/sesame", "/moved"])
 
     @pytest.mark.parametrize("code", [301, 302, 303])
-    def test_a_redirect_that_would_lose_the_object_is_not_followed(self, code: int) -> None:
+    def test_a_webhook_redirect_that_drops_the_payload_is_not_followed(self, code: int) -> None:
         with serving(redirect(code, lambda server: "/moved")) as server:
             with pytest.raises(DeliveryError, match=f"answered {code}, a redirect that is not followed"):
                 post(server.url, b"{}", 5.0)
@@ -179,33 +179,33 @@ class TestPost:
     @pytest.mark.parametrize(
         "place", ["file:///etc/passwd", "ftp://127.0.0.1/x", "https://127.0.0.1/x", "//127.0.0.2/"]
     )
-    def test_a_redirect_to_another_scheme_or_server_is_not_followed(self, place: str) -> None:
+    def test_a_webhook_redirect_to_another_scheme_or_server_is_not_followed(self, place: str) -> None:
         with serving(redirect(307, lambda server: place)) as server:
             with pytest.raises(DeliveryError) as caught:
                 post(server.url, b"{}", 5.0)
         assert len(server.bodies) == 1
         assert "passwd" not in str(caught.value)
 
-    def test_redirects_in_a_circle_end(self) -> None:
+    def test_circular_webhook_redirects_are_a_delivery_error(self) -> None:
         with serving(redirect(307, lambda server: "/hooks/sesame")) as server:
             with pytest.raises(DeliveryError, match="answered 307"):
                 post(server.url, b"{}", 5.0)
         assert len(server.bodies) <= 5
 
-    def test_a_server_that_hangs_is_given_up(self) -> None:
+    def test_a_hanging_webhook_times_out(self) -> None:
         released = threading.Event()
         with serving(hang_until(released)) as server:
             with pytest.raises(DeliveryError, match=r"no answer within 0\.3 s"):
                 post(server.url, b"{}", 0.3)
             released.set()
 
-    def test_a_server_without_a_known_certificate_gets_nothing(self, tmp_path: Path) -> None:
+    def test_a_webhook_with_an_unknown_certificate_receives_nothing(self, tmp_path: Path) -> None:
         with serving(tls=make_tls(tmp_path)) as server:
             with pytest.raises(DeliveryError, match="the server's certificate cannot be verified"):
                 post(server.url.replace("http:", "https:"), b"{}", 5.0)
         assert server.bodies == []
 
-    def test_its_certificate_suffices_if_this_machine_trusts_it(
+    def test_a_webhook_certificate_that_this_machine_trusts_is_accepted(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with serving(tls=make_tls(tmp_path)) as server:
@@ -226,7 +226,7 @@ class TestPost:
             ("file:///sesame", "the URL is not the URL of a web server"),
         ],
     )
-    def test_no_reason_has_a_part_of_the_url(self, url: str, said: str) -> None:
+    def test_webhook_errors_contain_no_part_of_the_url(self, url: str, said: str) -> None:
         def answer_odd(request: Request) -> None:
             request.wfile.write(b"SESAME\r\n\r\n")
 
@@ -297,14 +297,14 @@ class TestNotifier:
         assert [said["goodput"] for said in server.said] == [0.75, 0.75]
         assert warnings == []
 
-    def test_only_requested_events_are_reported(self, tmp_path: Path) -> None:
+    def test_only_requested_events_are_notified(self, tmp_path: Path) -> None:
         with serving() as server, notifying(tmp_path, server.url, on=("succeeded",)) as (notifier, _):
             for record in (FAILED, SUCCEEDED):
                 notifier.note(record)
             notifier.settle()
         assert [said["event"] for said in server.said] == ["succeeded"]
 
-    def test_a_command_reads_the_object_and_has_the_main_facts(self, tmp_path: Path) -> None:
+    def test_a_notify_command_gets_the_payload_on_stdin_and_facts_as_variables(self, tmp_path: Path) -> None:
         command = ["sh", "-c", 'cat > got.json; echo "$DISTLAUNCH_EVENT $DISTLAUNCH_RUN" > got.txt; seq 200000']
         with notifying(tmp_path, command=command) as (notifier, warnings):
             notifier.note(FAILED)
@@ -313,7 +313,7 @@ class TestNotifier:
         assert (tmp_path / "got.txt").read_text() == "failed r-1\n"
         assert warnings == []
 
-    def test_the_webhook_is_served_although_the_command_hangs(self, tmp_path: Path) -> None:
+    def test_a_hanging_notify_command_does_not_block_the_webhook(self, tmp_path: Path) -> None:
         mark = make_mark()
         with serving() as server, notifying(tmp_path, server.url, hanging(mark)) as (notifier, warnings):
             notifier.note(FAILED)
@@ -332,14 +332,16 @@ class TestNotifier:
             (["sh", "-c", "echo TOKEN=sesame >&2; exit 1"], "it ended with status 1: TOKEN=(redacted)"),
         ],
     )
-    def test_a_command_that_fails_is_one_warning(self, command: list[str], said: str, tmp_path: Path) -> None:
+    def test_a_failing_notify_command_causes_one_warning(self, command: list[str], said: str, tmp_path: Path) -> None:
         with notifying(tmp_path, command=command) as (notifier, warnings):
             for record in (FAILED, SUCCEEDED):
                 notifier.note(record)
             notifier.settle()
         assert warnings == [f"the command of `notify` has failed: {said}"]
 
-    def test_a_delivery_takes_no_longer_than_its_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_notification_deliveries_time_out_after_their_limit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("launcher.exporters.notify.LIMIT_S", 0.2)
         monkeypatch.setattr("launcher.exporters.notify.OVERTIME_S", 0.2)
         mark = make_mark()
@@ -352,7 +354,7 @@ class TestNotifier:
             "the webhook of `notify` was not delivered: no answer within 0.2 s",
         ]
 
-    def test_the_queue_for_delivery_is_bounded(self, tmp_path: Path) -> None:
+    def test_the_queue_of_notifications_is_bounded(self, tmp_path: Path) -> None:
         release = threading.Event()
         with serving(hang_until(release)) as server:
             with notifying(tmp_path, server.url) as (notifier, warnings):
@@ -392,7 +394,7 @@ def read_all(folder: Path) -> str:
 @pytest.mark.slow
 class TestRuns:
     @pytest.mark.smoke
-    def test_a_restart_and_a_failure_are_reported_and_the_url_appears_nowhere(
+    def test_restart_and_failure_are_notified_without_exposing_the_webhook_url(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         with serving() as server:
@@ -414,7 +416,7 @@ class TestRuns:
         assert last["goodput"] == pytest.approx(ran.report["goodput"]["share"], abs=0.1)
         assert "sesame" not in ran.stderr + ran.stdout + read_all(ran.directory)
 
-    def test_a_delivery_that_fails_is_a_warning_and_the_run_succeeds(
+    def test_a_failed_webhook_delivery_is_a_warning_and_the_run_succeeds(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         with serving(lambda request: request.answer(500)) as server:
@@ -423,7 +425,9 @@ class TestRuns:
         assert ran.stderr.count("the webhook of `notify` was not delivered: the server answered 500") == 1
         assert ran.report["outcome"] == "succeeded"
 
-    def test_a_stall_is_reported_and_then_the_failure(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_stalled_run_notifies_the_stall_and_then_the_failure(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         with serving() as server:
             spec = write_spec(
                 tmp_path, f"{{webhook: '{server.url}'}}", "[sleep, '600']", more="timeouts: {stall_s: 1}\n"
@@ -435,14 +439,14 @@ class TestRuns:
             ("failed", "stalled"),
         ]
 
-    def test_a_run_that_cannot_start_is_reported_as_a_failure(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_run_that_cannot_start_is_notified_as_a_failure(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         with serving() as server:
             spec = write_spec(tmp_path, f"{{webhook: '{server.url}'}}", "['true']")
             ran = distlaunch("up", "--no-check", "--python", "/bin/true", spec)
         assert ran.status == 3
         assert [(said["event"], said["reference"]) for said in server.said] == [("failed", "node-unreachable")]
 
-    def test_no_command_shows_the_url(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_plan_and_up_never_print_the_webhook_url(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         spec = write_spec(tmp_path, "{webhook: 'https://127.0.0.1/sesame'}")
         shown = [distlaunch("plan", *flags, spec, run_dir=False) for flags in ([], ["--json"])]
         shown.append(distlaunch("up", "--dry-run", spec))
@@ -452,7 +456,7 @@ class TestRuns:
         assert "--set notify: notify.webhook: is not the URL of a web server" in shown[-1].stderr
         assert "sesame" not in "".join(ran.stdout + ran.stderr for ran in shown)
 
-    def test_a_url_of_the_environment_is_needed_before_anything_starts(
+    def test_the_webhook_variable_is_checked_before_anything_starts(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         spec = write_spec(tmp_path, "{webhook_from: MY_HOOK}", "['true']")
@@ -468,7 +472,9 @@ class TestRuns:
         assert ran.status == 0
         assert [said["event"] for said in server.said] == ["succeeded"]
 
-    def test_a_resumed_run_takes_the_url_from_the_environment(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_resumed_run_takes_the_webhook_url_from_the_environment(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         with serving() as server:
             first = distlaunch("up", "--no-check", write_spec(tmp_path, f"{{webhook: '{server.url}'}}"))
             without = distlaunch("resume", str(first.directory), run_dir=False)
@@ -478,17 +484,17 @@ class TestRuns:
         assert (again.status, again.report["attempts"][-1]["attempt"]) == (1, 2)
         assert [said["attempt"] for said in server.said] == [1, 2]
 
-    def test_a_run_in_the_background_notifies(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_background_run_sends_notifications(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         spec = write_spec(tmp_path, "{command: [sh, -c, 'cat > told.json']}", "[sh, -c, 'sleep 1; exit 3']")
         assert distlaunch("up", "-d", "--no-check", spec).status == 0
         told = tmp_path / "told.json"
         wait_until(lambda: told.exists() and told.read_text().endswith("}"), "the command has run")
         assert json.loads(told.read_text())["event"] == "failed"
 
-    def test_a_command_that_runs_at_the_end_of_a_run_is_left_alone(
+    def test_a_running_notify_command_is_not_stopped_when_its_run_ends(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
-        """It is a process below the controller, like what a task may have left."""
+        """It is a descendant of the controller, like leftover processes of a task."""
         told = tmp_path / "told"
         script = f"sleep 2; echo $DISTLAUNCH_EVENT > {told}"
         notify = f"{{command: {json.dumps(['sh', '-c', script])}, on: [restarted]}}"
@@ -500,7 +506,7 @@ class TestRuns:
         assert "notif" not in ran.stderr
         assert "0 processes left on this machine" in ran.stderr
 
-    def test_a_command_that_fails_is_known_although_the_shell_ignores_sigchld(self, tmp_path: Path) -> None:
+    def test_a_notify_command_failure_is_detected_even_if_sigchld_is_ignored(self, tmp_path: Path) -> None:
         spec = write_spec(tmp_path, "{command: ['false'], on: [failed]}", "['false']")
         command = distlaunch_command("up", "--no-check", "--run-dir", "run", spec)
         ran = subprocess.run(
@@ -509,7 +515,7 @@ class TestRuns:
         assert ran.returncode == 1
         assert "the command of `notify` has failed: it ended with status 1" in ran.stderr
 
-    def test_a_command_that_hangs_delays_the_end_by_seconds_and_is_gone(
+    def test_a_hanging_notify_command_is_stopped_after_a_short_delay(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         mark = make_mark()
@@ -525,14 +531,14 @@ class TestRuns:
 
 
 @pytest.mark.parametrize("notify", ["https://sesame", "{webhook: 'ftp://sesame'}", "{webhook: ['https://sesame']}"])
-def test_no_mistake_shows_the_url(notify: str, tmp_path: Path) -> None:
+def test_errors_about_notify_in_a_spec_hide_the_webhook_url(notify: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_spec(Path(write_spec(tmp_path, notify)))
     assert len(caught.value.evidence) == 1
     assert "sesame" not in str(caught.value)
 
 
-def test_a_spec_without_its_url_is_still_one() -> None:
+def test_a_rendered_spec_replaces_the_webhook_url_with_a_variable() -> None:
     fields = {"webhook": "https://h/sesame", "command": ["a", "--token", "sesame"], "on": ["stalled"]}
     spec = ClusterSpec.model_validate({"nodes": [{"host": "local"}], "notify": fields})
     assert "sesame" not in repr(spec.notify).replace("'--token', 'sesame'", "")
@@ -563,7 +569,7 @@ def test_a_spec_without_its_url_is_still_one() -> None:
         ({"webhook": "https://h/ses ame"}, "notify.webhook: is not the URL of a web server; write one like"),
     ],
 )
-def test_mistakes_are_explained(notify: dict[str, object], said: str) -> None:
+def test_mistakes_in_notify_are_explained(notify: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match="validation error") as caught:
         ClusterSpec.model_validate({"nodes": [{"host": "local"}], "notify": notify})
     [line] = explain_fields(caught.value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`distlaunch report` makes a page of every run that has a folder: torn, copied, lost, never started, running."""
+"""`distlaunch report` makes a page of every run that has a folder: damaged, copied, lost, never started, running."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ for step in range(1, 31):
 """
 
 
-def test_a_run_makes_its_page_at_its_end_if_asked(failed: Path) -> None:
+def test_the_report_option_writes_the_page_at_the_end_of_a_run(failed: Path) -> None:
     report = json.loads((failed / "report.json").read_text())
     shown = words((failed / "report.html").read_text())
     assert report["verdict"]["message"] in shown
@@ -74,21 +74,21 @@ def test_a_run_makes_its_page_at_its_end_if_asked(failed: Path) -> None:
     assert stat.S_IMODE((failed / "report.html").stat().st_mode) == 0o600
 
 
-def test_the_command_is_recorded_without_the_values_of_variables(failed: Path) -> None:
+def test_the_page_shows_the_command_without_the_values_of_variables(failed: Path) -> None:
     command = json.loads((failed / "run.json").read_text())["command"]
     assert command.startswith("distlaunch local -n 2 --oversubscribe --run-dir run --report")
     assert "geheim" not in command
     assert command in words((failed / "report.html").read_text())
 
 
-def test_the_command_prints_where_the_page_is(failed: Path, distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_the_report_command_prints_the_path_of_the_page(failed: Path, distlaunch: Distlaunch, tmp_path: Path) -> None:
     done = distlaunch("report", str(failed), "-o", "page.html", run_dir=False)
     assert (done.status, done.stdout) == (0, "page.html\n"), done.stderr
     assert (tmp_path / "page.html").read_text().endswith("</html>\n")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_a_dash_means_stdout(failed: Path, distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_the_report_command_writes_to_stdout_for_a_dash(failed: Path, distlaunch: Distlaunch, tmp_path: Path) -> None:
     done = distlaunch("report", str(failed), "-o", "-", run_dir=False)
     assert done.status == 0
     assert done.stdout.startswith("<!doctype html>")
@@ -96,7 +96,7 @@ def test_a_dash_means_stdout(failed: Path, distlaunch: Distlaunch, tmp_path: Pat
     assert distlaunch("report", str(failed), "-o", "-", "--open", run_dir=False).status == 2
 
 
-def test_open_starts_a_browser(failed: Path, distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_report_open_starts_a_browser(failed: Path, distlaunch: Distlaunch, tmp_path: Path) -> None:
     browser = tmp_path / "browser"
     browser.write_text('#!/bin/sh\necho "$1" > "$0.asked"\n')
     browser.chmod(0o755)
@@ -105,13 +105,13 @@ def test_open_starts_a_browser(failed: Path, distlaunch: Distlaunch, tmp_path: P
     assert (tmp_path / "browser.asked").read_text() == f"{(tmp_path / 'a b.html').as_uri()}\n"
 
 
-def test_a_page_that_cannot_be_written_is_a_usage_error(failed: Path, distlaunch: Distlaunch) -> None:
+def test_a_report_page_that_cannot_be_written_is_a_usage_error(failed: Path, distlaunch: Distlaunch) -> None:
     done = distlaunch("report", str(failed), "-o", "missing/page.html", run_dir=False)
     assert done.status == 2
     assert "cannot write missing/page.html: No such file or directory [usage]" in done.stderr
 
 
-def test_a_folder_that_is_no_run_has_no_page(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_the_report_command_rejects_a_folder_that_is_not_a_run(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = distlaunch("report", "./empty", run_dir=False)
     assert (done.status, done.stderr.partition("\n")[0]) == (
@@ -120,13 +120,13 @@ def test_a_folder_that_is_no_run_has_no_page(distlaunch: Distlaunch, tmp_path: P
     )
 
 
-def test_a_copied_folder_has_the_same_page(failed: Path, tmp_path: Path) -> None:
+def test_a_copied_run_folder_has_the_same_page(failed: Path, tmp_path: Path) -> None:
     shutil.copytree(failed, tmp_path / "copy")
     made = re.compile(rf"Made at \S+ \S+ UTC|{failed}|{tmp_path}/copy")
     assert made.sub("", page.make(RunDir(tmp_path / "copy"))) == made.sub("", page.make(RunDir(failed)))
 
 
-def test_a_run_that_was_never_started_has_a_page(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_the_page_of_a_run_that_never_started_shows_its_verdict(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "python").symlink_to(sys.executable)  # so that its node judges the syntax
     (tmp_path / "broken.py").write_text("if x\n")
     ran: Ran = distlaunch("local", "-n", "1", "--python", "./python", "--report", "broken.py")
@@ -151,8 +151,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
     ask_to_end(files, now=True)
 
 
-class TestRunning:
-    def test_the_page_says_that_the_run_is_not_over_and_when_the_page_was_made(self, running: RunDir) -> None:
+class TestPageOfARunningRun:
+    def test_the_page_of_a_running_run_shows_its_state_and_time(self, running: RunDir) -> None:
         shown = words(page.make(running))
         assert "Still running" in shown
         assert re.search(
@@ -160,13 +160,13 @@ class TestRunning:
         )
         assert "is training" in shown
 
-    def test_a_copy_of_it_is_lost_and_has_a_page(self, running: RunDir, tmp_path: Path) -> None:
+    def test_the_page_of_a_copied_running_run_shows_it_as_lost(self, running: RunDir, tmp_path: Path) -> None:
         shutil.copytree(running.root, tmp_path / "copy")
         shown = words(page.make(RunDir(tmp_path / "copy")))
         assert "Lost" in shown
         assert "the controller of the run has ended without a report" in shown
 
-    def test_an_older_report_of_a_resumed_run_does_not_count(self, running: RunDir) -> None:
+    def test_the_page_of_a_resumed_run_ignores_its_older_report(self, running: RunDir) -> None:
         running.report.write_text(make_report([make_attempt(1, T0, T0 + 20, failed=True)]).model_dump_json())
         try:
             assert read_page_data(running, now=0.0).report is None
@@ -174,12 +174,12 @@ class TestRunning:
             running.report.unlink()
 
 
-def test_a_controller_that_does_not_answer_is_said(tmp_path: Path) -> None:
+def test_the_page_notes_a_controller_that_does_not_answer(tmp_path: Path) -> None:
     files = write_run(tmp_path / "run")  # its controller is this process, which has no control socket
     assert "its controller did not answer, so the state comes from its files" in words(page.make(files))
 
 
-def test_a_lost_run_shows_the_attempts_of_its_journal(tmp_path: Path) -> None:
+def test_the_page_of_a_lost_run_shows_attempts_from_its_journal(tmp_path: Path) -> None:
     files = write_run(tmp_path / "run", controller=GONE, started=T0)
     attempt = make_attempt(1, T0, T0 + 20, failed=True)
     append_events(
@@ -192,7 +192,7 @@ def test_a_lost_run_shows_the_attempts_of_its_journal(tmp_path: Path) -> None:
     assert f"the last attempt that had ended: {attempt.verdict.message}" in shown
 
 
-def test_files_that_are_torn_or_are_no_files_cost_only_themselves(tmp_path: Path) -> None:
+def test_the_page_tolerates_damaged_files_and_named_pipes(tmp_path: Path) -> None:
     files = write_run(tmp_path / "run", outcome="failed", exit_status=1)
     files.report.write_text('{"torn": ')
     files.plan.write_text("[" * 100_000)
@@ -209,7 +209,7 @@ def test_files_that_are_torn_or_are_no_files_cost_only_themselves(tmp_path: Path
     assert "Failed" in words(page.make(files))
 
 
-def test_hostile_logs_are_lines_of_text(tmp_path: Path) -> None:
+def test_the_page_escapes_and_truncates_hostile_logs(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.write("worker:0", [(1.0, b"<script>alert(1)</script>\n"), (2.0, b"x" * (10 << 20))])
     text = page.make(RunDir(run.root))
@@ -222,7 +222,7 @@ def test_hostile_logs_are_lines_of_text(tmp_path: Path) -> None:
     )
 
 
-def test_of_very_many_samples_enough_are_read(tmp_path: Path) -> None:
+def test_the_page_reads_a_bounded_number_of_samples(tmp_path: Path) -> None:
     files = write_run(tmp_path / "run", outcome="succeeded", started=T0, ended_at=T0 + 60_000)
     (files.root / "attempt-1").mkdir()
     with (files.root / "attempt-1" / "worker-0.samples.jsonl").open("wb") as file:
@@ -241,7 +241,7 @@ def test_of_very_many_samples_enough_are_read(tmp_path: Path) -> None:
     assert len(samples.use) == 5000
 
 
-def test_a_page_replaces_one_that_is_open_in_one_go(tmp_path: Path) -> None:
+def test_a_page_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     write_page(path, "first")
     with path.open() as reader:
@@ -253,7 +253,7 @@ def test_a_page_replaces_one_that_is_open_in_one_go(tmp_path: Path) -> None:
         write_page(tmp_path, "a folder")
 
 
-def test_a_page_that_fails_at_the_end_of_a_run_is_a_warning(tmp_path: Path) -> None:
+def test_a_page_failure_at_the_end_of_a_run_is_a_warning(tmp_path: Path) -> None:
     files = write_run(tmp_path / "run")
     files.page.mkdir()
     said: list[str] = []
@@ -263,7 +263,9 @@ def test_a_page_that_fails_at_the_end_of_a_run_is_a_warning(tmp_path: Path) -> N
     assert text.endswith(f"; `distlaunch report {files.root}` writes it")
 
 
-def test_without_run_it_is_the_latest_one(failed: Path, distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_the_report_command_without_a_run_uses_the_latest_run(
+    failed: Path, distlaunch: Distlaunch, tmp_path: Path
+) -> None:
     runs = tmp_path / "state" / "distlaunch" / "runs"
     runs.mkdir(parents=True)
     shutil.copytree(failed, runs / "20261122-x")

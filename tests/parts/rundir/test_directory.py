@@ -1,4 +1,4 @@
-"""The files of a run are the user's own, appear whole or not at all, and cannot be written over another run's."""
+"""The files of a run are private to the user, are written atomically, and never overwrite those of another run."""
 
 from __future__ import annotations
 
@@ -37,25 +37,27 @@ def refusal(root: Path) -> RunDirectoryError:
     return caught.value
 
 
-class TestPlace:
-    def test_is_the_users_state_directory(self) -> None:
+class TestRunsDirectory:
+    def test_the_runs_directory_is_in_xdg_state_home(self) -> None:
         assert runs_directory({"XDG_STATE_HOME": "/state"}) == Path("/state/distlaunch/runs")
 
     @pytest.mark.parametrize("environ", [{}, {"XDG_STATE_HOME": ""}, {"XDG_STATE_HOME": "not/absolute"}])
-    def test_is_below_home_if_that_is_not_set_or_not_absolute(
+    def test_the_runs_directory_is_in_home_if_xdg_state_home_is_unusable(
         self, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HOME", "/home/someone")
 
         assert runs_directory(environ) == Path("/home/someone/.local/state/distlaunch/runs")
 
-    def test_of_two_runs_in_one_second_differs(self) -> None:
+    def test_run_ids_of_the_same_second_differ(self) -> None:
         ids = {make_run_id("two-nodes") for _ in range(20)}
 
         assert len(ids) > 10
         assert all(re.fullmatch(r"\d{8}-\d{6}-two-nodes-[0-9a-f]{4}", run_id) for run_id in ids)
 
-    def test_may_be_relative_and_stays_where_it_was(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_relative_run_directory_stays_valid_after_chdir(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
 
         files = RunDir.create(Path("runs/first"))
@@ -64,14 +66,14 @@ class TestPlace:
 
         assert (tmp_path / "runs" / "first" / "spec.json").read_text() == "here"
 
-    def test_names_the_logs_of_every_attempt(self, tmp_path: Path) -> None:
+    def test_the_path_of_a_log_names_its_attempt_and_task(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "run")
 
         assert files.relative(files.log(2, W0)) == "attempt-2/worker-0.log"
 
 
-class TestRights:
-    def test_are_the_users_alone(self, tmp_path: Path) -> None:
+class TestPermissions:
+    def test_the_run_directory_and_its_files_are_private_to_the_user(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "new" / "run")
         previous = os.umask(0)
         try:
@@ -81,12 +83,12 @@ class TestRights:
 
         assert (mode(files.root), mode(files.root.parent), mode(files.spec)) == (0o700, 0o700, 0o600)
 
-    def test_of_an_empty_folder_that_was_there_are_narrowed(self, tmp_path: Path) -> None:
+    def test_an_existing_empty_run_directory_becomes_private(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir(mode=0o755)
 
         assert mode(RunDir.create(tmp_path / "run").root) == 0o700
 
-    def test_of_folders_around_it_are_left_alone(self, tmp_path: Path) -> None:
+    def test_permissions_of_existing_parent_folders_do_not_change(self, tmp_path: Path) -> None:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine").chmod(0o755)
 
@@ -94,7 +96,7 @@ class TestRights:
 
         assert mode(tmp_path / "mine") == 0o755
 
-    def test_hold_for_every_file_of_a_real_run(self, distlaunch: Distlaunch) -> None:
+    def test_every_file_of_a_real_run_is_private_despite_umask_zero(self, distlaunch: Distlaunch) -> None:
         ran = distlaunch("local", "-n", "1", "--", "sh", "-c", "umask 0; echo hello")
 
         assert ran.status == 0
@@ -104,7 +106,7 @@ class TestRights:
 
 
 class TestWriting:
-    def test_shows_a_reader_the_old_or_the_new_file_never_a_half(self, tmp_path: Path) -> None:
+    def test_a_file_of_a_run_is_replaced_atomically(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "run")
         versions = ["a" * 300_000, "b" * 300_000]
         files.write_text(files.report, versions[0])
@@ -125,9 +127,7 @@ class TestWriting:
 
         assert seen == {*versions}
 
-    def test_leaves_the_old_file_and_nothing_else_when_it_fails(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_failed_write_keeps_only_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def no_space(_: int) -> None:
             raise OSError(28, "No space left on device")
 
@@ -141,7 +141,7 @@ class TestWriting:
         assert [path.name for path in files.root.iterdir()] == ["report.json"]
         assert files.report.read_text() == "old"
 
-    def test_of_json_is_readable_utf_8(self, tmp_path: Path) -> None:
+    def test_json_files_are_written_as_readable_utf_8(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "run")
 
         files.write_json(files.plan, {"name": "café", "list": [1]})
@@ -149,7 +149,7 @@ class TestWriting:
         assert "café" in files.plan.read_text(encoding="utf-8")
         assert json.loads(files.plan.read_bytes()) == {"name": "café", "list": [1]}
 
-    def test_into_a_folder_that_is_gone_raises_a_run_directory_error(self, tmp_path: Path) -> None:
+    def test_writing_into_a_removed_folder_raises_run_directory_error(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "run")
         files.root.rmdir()
         files.root.write_text("a file is in its place")
@@ -159,7 +159,7 @@ class TestWriting:
 
         assert caught.value.message == f"cannot write {files.report}: Not a directory"
 
-    def test_of_stacks_that_fails_is_reported_and_does_not_end_the_run(self, tmp_path: Path) -> None:
+    def test_a_failed_write_of_stacks_returns_its_error_instead_of_raising(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "run")
         assert files.write_stacks("text") == ""
         files.stacks.unlink()
@@ -167,7 +167,7 @@ class TestWriting:
 
         assert files.write_stacks("text") == f"cannot write {files.stacks}: Is a directory"
 
-    def test_of_a_checkpoint_folder_over_a_file_raises_a_run_directory_error(self, tmp_path: Path) -> None:
+    def test_a_checkpoint_folder_blocked_by_a_file_raises_run_directory_error(self, tmp_path: Path) -> None:
         files = RunDir.create(tmp_path / "run")
         files.checkpoints.write_text("a file is in its place")
 
@@ -175,8 +175,8 @@ class TestWriting:
             files.make_checkpoints()
 
 
-class TestRefusals:
-    def test_of_a_folder_that_is_not_empty(self, tmp_path: Path) -> None:
+class TestRejectedFolders:
+    def test_a_run_directory_that_is_not_empty_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").touch()
 
         error = refusal(tmp_path)
@@ -185,29 +185,29 @@ class TestRefusals:
         assert error.hint == "choose a new folder; each run needs its own"
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
-    def test_of_a_file(self, tmp_path: Path) -> None:
+    def test_a_run_directory_that_is_a_file_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
 
         error = refusal(tmp_path / "file")
 
         assert (error.message, error.hint) == (f"cannot write {tmp_path}/file: {tmp_path}/file is not a folder", HINT)
 
-    def test_of_a_place_below_a_file(self, tmp_path: Path) -> None:
+    def test_a_run_directory_below_a_file_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
 
         error = refusal(tmp_path / "file" / "runs" / "run")
 
         assert error.message == f"cannot write {tmp_path}/file/runs/run: {tmp_path}/file is not a folder"
 
-    def test_of_a_link_to_nowhere(self, tmp_path: Path) -> None:
+    def test_a_run_directory_that_is_a_dangling_link_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to("/nowhere/at/all")
 
         assert refusal(tmp_path / "link").message == f"cannot write {tmp_path}/link: {tmp_path}/link is not a folder"
 
-    def test_of_a_name_that_is_too_long(self, tmp_path: Path) -> None:
+    def test_a_run_directory_with_a_too_long_name_is_rejected(self, tmp_path: Path) -> None:
         assert refusal(tmp_path / ("x" * 300)).message.endswith(": File name too long")
 
-    def test_of_a_file_system_that_is_read_only(self, tmp_path: Path) -> None:
+    def test_a_run_directory_on_a_read_only_file_system_is_rejected(self, tmp_path: Path) -> None:
         with mounted(tmp_path / "disk", "ro,size=16k") as disk:
             assert refusal(disk / "run").message == f"cannot write {disk}/run: Read-only file system"
             assert refusal(disk).message == f"cannot write {disk}: Read-only file system"
@@ -229,7 +229,7 @@ def mounted(point: Path, options: str) -> Iterator[Path]:
 
 
 class TestCommand:
-    """Each of these ends with status 3 and one clear error, and starts nothing."""
+    """What `local` does with unusable run directories and with full disks."""
 
     def check(self, distlaunch: Distlaunch, root: Path, told: str) -> None:
         marker = root.parent.parent / "started"
@@ -241,24 +241,26 @@ class TestCommand:
         assert not marker.exists()
         assert [p for p in psutil.process_iter(["cmdline"]) if str(marker) in (p.info["cmdline"] or [])] == []
 
-    def test_below_a_file(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_local_rejects_a_run_directory_below_a_file(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         root = tmp_path / "file" / "run"
 
         self.check(distlaunch, root, f"cannot write {root}: {tmp_path}/file is not a folder")
 
-    def test_on_a_read_only_file_system(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_local_rejects_a_run_directory_on_a_read_only_file_system(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         with mounted(tmp_path / "disk", "ro,size=16k") as disk:
             self.check(distlaunch, disk / "run", f"cannot write {disk}/run: Read-only file system")
 
-    def test_on_a_full_disk(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_local_rejects_a_run_directory_on_a_full_disk(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         with mounted(tmp_path / "disk", "size=16k") as disk:
             (disk / "everything").write_bytes(bytes(16 << 10))
 
             self.check(distlaunch, disk / "run", f"cannot write {disk}/run/run.json: No space left on device")
             assert [*(disk / "run").iterdir()] == []
 
-    def test_on_a_disk_that_fills_up_while_the_tasks_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_disk_that_fills_up_during_a_run_fails_the_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         with mounted(tmp_path / "disk", "size=64k") as disk:
             ran = distlaunch(
                 "local", "-n", "1", "--run-dir", str(disk / "run"), "--", "seq", "100000", run_dir=False, timeout=60
@@ -270,9 +272,7 @@ class TestCommand:
             assert ran.stderr.endswith(f", exit status 3\nLogs: {disk}/run\n")
             assert ran.status == EXIT_INFRASTRUCTURE
 
-    def test_on_a_disk_that_is_full_at_the_end_does_not_change_the_outcome(
-        self, distlaunch: Distlaunch, tmp_path: Path
-    ) -> None:
+    def test_a_full_disk_at_the_end_of_a_run_keeps_its_outcome(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         with mounted(tmp_path / "disk", "size=256k") as disk:
             fill = f"cat /dev/zero > {disk}/everything; exit 0"
             ran = distlaunch("local", "-n", "1", "--run-dir", str(disk / "run"), "--", "sh", "-c", fill, run_dir=False)
@@ -283,7 +283,7 @@ class TestCommand:
             assert ran.status == 0
             assert not (disk / "run" / "report.json").exists()
 
-    def test_on_a_disk_that_is_full_when_a_task_is_preempted(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_preemption_is_recognized_on_a_full_disk(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         with mounted(tmp_path / "disk", "size=256k") as disk:
             fill = f"cat /dev/zero > {disk}/everything; exit 143"
             ran = distlaunch("local", "-n", "1", "--run-dir", str(disk / "run"), "--", "sh", "-c", fill, run_dir=False)
@@ -292,14 +292,14 @@ class TestCommand:
             assert "[preempted]\n" in ran.stderr
             assert ran.status == 1
 
-    def test_that_is_not_utf_8(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_local_rejects_a_run_directory_that_is_not_utf_8(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         ran = distlaunch("local", "--run-dir", tmp_path / os.fsdecode(b"caf\xe9"), "--", "true", run_dir=False)
 
         shown = os.fsencode(tmp_path / os.fsdecode(b"caf\xe9"))
         assert ran.stderr == f"Error: the run directory {shown!r} is not UTF-8 [run-directory]\n  {HINT}\n"
         assert ran.status == EXIT_INFRASTRUCTURE
 
-    def test_in_a_folder_of_another_user(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_local_rejects_a_run_directory_of_another_user(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         """The system stops ordinary users from this; root could do it, and would lock the owner out."""
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder to another user")
@@ -314,7 +314,7 @@ class TestCommand:
         assert mode(tmp_path / "run") == 0o755
         assert [*(tmp_path / "run").iterdir()] == []
 
-    def test_in_a_folder_with_files_in_it(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_local_rejects_a_run_directory_that_is_not_empty(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "report.json").write_text("of yesterday")
 
@@ -325,9 +325,7 @@ class TestCommand:
         assert ran.status == EXIT_INFRASTRUCTURE
         assert (tmp_path / "run" / "report.json").read_text() == "of yesterday"
 
-    def test_without_a_place_named_makes_one_in_the_state_directory(
-        self, distlaunch: Distlaunch, tmp_path: Path
-    ) -> None:
+    def test_the_default_run_directory_is_in_the_state_directory(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         ran = distlaunch(
             "local", "-n", "1", "--", "true", run_dir=False, env={"XDG_STATE_HOME": str(tmp_path / "state")}
         )
@@ -338,7 +336,9 @@ class TestCommand:
         assert (root / "report.json").exists()
         assert mode(tmp_path / "state") == 0o700
 
-    def test_named_relative_is_shown_absolute(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_a_relative_run_directory_is_shown_as_an_absolute_path(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         ran = distlaunch("local", "-n", "1", "--run-dir", "here", "--", "true", run_dir=False)
 
         assert ran.stderr.endswith(f"Logs: {tmp_path}/here · page: distlaunch report\n")
@@ -350,7 +350,7 @@ class TestCommand:
 
 @linux
 @pytest.mark.parametrize("behind", [0, 1, 5000, TAIL_BYTES, 1 << 40])
-def test_the_last_lines_of_a_log_are_those_that_were_written(tmp_path: Path, behind: int) -> None:
+def test_the_last_lines_of_a_sparse_log_are_its_written_lines(tmp_path: Path, behind: int) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"first\n")
     os.truncate(log, 1 << 30)
@@ -360,5 +360,5 @@ def test_the_last_lines_of_a_log_are_those_that_were_written(tmp_path: Path, beh
     assert last_lines(log, 2) == ["one", "two"]
 
 
-def test_a_log_that_is_not_there_yet_has_no_bytes(tmp_path: Path) -> None:
+def test_a_log_that_does_not_exist_yet_has_size_zero(tmp_path: Path) -> None:
     assert find_size(tmp_path / "worker-0.log") == 0

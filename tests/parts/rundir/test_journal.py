@@ -46,7 +46,7 @@ EVENTS: list[gang.Fact] = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_is_read_back_as_it_was_written(event: gang.Fact) -> None:
+def test_an_event_round_trips_through_the_journal_and_matches_the_schema(event: gang.Fact) -> None:
     record = Record(12.25, 3, event, "gpu-a", 41)
     line = render_record(record)
     assert parse_record(line) == record
@@ -54,7 +54,7 @@ def test_an_event_is_read_back_as_it_was_written(event: gang.Fact) -> None:
 
 
 @pytest.mark.parametrize("event", [gang.Tick(), gang.TaskWrote(W0), gang.StacksAsked(), gang.ProfileAsked(3.0)])
-def test_an_event_that_is_never_written_is_not_described(tmp_path: Path, event: gang.Event) -> None:
+def test_an_event_that_is_never_written_is_not_in_the_schema(tmp_path: Path, event: gang.Event) -> None:
     journal = Journal(tmp_path / "events.jsonl", lambda: 2.0)
     before = AttemptState(make_policy({"local": [W0]}))
     journal.note_event(before, replace(before, signal=15), event, "", 0)
@@ -70,14 +70,14 @@ def journal_lines(folder: Path) -> list[bytes]:
 
 
 @given(st.text(), st.floats(0, 2e9), st.integers(0, 99))
-def test_a_message_is_one_line_whatever_it_contains(text: str, time: float, attempt: int) -> None:
+def test_any_message_round_trips_through_one_line_of_the_journal(text: str, time: float, attempt: int) -> None:
     record = Record(round(time, 6), attempt, Message("note", text))
     line = render_record(record)
     assert line.count(b"\n") == 1
     assert parse_record(line) == record
 
 
-def test_an_event_of_a_later_version_is_ignored_and_a_torn_line_is_refused() -> None:
+def test_the_journal_parser_ignores_unknown_events_and_rejects_incomplete_lines() -> None:
     assert parse_record(b'{"time":1.0,"attempt":1,"event":"later"}\n') is None
     for torn in (
         b"",
@@ -96,7 +96,7 @@ def records(path: Path) -> list[Record]:
     return [record for record in found if record is not None]
 
 
-def test_a_line_after_a_torn_line_is_whole(tmp_path: Path) -> None:
+def test_the_journal_continues_on_a_new_line_after_an_incomplete_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"time":1.0,"att')
     journal = Journal(path, lambda: 2.0)
@@ -105,7 +105,7 @@ def test_a_line_after_a_torn_line_is_whole(tmp_path: Path) -> None:
     assert parse_record(path.read_bytes().splitlines()[-1]) == Record(2.0, 0, Message("note", "again"))
 
 
-def test_a_full_disk_costs_only_lines(tmp_path: Path) -> None:
+def test_a_full_disk_loses_only_the_journal_lines_written_meanwhile(tmp_path: Path) -> None:
     """A limit on the file's size stands in for a full disk: the kernel writes a part of a line, then nothing."""
     script = (
         "import resource, signal, sys\nfrom pathlib import Path\nfrom launcher.rundir.journal import Journal\n"
@@ -127,7 +127,7 @@ def test_a_full_disk_costs_only_lines(tmp_path: Path) -> None:
         parse_record(torn)
 
 
-def test_a_run_that_restarts_is_recorded_in_order(distlaunch: Distlaunch) -> None:
+def test_the_journal_records_a_restarted_run_in_order(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", "exit 3")
     told = records(ran.directory / "events.jsonl")
     states = [record.event.state for record in told if isinstance(record.event, State)]
@@ -144,7 +144,7 @@ def test_a_run_that_restarts_is_recorded_in_order(distlaunch: Distlaunch) -> Non
     assert os.stat(ran.directory / "events.jsonl").st_mode & 0o777 == 0o600
 
 
-def test_a_controller_that_is_killed_leaves_the_events_so_far(tmp_path: Path) -> None:
+def test_the_journal_of_a_killed_controller_keeps_the_events_so_far(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = distlaunch_command("local", "-n", "1", "--run-dir", str(folder), "--", "sleep", "60")
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:

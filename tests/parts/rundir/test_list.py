@@ -1,4 +1,4 @@
-"""`ls`, `wait` and RUN: every run is shown as it is, whatever else lies in the folder of runs."""
+"""`ls`, `wait` and RUN: every run is shown as it is, whatever else is in the folder of runs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _assert_running(run: Path) -> None:
 
 @pytest.mark.slow
 class TestRealRuns:
-    def test_are_shown_with_what_became_of_them(self, runs: Path, start: Start) -> None:
+    def test_ls_shows_the_state_and_outcome_of_real_runs(self, runs: Path, start: Start) -> None:
         for script in ("exit 0", "exit 7"):
             ask("local", "-n", "1", "--", "sh", "-c", script)
         killed, lost = start(SLEEP)
@@ -129,7 +129,7 @@ class TestRealRuns:
         assert len(ask("ls", "-a").stdout.splitlines()) == 6
 
     @pytest.mark.smoke
-    def test_that_train_are_shown_with_the_furthest_step(self, runs: Path, start: Start) -> None:
+    def test_ls_shows_the_furthest_step_of_a_training_run(self, runs: Path, start: Start) -> None:
         _, name = start(f"exec {sys.executable} -u {STEPS}")
 
         def shows() -> None:
@@ -140,7 +140,7 @@ class TestRealRuns:
         eventually(shows)
 
     @pytest.mark.smoke
-    def test_that_are_over_are_counted_when_none_runs(self, runs: Path) -> None:
+    def test_ls_counts_ended_runs_if_no_run_is_running(self, runs: Path) -> None:
         none = ask("ls")
         assert none.stderr == f"There are no runs in {runs}\n"
         write_run(runs / "a", outcome="succeeded")
@@ -151,7 +151,7 @@ class TestRealRuns:
         assert (asked.returncode, len(asked.stdout.splitlines())) == (0, 1)
         assert asked.stderr == "No run is running; `distlaunch ls -a` lists 2 ended runs\n"
 
-    def test_are_waited_for_and_their_exit_status_is_passed_on(self, runs: Path, start: Start) -> None:
+    def test_wait_returns_the_exit_status_of_the_run(self, runs: Path, start: Start) -> None:
         _, name = start("echo up; while [ ! -e $DISTLAUNCH_CHECKPOINT_DIR/end ]; do sleep 0.02; done; exit 7")
         waiting = subprocess.Popen(distlaunch_command("wait"), stdout=subprocess.PIPE, text=True)
         assert [run["state"] for run in listed()] == ["running"]
@@ -164,7 +164,7 @@ class TestRealRuns:
         again = ask("wait", name[:15], "--json")
         assert (again.returncode, json.loads(again.stdout)["name"]) == (1, name)
 
-    def test_that_lose_their_controller_end_a_wait_with_3(self, runs: Path, start: Start) -> None:
+    def test_wait_ends_with_status_3_if_the_controller_is_lost(self, runs: Path, start: Start) -> None:
         process, name = start(SLEEP)
         waiting = subprocess.Popen(distlaunch_command("wait", name), stdout=subprocess.PIPE, text=True)
         process.kill()
@@ -174,7 +174,7 @@ class TestRealRuns:
 
         assert (waiting.returncode, said) == (3, f"{name}: lost\n")
 
-    def test_are_stopped_without_being_named_if_only_one_runs(self, runs: Path, start: Start) -> None:
+    def test_down_without_a_name_stops_the_only_running_run(self, runs: Path, start: Start) -> None:
         ask("local", "-n", "1", "--", "true")
         process, name = start(SLEEP)
 
@@ -184,7 +184,7 @@ class TestRealRuns:
         assert (nothing.returncode, nothing.stdout) == (2, "")
         assert nothing.stderr.startswith("Error: no run is running [usage]\n")
 
-    def test_whose_controller_hangs_are_listed_all_the_same(self, runs: Path, start: Start) -> None:
+    def test_ls_lists_a_run_with_a_hanging_controller(self, runs: Path, start: Start) -> None:
         process, name = start(SLEEP)
 
         def runs_with_its_task() -> None:
@@ -197,14 +197,14 @@ class TestRealRuns:
         finally:
             process.send_signal(signal.SIGCONT)
 
-    def test_that_run_in_a_copied_folder_run_in_one_of_them_only(self, runs: Path, start: Start) -> None:
+    def test_a_copied_folder_of_a_running_run_is_lost(self, runs: Path, start: Start) -> None:
         _, name = start(SLEEP)
         shutil.copytree(runs / name, runs / "copy")
 
         assert {run["name"]: run["state"] for run in listed("-a")} == {name: "running", "copy": "lost"}
         assert select_run(None, running=True).root.name == name
 
-    def test_are_watched_and_a_pipe_gets_only_what_changes(self, runs: Path, start: Start) -> None:
+    def test_ls_watch_in_a_pipe_prints_only_changes(self, runs: Path, start: Start) -> None:
         process, name = start(SLEEP)
         watching = subprocess.Popen(distlaunch_command("ls", "-w", "--json"), stdout=subprocess.PIPE)
         assert watching.stdout is not None
@@ -218,8 +218,8 @@ class TestRealRuns:
         watching.wait(10)  # its reader has gone
 
 
-class TestState:
-    def test_follows_the_journal(self, runs: Path) -> None:
+class TestRunState:
+    def test_the_state_of_a_run_follows_its_journal(self, runs: Path) -> None:
         files = write_run(runs / "a", tasks=2)
         shown = [summarize(files).shown_state]
         events: list[dict[str, Any]] = [
@@ -246,7 +246,7 @@ class TestState:
         append_events(files, {"attempt": 2, "event": "state", "state": "waiting"})
         assert summarize(files).shown_state == "waiting"
 
-    def test_ignores_a_last_line_that_is_not_whole(self, runs: Path) -> None:
+    def test_a_summary_ignores_an_incomplete_last_line(self, runs: Path) -> None:
         files = write_run(runs / "a")
         append_events(files, {"attempt": 1, "event": "state", "state": "forming"})
         with files.events.open("a") as file:
@@ -255,7 +255,7 @@ class TestState:
         assert summarize(files).state == "forming"
         assert summarize(files).restarts == 0
 
-    def test_of_a_long_journal_is_that_of_its_end(self, runs: Path) -> None:
+    def test_the_state_of_a_run_comes_from_the_end_of_its_journal(self, runs: Path) -> None:
         files = write_run(runs / "a", tasks=1)
         started = {"attempt": 3, "event": "task-started", "task": "worker:0"}
         said = {"attempt": 3, "event": "said", "level": "note", "text": "x" * 1000}
@@ -266,31 +266,31 @@ class TestState:
         assert (found.state, found.restarts) == ("stopping", 2)
         assert found.tasks_up is None  # the attempt began before the part that is read
 
-    def test_is_that_of_the_last_start_of_a_run_that_was_resumed(self) -> None:
+    def test_the_state_of_a_resumed_run_counts_from_its_last_start(self) -> None:
         facts = replay([Line(1.0, 2, "task-started", {"task": "worker:0"}), Line(2.0, 2, "run-started", {})], 1)
         assert (facts.attempt, facts.tasks_up) == (2, 0)
 
-    def test_of_a_run_on_another_machine_names_the_machine(self, runs: Path) -> None:
+    def test_the_state_of_a_run_names_another_machine_or_container(self, runs: Path) -> None:
         write_run(runs / "a", controller={"host": "gpu-a", "boot": OTHER_BOOT})
         write_run(runs / "b", controller={"pid_namespace": "pid:[1]"})
         places = {run.name: run.shown_state for run in list_runs()}
         assert places == {"a": "running on gpu-a", "b": f"running in another container on {socket.gethostname()}"}
 
-    def test_of_a_run_of_an_earlier_boot_is_lost(self, runs: Path) -> None:
+    def test_a_run_from_an_earlier_boot_is_lost(self, runs: Path) -> None:
         assert summarize(write_run(runs / "a", controller={"boot": OTHER_BOOT})).state == "lost"
 
-    def test_is_in_run_json_once_it_has_ended(self, runs: Path) -> None:
+    def test_the_state_of_an_ended_run_comes_from_run_json(self, runs: Path) -> None:
         found = summarize(write_run(runs / "a", outcome="failed", reference="stalled", exit_status=3))
         assert (found.shown_state, found.exit_status, found.running) == ("failed (stalled)", 3, False)
 
-    def test_is_found_in_the_journal_if_a_full_disk_kept_the_end_out_of_run_json(self, runs: Path) -> None:
+    def test_the_outcome_comes_from_the_journal_if_run_json_lacks_it(self, runs: Path) -> None:
         files = write_run(runs / "a", controller=GONE)
         end = {"outcome": "failed", "exit_status": 3, "reference": "disk-full", "message": "no space"}
         append_events(files, {"time": 1e9, "attempt": 1, "event": "ended", **end})
         found = summarize(files)
         assert (found.shown_state, found.exit_status, found.ended) == ("failed (disk-full)", 3, 1e9)
 
-    def test_is_lost_if_only_an_earlier_start_has_ended(self, runs: Path) -> None:
+    def test_a_run_is_lost_if_only_an_earlier_start_has_ended(self, runs: Path) -> None:
         files = write_run(runs / "a", controller=GONE, started=2e9, generation=1)
         append_events(
             files, {"attempt": 1, "event": "ended", "outcome": "failed"}, {"attempt": 1, "event": "run-started"}
@@ -298,14 +298,14 @@ class TestState:
         files.write_json(files.report, {"outcome": "failed", "exit_status": 1, "ended": 1e9})
         assert summarize(files).state == "lost"
 
-    def test_that_was_not_recorded_is_shown_as_unknown(self, runs: Path) -> None:
+    def test_a_run_that_ended_without_a_recorded_outcome_has_no_exit_status(self, runs: Path) -> None:
         files = write_run(runs / "a", outcome="")
         assert (summarize(files).state, summarize(files).exit_status) == ("ended", None)
         assert ask("wait", "a").returncode == 3
 
 
-class TestFolderOfRuns:
-    def test_may_hold_anything_else(self, runs: Path) -> None:
+class TestRunsFolder:
+    def test_listing_runs_ignores_other_files_and_folders(self, runs: Path) -> None:
         write_run(runs / "good", outcome="succeeded")
         (runs / "empty").mkdir()
         (runs / "notes.txt").write_text("mine")
@@ -327,7 +327,7 @@ class TestFolderOfRuns:
         assert [run.name for run in list_runs()] == ["good"]
         assert select_run(None).root.name == "good"
 
-    def test_may_hold_runs_with_broken_files(self, runs: Path) -> None:
+    def test_listing_runs_tolerates_runs_with_damaged_files(self, runs: Path) -> None:
         files = write_run(runs / "a")
         files.events.write_bytes(
             b'\xff\n{"time": 1, "attempt": 1, "event": "state"}\n[]\n"x"\n'
@@ -340,7 +340,7 @@ class TestFolderOfRuns:
         assert sorted((run.name, run.state) for run in list_runs()) == [("a", "running"), ("b", "ended")]
         assert len(read_last_lines(files.events, 1 << 20)[0]) == 1
 
-    def test_may_hold_folders_that_cannot_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_listing_runs_skips_folders_that_cannot_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """They belong to another user, as after a run by sudo."""
         # Root without its capabilities, because another user may not reach this Python.
         stranger = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
@@ -356,7 +356,7 @@ class TestFolderOfRuns:
             (runs / "theirs").chmod(0o700)
         assert [run["name"] for run in json.loads(done.stdout)] == ["mine"], done.stderr
 
-    def test_may_be_read_only(self, runs: Path) -> None:
+    def test_listing_runs_works_in_a_read_only_folder(self, runs: Path) -> None:
         files = write_run(runs / "a", outcome="succeeded")
         files.run.chmod(0o400)
         files.root.chmod(0o500)
@@ -366,8 +366,8 @@ class TestFolderOfRuns:
         files.root.chmod(0o700)
 
 
-class TestRun:
-    """RUN, as it is typed."""
+class TestRunArgument:
+    """The argument RUN of commands."""
 
     @pytest.fixture
     def three(self, runs: Path) -> Path:
@@ -376,11 +376,13 @@ class TestRun:
         write_run(runs / "20261121-120000-eval-cccc", outcome="succeeded", started=3.0)
         return runs
 
-    def test_is_a_name_or_a_part_of_it_that_no_other_has(self, three: Path) -> None:
+    def test_a_run_is_selected_by_name_or_by_a_unique_part(self, three: Path) -> None:
         for text in ("20261121-110000-train-bbbb", "bbbb", "110000"):
             assert select_run(text).root == three / "20261121-110000-train-bbbb"
 
-    def test_is_a_folder(self, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_run_is_selected_by_the_path_of_its_folder(
+        self, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         elsewhere = write_run(tmp_path / "elsewhere", outcome="succeeded")
         monkeypatch.chdir(tmp_path)
         for text in ("./elsewhere", str(elsewhere.root), "elsewhere/"):
@@ -388,21 +390,21 @@ class TestRun:
         monkeypatch.chdir(elsewhere.root / "..")
         assert select_run("elsewhere/../elsewhere").root == elsewhere.root.resolve()
 
-    def test_is_not_a_folder_that_happens_to_have_the_name_of_a_part(
+    def test_a_partial_run_name_overrides_a_folder_of_that_name(
         self, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "eval").mkdir()
         monkeypatch.chdir(tmp_path)
         assert select_run("eval").root == three / "20261121-120000-eval-cccc"
 
-    def test_that_is_ambiguous_lists_the_candidates_the_latest_first(self, three: Path) -> None:
+    def test_an_ambiguous_run_name_lists_its_candidates_latest_first(self, three: Path) -> None:
         with pytest.raises(UsageError) as caught:
             select_run("train")
         assert caught.value.message == "2 runs have 'train' in their names"
         ages = [line.rpartition(", ")[0] for line in caught.value.evidence]
         assert ages == ["20261121-110000-train-bbbb  failed (stalled)", "20261121-100000-train-aaaa  succeeded"]
 
-    def test_that_is_very_ambiguous_lists_some_candidates(self, runs: Path) -> None:
+    def test_a_very_ambiguous_run_name_lists_only_the_latest_candidates(self, runs: Path) -> None:
         for number in range(14):
             write_run(runs / f"run-{number:02}", outcome="succeeded", started=float(number + 1))
         with pytest.raises(UsageError) as caught:
@@ -411,12 +413,12 @@ class TestRun:
         assert caught.value.evidence[0].startswith("run-13 ")
         assert caught.value.evidence[-1] == "and 4 more"
 
-    def test_of_a_command_for_running_runs_prefers_these(self, three: Path) -> None:
+    def test_commands_for_running_runs_prefer_a_running_candidate(self, three: Path) -> None:
         write_run(three / "20261121-130000-train-dddd")
         assert select_run("train", running=True).root.name == "20261121-130000-train-dddd"
         assert select_run("bbbb", running=True).root.name == "20261121-110000-train-bbbb"
 
-    def test_left_out_is_the_only_running_one_or_else_the_latest(self, three: Path) -> None:
+    def test_an_omitted_run_is_the_only_running_one_or_the_latest(self, three: Path) -> None:
         assert select_run(None).root.name == "20261121-120000-eval-cccc"
         with pytest.raises(UsageError, match="no run is running"):
             select_run(None, running=True)
@@ -430,19 +432,19 @@ class TestRun:
             assert [line.split()[:2] for line in caught.value.evidence] == [["old", "running,"], ["older", "running,"]]
 
     @pytest.mark.parametrize("text", ["", "zzzz", "./zzzz", "/nowhere/at/all", "x" * 300])
-    def test_that_is_none_is_refused(self, three: Path, text: str) -> None:
+    def test_an_unknown_or_empty_run_name_is_rejected(self, three: Path, text: str) -> None:
         """Also an empty text, which a script's unset variable leaves: `down ""` must not stop the only run."""
         write_run(three / "running")
         for running in (False, True):
             with pytest.raises(UsageError, match="there is no run"):
                 select_run(text, running=running)
 
-    def test_left_out_needs_a_run(self, runs: Path) -> None:
+    def test_an_omitted_run_is_an_error_if_there_are_no_runs(self, runs: Path) -> None:
         with pytest.raises(UsageError, match="there is no run in "):
             select_run(None)
 
 
-def test_a_name_cannot_control_the_terminal_or_break_the_table(runs: Path) -> None:
+def test_a_run_name_cannot_control_the_terminal_or_break_the_table(runs: Path) -> None:
     write_run(runs / "named", outcome="succeeded").root.rename(runs / "evil\x1b[2J")
     write_run(runs / "分布式", outcome="succeeded")
     table = render_runs(list_runs(), time.time(), ended=True, room=None)
@@ -451,7 +453,7 @@ def test_a_name_cannot_control_the_terminal_or_break_the_table(runs: Path) -> No
 
 
 @pytest.mark.parametrize("room", [60, 79, 80, 100, 120, 200])
-def test_the_table_obeys_the_width_and_leaves_out_whole_columns(runs: Path, room: int) -> None:
+def test_the_ls_table_fits_the_width_by_omitting_whole_columns(runs: Path, room: int) -> None:
     for number in range(3):
         write_run(
             runs / f"20261122-143005-quite-a-long-name-of-a-run-{number}",
@@ -467,14 +469,14 @@ def test_the_table_obeys_the_width_and_leaves_out_whole_columns(runs: Path, room
         assert (fitting == whole) == (max(map(len, whole)) <= room)
 
 
-def test_runs_that_have_ended_show_their_duration_and_their_end(runs: Path) -> None:
+def test_ls_shows_the_duration_and_end_of_ended_runs(runs: Path) -> None:
     write_run(runs / "one", outcome="succeeded", started=1000.0, ended_at=1042.0)
     titles, row = render_runs(list_runs(), 1042.0 + 2340, ended=True, room=None)
     assert titles.split() == ["RUN", "STATE", "DURATION", "ENDED", "TASKS", "PROGRESS", "RESTARTS"]
     assert re.split(r"\s{2,}", row)[:4] == ["one", "succeeded", "42 s", "39 min ago"]
 
 
-def test_a_terminal_is_repainted_until_ctrl_c(runs: Path) -> None:
+def test_ls_watch_on_a_terminal_repaints_until_ctrl_c(runs: Path) -> None:
     import pty
 
     files = write_run(runs / "watched", controller={"pid": os.getpid(), "started": this_process().started})
@@ -501,7 +503,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
     assert process.poll() is not None
 
 
-def test_a_summary_has_only_what_json_can_hold(runs: Path) -> None:
+def test_a_run_summary_round_trips_through_json(runs: Path) -> None:
     found: RunSummary = summarize(write_run(runs / "a", outcome="succeeded"))
     assert json.loads(json.dumps(found.as_json())) == found.as_json()
     assert RunDir(Path(found.directory)).root == runs / "a"

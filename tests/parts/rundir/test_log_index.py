@@ -1,4 +1,4 @@
-"""The index beside a log: when it says that lines were written, and what happens to it when things go wrong."""
+"""The index of a log: which times it records for lines, and how it survives failures and damage."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_times(path: Path) -> list[tuple[bytes, float | None]]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 50), st.floats(0, 4e9))))
-def test_noted_offsets_can_be_read_and_their_times_increase(notes: list[tuple[int, float]]) -> None:
+def test_log_index_offsets_round_trip_with_increasing_times(notes: list[tuple[int, float]]) -> None:
     folder = Path(os.environ["PYTEST_TMP"])
     path = folder / f"{next(_numbers)}.index"
     index = LogIndex(str(path))
@@ -70,7 +70,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, RECORD.size))
-def test_a_record_whose_end_is_missing_is_ignored_and_overwritten(tmp_path: Path, cut: int) -> None:
+def test_an_incomplete_log_index_record_is_ignored_and_overwritten(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "index"
     index = LogIndex(str(path))
     index.note(10, 100.0)
@@ -85,14 +85,14 @@ def test_a_record_whose_end_is_missing_is_ignored_and_overwritten(tmp_path: Path
     assert read_marks(path) == [(10, 100.0), (30, 102.0)]
 
 
-def test_an_index_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+def test_a_log_index_that_cannot_be_written_is_omitted_without_an_error(tmp_path: Path) -> None:
     index = LogIndex(str(tmp_path / "missing" / "index"))
     index.note(10, 100.0)
     assert (index.offset, index.count, index.read(0, 10)) == (10, 0, [])
     index.close()
 
 
-def test_marks_are_found_by_their_offsets_since_the_log_was_cut(tmp_path: Path) -> None:
+def test_log_index_marks_are_found_by_offset_since_the_last_truncation(tmp_path: Path) -> None:
     index = LogIndex(str(tmp_path / "index"))
     for offset in (100, 200, 50, 150, 250):
         index.note(offset, 1.0)
@@ -131,8 +131,8 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     return clocks
 
 
-def test_lines_have_the_moments_at_which_they_were_written(tmp_path: Path, clocks: Clocks) -> None:
-    """Although the agent reads the log later: the file system knows when it was last written."""
+def test_log_lines_have_the_time_at_which_they_were_written(tmp_path: Path, clocks: Clocks) -> None:
+    """The agent reads the log later, but the file system has the time of the last write."""
     path = tmp_path / "log"
     path.touch()
     log = TaskLog(str(path), f"{path}{SUFFIX}")
@@ -148,7 +148,7 @@ def test_lines_have_the_moments_at_which_they_were_written(tmp_path: Path, clock
 
 
 @pytest.mark.parametrize(("says", "noted"), [(0.0, 0.0), (1e10, 0.5)])
-def test_a_file_systems_wrong_clock_moves_no_mark_out_of_its_interval(
+def test_a_wrong_file_system_clock_moves_no_mark_out_of_its_interval(
     tmp_path: Path, clocks: Clocks, says: float, noted: float
 ) -> None:
     path = tmp_path / "log"
@@ -162,7 +162,7 @@ def test_a_file_systems_wrong_clock_moves_no_mark_out_of_its_interval(
     assert read_times(path) == [(b"x\n", began + noted)]
 
 
-def test_a_log_that_grows_all_the_time_has_few_records(tmp_path: Path) -> None:
+def test_the_index_of_a_constantly_growing_log_stays_small(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.touch()
     log = TaskLog(str(path), f"{path}{SUFFIX}")
@@ -183,7 +183,7 @@ def mirror_of(tmp_path: Path) -> tuple[LogMirror, Path]:
     pieces=st.lists(st.one_of(st.binary(max_size=40), st.just(None)), max_size=20),
     rewinds=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 20)), max_size=4),
 )
-def test_a_mirror_has_the_marks_of_the_node_whatever_is_sent_again(
+def test_a_log_mirror_has_the_same_marks_despite_resent_pieces(
     pieces: list[bytes | None], rewinds: list[tuple[int, int]]
 ) -> None:
     """A piece that is None stands for the program truncating its log."""
@@ -230,7 +230,7 @@ def test_a_mirror_has_the_marks_of_the_node_whatever_is_sent_again(
         assert read_marks(there)[-1][0] == len(content)
 
 
-def test_a_piece_has_no_more_marks_than_a_frame_may_have(tmp_path: Path) -> None:
+def test_a_log_piece_has_no_more_marks_than_a_frame_allows(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.touch()
     log = TaskLog(str(path), f"{path}{SUFFIX}")
@@ -246,7 +246,7 @@ def test_a_piece_has_no_more_marks_than_a_frame_may_have(tmp_path: Path) -> None
     assert [mark.offset for mark in found] == [5 * number for number in range(1, 3 * MARKS + 1)]
 
 
-def test_a_nodes_clock_is_corrected_and_never_ahead_of_the_controllers(tmp_path: Path) -> None:
+def test_log_times_are_corrected_and_never_ahead_of_the_controller_clock(tmp_path: Path) -> None:
     mirror, path = mirror_of(tmp_path)
     now = time.time()
     mirror.write(Log(1, "worker:0", 0, 2, [Mark(2, now - 100 + 5000)]), b"a\n", 5000.0)
@@ -266,7 +266,7 @@ def test_a_nodes_clock_is_corrected_and_never_ahead_of_the_controllers(tmp_path:
     reads=st.lists(st.integers(0, 300), max_size=5),
     ends=st.booleans(),
 )
-def test_a_line_has_the_time_of_its_end_and_none_is_lost_or_changed(
+def test_the_log_reader_returns_every_line_with_the_time_of_its_end(
     lines: list[bytes], cuts: list[int], reads: list[int], ends: bool
 ) -> None:
     path = Path(os.environ["PYTEST_TMP"]) / f"{next(_numbers)}.log"
@@ -294,7 +294,7 @@ def test_a_line_has_the_time_of_its_end_and_none_is_lost_or_changed(
     assert times == [next(mark.time for mark in marks if mark.offset >= end) for end in ends_of_lines]
 
 
-def test_a_log_that_was_cut_has_the_times_of_what_is_in_it_now(tmp_path: Path) -> None:
+def test_a_truncated_log_has_the_times_of_its_current_lines(tmp_path: Path) -> None:
     path = tmp_path / "log"
     index = LogIndex(f"{path}{SUFFIX}")
     for offset, moment in ((100, 1.0), (200, 2.0), (4, 3.0), (8, 4.0)):
@@ -305,14 +305,14 @@ def test_a_log_that_was_cut_has_the_times_of_what_is_in_it_now(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", os.urandom(160), b"\xff" * 64, bytes(64)])
-def test_a_damaged_index_loses_times_and_no_lines(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_log_index_loses_times_but_no_lines(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo\nthree")
     Path(f"{path}{SUFFIX}").write_bytes(damage)
     assert [line for line, _ in read_times(path)] == [b"one\n", b"two\n", b"three\n"]
 
 
-def test_a_very_long_line_is_cut_and_holes_are_left_out(tmp_path: Path) -> None:
+def test_the_log_reader_splits_very_long_lines_and_skips_holes(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
         file.write(b"x" * 3_000_000 + b"\nend\n")

@@ -71,11 +71,11 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return copy
 
 
-def test_every_format_but_the_current_one_has_a_folder() -> None:
+def test_every_older_run_format_has_a_folder_of_old_runs() -> None:
     assert {folder.parent.name for folder in OLD} == {f"format_{number}" for number in range(FORMAT)}
 
 
-def test_all_files_of_an_old_run_are_read(folder: Path) -> None:
+def test_all_files_of_an_old_run_can_be_read(folder: Path) -> None:
     run, expected = RecordedRun(RunDir(folder)), RUNS[folder.name]
     assert (run.record.name, run.record.ended) == (expected.name, True)
     assert (run.record.end.outcome, run.record.end.exit_status) == (expected.outcome, expected.exit_status)
@@ -88,7 +88,7 @@ def test_all_files_of_an_old_run_are_read(folder: Path) -> None:
     assert [line.kind for line in (lines[0], lines[-1])] == ["run-started", "ended"]
 
 
-def test_commands_show_an_old_run(folder: Path) -> None:
+def test_ls_status_and_logs_can_show_an_old_run(folder: Path) -> None:
     summary, expected = summarize(RunDir(folder)), RUNS[folder.name]
     assert (summary.state, summary.exit_status) == (expected.outcome, expected.exit_status)
     assert summary.restarts == len(expected.references) - 1
@@ -104,7 +104,7 @@ def test_commands_show_an_old_run(folder: Path) -> None:
     assert messages.startswith("Starting 2 tasks on ")
 
 
-def test_an_old_run_has_its_history_and_its_page(folder: Path) -> None:
+def test_the_history_and_page_of_an_old_run_can_be_made(folder: Path) -> None:
     history, expected = read_history(RunDir(folder)), RUNS[folder.name]
     assert [ending.reference for ending in history.endings] == expected.references
     assert history.attempt == len(expected.references)
@@ -113,7 +113,7 @@ def test_an_old_run_has_its_history_and_its_page(folder: Path) -> None:
     assert "Starting 2 tasks on " in render_page(data)
 
 
-def test_a_folder_of_a_later_version_is_refused(folder: Path) -> None:
+def test_a_run_folder_of_a_later_version_is_rejected(folder: Path) -> None:
     facts = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**facts, "format": FORMAT + 1}))
     with pytest.raises(RunDirectoryError, match=rf"a later version of distlaunch \(format {FORMAT + 1}\)"):

@@ -38,42 +38,42 @@ def stranger() -> Iterator[tuple[subprocess.Popen[bytes], Controller]]:
             process.kill()
 
 
-class TestProcess:
-    def test_that_lives_is_alive_until_it_ends(self) -> None:
+class TestControllerProcess:
+    def test_a_controller_is_alive_until_its_process_ends(self) -> None:
         with stranger() as (process, controller):
             assert is_alive(controller)
             process.kill()
             process.wait(10)
             assert not is_alive(controller)
 
-    def test_that_nobody_has_reaped_yet_is_over(self) -> None:
+    def test_a_zombie_controller_is_not_alive(self) -> None:
         with stranger() as (process, controller):
             process.kill()
             wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
             assert not is_alive(controller)
 
-    def test_with_the_pid_of_an_earlier_one_is_left_alone(self) -> None:
+    def test_a_controller_with_a_reused_pid_is_not_alive(self) -> None:
         with stranger() as (process, controller):
             earlier = replace(controller, started=controller.started - 1.0)
             assert not is_alive(earlier)
             assert process.poll() is None
 
-    def test_of_an_earlier_boot_is_over(self) -> None:
+    def test_a_controller_of_an_earlier_boot_is_not_alive(self) -> None:
         assert not is_alive(replace(this_process(), boot="2f6c1c6e-0000-4000-8000-000000000000"))
 
-    def test_of_another_machine_is_not_judged_from_here(self) -> None:
+    def test_checking_a_controller_on_another_machine_raises_usage_error(self) -> None:
         with pytest.raises(UsageError, match="this run's controller is on gpu-a"):
             is_alive(replace(this_process(), host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000"))
 
-    def test_of_another_container_is_not_judged_from_here(self) -> None:
+    def test_checking_a_controller_in_another_container_raises_usage_error(self) -> None:
         elsewhere = replace(this_process(), pid_namespace="pid:[1]")
         with pytest.raises(UsageError, match=f"in another container on {socket.gethostname()}"):
             is_alive(elsewhere)
 
-    def test_is_found_although_its_machine_has_another_name_now(self) -> None:
+    def test_a_controller_is_alive_after_its_machine_was_renamed(self) -> None:
         assert is_alive(replace(this_process(), host="before-dhcp"))
 
-    def test_survives_json(self) -> None:
+    def test_the_identity_of_a_controller_round_trips_through_json(self) -> None:
         assert parse_controller(json.loads(json.dumps(asdict(this_process())))) == this_process()
 
 
@@ -106,14 +106,14 @@ def change(run: Path, **facts: Any) -> None:
 
 
 @pytest.mark.slow
-class TestRun:
-    def test_is_over_even_if_another_process_locks_its_files(self, tmp_path: Path) -> None:
+class TestRunOwner:
+    def test_an_ended_run_is_over_even_if_another_process_locks_its_files(self, tmp_path: Path) -> None:
         assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
         with (tmp_path / "run" / "run.json").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             assert RunDir(tmp_path / "run").read_run()[1] is None
 
-    def test_stays_alive_even_if_another_process_locks_its_files(self, tmp_path: Path) -> None:
+    def test_a_running_run_is_alive_even_if_another_process_locks_its_files(self, tmp_path: Path) -> None:
         """Even while it begins: a foreign lock once made the run lose its own lock, so it counted as over."""
         script = (
             "import sys, time\nfrom pathlib import Path\nfrom launcher.rundir.directory import RunDir, RunStart\n"
@@ -139,7 +139,7 @@ class TestRun:
             finally:
                 process.kill()
 
-    def test_that_was_killed_is_over(self, tmp_path: Path) -> None:
+    def test_a_run_is_over_once_its_controller_is_killed(self, tmp_path: Path) -> None:
         with running(tmp_path) as process:
             assert RunDir(tmp_path / "run").read_run()[1] is not None
             process.kill()
@@ -147,7 +147,7 @@ class TestRun:
             assert RunDir(tmp_path / "run").read_run()[1] is None
             assert ask(tmp_path, "down", "./run").stdout == f"Already ended: {tmp_path}/run\n"
 
-    def test_of_another_machine_or_container_is_left_alone_and_its_place_is_named(self, tmp_path: Path) -> None:
+    def test_commands_reject_a_run_on_another_machine_and_name_it(self, tmp_path: Path) -> None:
         with running(tmp_path) as process:
             change(tmp_path / "run", host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000")
             for command in ("down", "stacks", "clean", "profile"):
@@ -156,9 +156,7 @@ class TestRun:
                 assert asked.stderr.startswith("Error: this run's controller is on gpu-a [usage]\n  run the command on")
             assert process.poll() is None
 
-    def test_whose_pid_belongs_to_a_stranger_by_now_is_over_and_the_stranger_is_left_alone(
-        self, tmp_path: Path
-    ) -> None:
+    def test_commands_spare_a_process_that_reuses_the_pid_of_a_controller(self, tmp_path: Path) -> None:
         assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
         written = json.loads((tmp_path / "run" / "run.json").read_text())
         (tmp_path / "run" / "run.json").write_text(json.dumps({**written, "ended": False}))
@@ -168,12 +166,12 @@ class TestRun:
             assert "has ended" in ask(tmp_path, "stacks", "./run").stderr
             assert process.poll() is None
 
-    def test_that_has_ended_is_over_for_other_machines_too(self, tmp_path: Path) -> None:
+    def test_an_ended_run_of_another_machine_is_over(self, tmp_path: Path) -> None:
         assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
         change(tmp_path / "run", host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000")
         assert ask(tmp_path, "down", "./run").stdout == f"Already ended: {tmp_path}/run\n"
 
-    def test_is_not_mistaken_for_a_process_of_another_pid_namespace(self, tmp_path: Path) -> None:
+    def test_a_run_is_not_stopped_from_another_pid_namespace(self, tmp_path: Path) -> None:
         apart = ("unshare", "--pid", "--fork", "--mount-proc")
         if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
             pytest.skip("only root can create a PID namespace")
@@ -184,7 +182,7 @@ class TestRun:
             assert process.poll() is None
 
     @pytest.mark.smoke
-    def test_ends_when_asked_to(self, tmp_path: Path) -> None:
+    def test_down_stops_a_run_by_its_folder(self, tmp_path: Path) -> None:
         with running(tmp_path) as process:
             assert ask(tmp_path, "down", "./run").stdout == f"Stopped: {tmp_path}/run\n"
             assert process.wait(10) == 143

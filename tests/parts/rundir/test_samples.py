@@ -80,13 +80,15 @@ def reported(step: int, time: float) -> Progress:
 
 class TestLines:
     @given(st.lists(samples, max_size=5))
-    def test_written_samples_can_be_read(self, written: list[Sample]) -> None:
+    def test_samples_round_trip_through_their_lines(self, written: list[Sample]) -> None:
         lines = [render_sample(sample) for sample in written]
         assert all(line.count(b"\n") == 1 and line.endswith(b"\n") for line in lines)
         assert [*parse_samples(lines)] == written
 
     @given(st.lists(samples, min_size=1, max_size=5), st.data())
-    def test_a_torn_line_costs_itself_only(self, written: list[Sample], data: st.DataObject) -> None:
+    def test_an_incomplete_sample_line_does_not_affect_other_lines(
+        self, written: list[Sample], data: st.DataObject
+    ) -> None:
         lines = [render_sample(sample) for sample in written]
         torn = data.draw(st.integers(0, len(lines) - 1))
         lines[torn] = lines[torn][: data.draw(st.integers(0, len(lines[torn]) - 2))]
@@ -97,7 +99,7 @@ class TestLines:
         | st.binary().map(b'{"sample":"use"'.__add__)
         | st.text().map(lambda text: json.dumps(text).encode())
     )
-    def test_strange_lines_are_ignored(self, line: bytes) -> None:
+    def test_lines_that_are_not_samples_are_ignored(self, line: bytes) -> None:
         assert [*parse_samples([line])] == []
 
     @pytest.mark.parametrize(
@@ -110,17 +112,17 @@ class TestLines:
             b'{"time":1,"step":1,"sample":"progress"}',
         ],
     )
-    def test_lines_of_other_shapes_are_ignored(self, line: bytes) -> None:
+    def test_sample_lines_with_wrong_fields_are_ignored(self, line: bytes) -> None:
         assert [*parse_samples([line])] == []
 
-    def test_fields_of_later_versions_are_ignored(self) -> None:
+    def test_unknown_fields_of_a_sample_are_ignored(self) -> None:
         [sample] = parse_samples([b'{"sample":"progress","time":1,"step":2,"mood":"good"}'])
         assert sample == ProgressSample(1.0, 2)
 
-    def test_a_line_is_short(self) -> None:
+    def test_a_sample_line_omits_empty_fields(self) -> None:
         assert render_sample(ProgressSample(2.5, 7)) == b'{"sample":"progress","time":2.5,"step":7}\n'
 
-    def test_progress_has_what_the_task_reported(self) -> None:
+    def test_a_progress_sample_has_the_values_that_the_task_reported(self) -> None:
         progress = replace(reported(7, 3.0), epoch=2, step_s=0.5, own_s=0.25, data_s=0.125, metrics={"a": None})
         assert sample_progress(progress) == ProgressSample(3.0, 7, 2, 0.5, 0.25, 0.125, {"a": None})
 
@@ -129,7 +131,7 @@ class TestLines:
 
 
 class TestRates:
-    def test_a_rate_is_the_growth_of_a_counter_in_a_second(self) -> None:
+    def test_a_rate_is_the_growth_of_a_counter_per_second(self) -> None:
         use = use_of_task(
             task_use(10.0, cpu_s=1.0, starved_s=0.5, read=100, written=0),
             task_use(14.0, cpu_s=9.0, starved_s=1.5, read=500, written=2, memory=7, swapped=3, threads=5),
@@ -137,28 +139,28 @@ class TestRates:
         assert (use.cpu, use.starved, use.read_s, use.written_s) == (2.0, 0.25, 100.0, 0.5)
         assert (use.time, use.memory, use.swapped, use.threads) == (14.0, 7, 3, 5)
 
-    def test_of_one_sample_no_rate_is_known(self) -> None:
+    def test_a_single_sample_has_no_rate(self) -> None:
         use, node = use_of_task(None, task_use(1.0)), use_of_node(None, node_use(1.0))
         assert (use.cpu, use.starved, use.read_s, use.written_s, node.cpu, node.received_s) == (None,) * 6
 
-    def test_values_that_a_kernel_does_not_count_have_no_rate(self) -> None:
+    def test_values_that_the_kernel_does_not_count_have_no_rate(self) -> None:
         assert use_of_task(task_use(1.0), task_use(2.0)).starved is None
         assert use_of_task(task_use(1.0), task_use(2.0, starved_s=1.0)).starved is None
 
     @pytest.mark.parametrize("time", [1.0, 0.5])
-    def test_samples_of_one_moment_or_out_of_order_have_no_rate(self, time: float) -> None:
+    def test_simultaneous_or_unordered_samples_have_no_rate(self, time: float) -> None:
         assert use_of_task(task_use(1.0), task_use(time, cpu_s=1.0)).cpu is None
 
-    def test_a_task_that_was_started_again_has_no_negative_rate(self) -> None:
+    def test_a_restarted_task_has_no_negative_rate(self) -> None:
         use = use_of_task(task_use(1.0, cpu_s=50.0, read=9), task_use(2.0, cpu_s=0.5, read=3))
         assert (use.cpu, use.read_s) == (0.0, 0.0)
 
     @given(task_uses, task_uses)
-    def test_rates_are_never_negative(self, before: TaskUseSample, after: TaskUseSample) -> None:
+    def test_rates_of_samples_are_never_negative(self, before: TaskUseSample, after: TaskUseSample) -> None:
         use = use_of_task(before, after)
         assert all(rate is None or rate >= 0 for rate in (use.cpu, use.starved, use.read_s, use.written_s))
 
-    def test_a_node_has_its_rates(self) -> None:
+    def test_rates_of_a_node_are_the_growth_of_its_counters(self) -> None:
         use = use_of_node(node_use(1.0), node_use(3.0, cpu_s=5.0, received=10))
         assert (use.cpu, use.received_s, use.sent_s, use.sample.memory) == (2.5, 5.0, 0.0, 10)
 
@@ -166,12 +168,12 @@ class TestRates:
 # --- the controller's view ---
 
 
-class TestUses:
+class TestUsage:
     @pytest.fixture
     def uses(self, tmp_path: Path) -> Usage:
         return Usage(SampleFiles(RunPaths(tmp_path), 1))
 
-    def test_the_last_of_each_is_known_and_all_are_in_files(self, uses: Usage, tmp_path: Path) -> None:
+    def test_usage_keeps_the_last_samples_and_writes_all_to_files(self, uses: Usage, tmp_path: Path) -> None:
         for second in range(3):
             tasks = [TaskSample("worker:0", second * 2.0, 5), TaskSample("ps:1", second * 1.0, 6)]
             uses.note("gpu-a", Sampled(100.0 + second, tasks, NodeSample(second * 3.0, 4, 1, 2)), 40.0)
@@ -184,17 +186,17 @@ class TestUses:
             lines = (tmp_path / "attempt-1" / f"{name}.samples.jsonl").read_bytes().splitlines()
             assert [sample.time for sample in parse_samples(lines)] == [60.0, 61.0, 62.0]
 
-    def test_a_node_that_could_not_be_measured_has_its_tasks_only(self, uses: Usage) -> None:
+    def test_a_node_without_a_sample_has_only_the_usage_of_its_tasks(self, uses: Usage) -> None:
         uses.note("gpu-a", Sampled(1.0, [TaskSample("worker:0", 1.0, 5)]), 0.0)
         assert (len(uses.tasks), len(uses.nodes)) == (1, 0)
 
-    def test_before_its_first_step_a_task_has_no_progress(self, uses: Usage, tmp_path: Path) -> None:
+    def test_a_task_has_no_progress_samples_before_its_first_step(self, uses: Usage, tmp_path: Path) -> None:
         uses.note_progress(TASK, reported(0, 1.0))
         assert not RunPaths(tmp_path).samples(1, TASK).exists()
         uses.note_progress(TASK, reported(1, 2.0))
         assert [*parse_samples(RunPaths(tmp_path).samples(1, TASK).open("rb"))] == [ProgressSample(2.0, 1)]
 
-    def test_views_of_other_threads_are_copies(self, uses: Usage) -> None:
+    def test_views_of_usage_are_copies(self, uses: Usage) -> None:
         seen = uses.tasks
         uses.note("gpu-a", Sampled(1.0, [TaskSample("worker:0", 1.0, 5)]), 0.0)
         assert (len(seen), len(uses.tasks)) == (0, 1)
@@ -209,7 +211,7 @@ def lines_of(data: bytes) -> list[bytes]:
 
 class TestThinning:
     @given(st.lists(samples, max_size=60), st.integers(0, 2000))
-    def test_the_rest_is_in_order_with_the_first_and_the_newest(self, written: list[Sample], size: int) -> None:
+    def test_thinning_keeps_the_order_and_the_first_and_newest_samples(self, written: list[Sample], size: int) -> None:
         lines = [render_sample(sample) for sample in written]
         data = b"".join(lines)
         left = lines_of(thin_lines(data, size))
@@ -220,7 +222,7 @@ class TestThinning:
         assert left[:1] == lines[:1]
         assert {kind_of(line) for line in left} == {kind_of(line) for line in lines}
 
-    def test_every_kind_and_every_node_keeps_its_share(self) -> None:
+    def test_thinning_keeps_an_equal_share_of_every_kind_and_node(self) -> None:
         data = b"".join(
             render_sample(sample)
             for second in range(2000)
@@ -242,7 +244,7 @@ class TestThinning:
             assert old == [*range(0, 1400, 4)]
             assert [sample.time for sample in chosen if sample.time >= 1520] == [*range(1520, 2000)]
 
-    def test_older_samples_are_equally_far_apart_however_often_it_is_done(self) -> None:
+    def test_repeated_thinning_keeps_older_samples_evenly_spaced(self) -> None:
         data, limit = b"", 40_000
         for second in range(20_000):
             data += render_sample(task_use(second))
@@ -255,14 +257,14 @@ class TestThinning:
         assert max(gaps) <= 4 * max(gaps[: len(gaps) // 4])
         assert gaps[-1] == 1
 
-    def test_torn_and_strange_lines_go(self) -> None:
+    def test_thinning_removes_incomplete_and_invalid_lines(self) -> None:
         good = [render_sample(task_use(second)) for second in range(100)]
         strange = [b"\n", b'{"sample":"use","ti', b"\xff\0\n", b'{"sample":"use","time":1e999,"use":{}}\n', b"[]\n"]
         left = thin_lines(b"".join([*strange, *good]), 1 << 20)
         assert left == b"".join(good)
 
     @pytest.mark.parametrize("data", [b"", b"\n", b"x", b'{"sample":"use","time":1'])
-    def test_next_to_nothing_is_left_as_it_is(self, data: bytes) -> None:
+    def test_thinning_accepts_data_without_a_complete_sample(self, data: bytes) -> None:
         assert thin_lines(data, 0) in (data, b"")
 
 
@@ -278,7 +280,7 @@ def write_seconds(files: SampleFiles, seconds: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def file_limit(size: int) -> Iterator[None]:
-    """Meanwhile, no file can grow beyond so many bytes."""
+    """Within the block, no file can grow beyond this size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -293,7 +295,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class TestFiles:
-    def test_a_week_with_a_step_and_a_sample_a_second_stays_below_20_mb(self, tmp_path: Path, path: Path) -> None:
+    def test_samples_of_a_week_at_one_per_second_stay_below_20_mb(self, tmp_path: Path, path: Path) -> None:
         # A 64th of the week, and of the limit: thinning does the same at any scale.
         files = SampleFiles(RunPaths(tmp_path), 1, LIMIT // 64)
         largest = 0
@@ -311,7 +313,7 @@ class TestFiles:
             assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= 64
         assert [each.name for each in path.parent.iterdir()] == [path.name]
 
-    def test_lines_that_come_while_a_file_is_thinned_are_kept(
+    def test_samples_written_during_thinning_are_kept(
         self, tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         files = SampleFiles(RunPaths(tmp_path), 1, 20_000)
@@ -330,7 +332,7 @@ class TestFiles:
         assert [time for time in times if time >= 1000] == [1000, 1000, 1001, 1001, 1002, 1002]
         assert len(times) < 2 * second
 
-    def test_progress_is_written_once_a_second_and_only_if_there_is_some(self, tmp_path: Path, path: Path) -> None:
+    def test_progress_samples_are_written_once_a_second_and_only_on_progress(self, tmp_path: Path, path: Path) -> None:
         files = SampleFiles(RunPaths(tmp_path), 1)
         for time, step in [(1.0, 1), (1.5, 2), (2.0, 3), (2.9, 4), (9.0, 3), (19.0, 3), (20.0, 4)]:
             files.write_progress(TASK, ProgressSample(time, step))
@@ -340,12 +342,14 @@ class TestFiles:
             (20.0, 4),
         ]
 
-    def test_files_are_private(self, tmp_path: Path, path: Path) -> None:
+    def test_sample_files_are_private(self, tmp_path: Path, path: Path) -> None:
         SampleFiles(RunPaths(tmp_path / "run"), 1).write_use(TASK, task_use(1.0))
         mine = RunPaths(tmp_path / "run").samples(1, TASK)
         assert (mine.stat().st_mode & 0o777, mine.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
-    def test_a_line_that_a_killed_controller_has_torn_costs_itself_only(self, tmp_path: Path, path: Path) -> None:
+    def test_an_incomplete_sample_of_a_killed_controller_affects_no_other_sample(
+        self, tmp_path: Path, path: Path
+    ) -> None:
         SampleFiles(RunPaths(tmp_path), 1).write_use(TASK, task_use(1.0))
         with path.open("ab") as stream:
             stream.write(b'{"sample":"use","time":2')
@@ -353,7 +357,7 @@ class TestFiles:
         assert [sample.time for sample in parse_samples(path.open("rb"))] == [1.0, 3.0]
 
     @linux
-    def test_a_full_disk_costs_samples_only(self, tmp_path: Path, path: Path) -> None:
+    def test_a_full_disk_loses_only_samples(self, tmp_path: Path, path: Path) -> None:
         files = SampleFiles(RunPaths(tmp_path), 1, 1 << 20)
         write_seconds(files, range(10))
         size = path.stat().st_size
@@ -365,7 +369,7 @@ class TestFiles:
         assert uses == [*range(10), *range(20, 30)]
 
     @linux
-    def test_a_file_that_cannot_be_thinned_stops_growing(
+    def test_a_sample_file_that_cannot_be_thinned_stops_growing(
         self, tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tried = []
@@ -383,15 +387,13 @@ class TestFiles:
         assert 2 <= len(tried) <= 10
         assert [each.name for each in path.parent.iterdir()] == [path.name]
 
-    def test_a_folder_that_cannot_be_written_costs_samples_only(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_written_loses_only_samples(self, tmp_path: Path) -> None:
         (tmp_path / "attempt-1").write_text("no folder")
         write_seconds(SampleFiles(RunPaths(tmp_path), 1), range(3))
         assert (tmp_path / "attempt-1").read_text() == "no folder"
 
     @pytest.mark.parametrize("place", ["os.fsync", "Path.replace"])
-    def test_a_controller_that_is_killed_while_it_thins_loses_nothing(
-        self, tmp_path: Path, path: Path, place: str
-    ) -> None:
+    def test_sigkill_during_thinning_loses_no_samples(self, tmp_path: Path, path: Path, place: str) -> None:
         killed = (
             "import os, sys, signal\n"
             "from pathlib import Path\n"
@@ -422,7 +424,7 @@ class TestProgress:
     def progress(self, step: int, time: float, *, training: bool = True) -> Progress:
         return Progress(step, 1, step, 100.0, time, training)
 
-    def test_each_end_of_an_epoch_is_a_sample(self, tmp_path: Path) -> None:
+    def test_each_end_of_an_epoch_is_a_progress_sample(self, tmp_path: Path) -> None:
         uses = Usage(SampleFiles(RunPaths(tmp_path), 1))
         for epoch in range(1, 9):
             at = 100.0 + epoch / 10
@@ -432,7 +434,7 @@ class TestProgress:
         [first, *_] = parse_samples(RunPaths(tmp_path).samples(1, TASK).read_bytes().splitlines(keepends=True))
         assert first == ProgressSample(100.1, 10, 1, metrics={"loss": 1.0})
 
-    def test_the_last_step_is_a_sample_once_training_or_the_task_has_ended(self, tmp_path: Path) -> None:
+    def test_the_last_step_of_training_or_a_task_is_a_progress_sample(self, tmp_path: Path) -> None:
         uses = Usage(SampleFiles(RunPaths(tmp_path), 1))
         for step, time in ((1, 100.0), (2, 100.2), (9, 100.9)):
             uses.note_progress(TASK, self.progress(step, time))

@@ -106,7 +106,7 @@ def attach(run: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_earlier_output_is_shown_in_order_and_new_output_too(running: RunFolder, viewer: Viewer) -> None:
+def test_attach_shows_earlier_output_in_order_and_then_new_output(running: RunFolder, viewer: Viewer) -> None:
     viewer.shows("hello from 1")
     order = [viewer.text.index(text) for text in ("Starting", "worker:0 │ hello from 0", "worker:1 │ hello from 1")]
     assert order == sorted(order)
@@ -127,7 +127,7 @@ def test_earlier_output_is_shown_in_order_and_new_output_too(running: RunFolder,
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "ctrl-c"])
-def test_leaving_prints_a_note_and_the_run_continues(running: RunFolder, viewer: Viewer, key: bytes) -> None:
+def test_leaving_attach_prints_a_note_that_the_run_continues(running: RunFolder, viewer: Viewer, key: bytes) -> None:
     viewer.shows("hello from 1")
     viewer.type(b"x")  # no other key does anything
     running.say(T + 3, "still here")
@@ -137,13 +137,13 @@ def test_leaving_prints_a_note_and_the_run_continues(running: RunFolder, viewer:
     viewer.shows("Detached; the run continues")
 
 
-def test_a_terminal_is_restored_after_sigterm(viewer: Viewer) -> None:
+def test_attach_restores_the_terminal_after_sigterm(viewer: Viewer) -> None:
     viewer.shows("hello from 1")
     viewer.process.send_signal(signal.SIGTERM)
     assert viewer.end() == 143
 
 
-def test_sigterm_while_the_live_view_is_imported_ends_it_too(
+def test_sigterm_during_the_import_of_the_live_view_ends_attach(
     running: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
@@ -166,7 +166,7 @@ def test_sigterm_while_the_live_view_is_imported_ends_it_too(
 
 
 @pytest.mark.slow
-def test_only_the_last_screenful_of_earlier_output_is_shown(tmp_path: Path) -> None:
+def test_attach_shows_only_the_last_screenful_of_earlier_output(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.note(ended=True, exit_status=1)
     chatter = "2026-11-21 12:00:00.000000: I tensorflow/core/platform/cpu_feature_guard.cc:210] optimized"
@@ -185,7 +185,7 @@ def test_only_the_last_screenful_of_earlier_output_is_shown(tmp_path: Path) -> N
     assert "optimized" in attach(run.root, "-v").stdout
 
 
-def test_the_exit_status_is_that_of_the_run(tmp_path: Path) -> None:
+def test_attach_ends_with_the_exit_status_of_the_run(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     assert attach(run.root).returncode == 0
     (run.root / "report.json").write_text('{"exit_status": 1, "outcome": "failed", "ended": 1.0}')
@@ -194,7 +194,7 @@ def test_the_exit_status_is_that_of_the_run(tmp_path: Path) -> None:
     assert attach(run.root).returncode == 70
 
 
-def test_a_run_whose_controller_is_gone_is_lost(tmp_path: Path) -> None:
+def test_attach_reports_a_run_without_a_controller_as_lost(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     run.write("worker:0", [(T, "last words")])
     gone = subprocess.Popen(["true"])
@@ -206,7 +206,7 @@ def test_a_run_whose_controller_is_gone_is_lost(tmp_path: Path) -> None:
     assert "the controller of" in ended.stderr
 
 
-def test_a_run_that_has_not_started_a_task_yet_is_waited_for(tmp_path: Path) -> None:
+def test_attach_waits_for_a_run_without_started_tasks(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     process = subprocess.Popen(
         distlaunch_command("attach", str(run.root)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -219,7 +219,7 @@ def test_a_run_that_has_not_started_a_task_yet_is_waited_for(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_two_viewers_see_a_run_through_its_restart_despite_a_stuck_viewer(tmp_path: Path) -> None:
+def test_a_stuck_attach_does_not_disturb_other_viewers_of_a_restart(tmp_path: Path) -> None:
     go = tmp_path / "go"
     program = f"echo $DISTLAUNCH_ATTEMPT.1; until [ -e {go} ]; do sleep 0.05; done; echo $DISTLAUNCH_ATTEMPT.2; exit 3"
     with (tmp_path / "console").open("wb") as console:
@@ -264,7 +264,7 @@ def test_two_viewers_see_a_run_through_its_restart_despite_a_stuck_viewer(tmp_pa
         )
 
 
-def test_nothing_slow_is_imported_before_the_first_line(running: RunFolder) -> None:
+def test_attach_imports_nothing_slow_before_its_first_line(running: RunFolder) -> None:
     code = (
         "import sys; sys.argv = ['distlaunch', 'attach', sys.argv[1]]\n"
         "import launcher.commands.logs as copy\n"

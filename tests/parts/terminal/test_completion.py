@@ -115,7 +115,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize("shell", first_quick(SHELLS))
-def test_a_tab_completes_commands_runs_and_specs(shell: str, folder: Path) -> None:
+def test_tab_completes_commands_options_runs_and_specs(shell: str, folder: Path) -> None:
     terminal = Terminal(shell, folder)
     try:
         expected = {
@@ -140,7 +140,7 @@ def test_a_tab_completes_commands_runs_and_specs(shell: str, folder: Path) -> No
         terminal.close()
 
 
-def test_bash_completes_a_part_of_a_name_that_only_one_run_has(folder: Path) -> None:
+def test_bash_completes_a_unique_part_of_a_run_name(folder: Path) -> None:
     terminal = Terminal("bash", folder)
     try:
         assert terminal.complete("distlaunch wait eval") == f"distlaunch wait {NAMES[2]} "
@@ -162,26 +162,26 @@ def offered(folder: Path, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_runs_are_offered_latest_first_and_only_where_they_fit(folder: Path) -> None:
+def test_completion_offers_suitable_runs_latest_first(folder: Path) -> None:
     assert offered(folder, "wait", "") == [f"plain,{name}" for name in reversed(NAMES)]
     assert offered(folder, "stacks", "") == [f"plain,{NAMES[2]}"]
     assert offered(folder, "rm", "") == [f"plain,{name}" for name in reversed(NAMES[:2])]
     assert offered(folder, "rm", NAMES[0], "20261121-11") == [f"plain,{NAMES[1]}"]
 
 
-def test_nothing_is_offered_or_printed_where_there_is_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_offers_and_prints_nothing_without_candidates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/nowhere/at/all")
     for words in (("wait", ""), ("down", "x"), ("wait", "a", "b")):
         assert offered(folder, *words) in ([], [""])
     assert offered(folder, "up", "nowhere/") == ["dir,nowhere/"]
 
 
-def test_files_are_offered_for_a_program_and_for_its_arguments(folder: Path) -> None:
+def test_completion_offers_files_for_a_program_and_its_arguments(folder: Path) -> None:
     assert offered(folder, "up", "-H", "gpu-a", "tr") == ["file,tr"]
     assert offered(folder, "up", "two_nodes.yaml", "tr") == ["file,tr"]
 
 
-def test_hosts_are_those_of_the_ssh_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_offers_the_hosts_of_the_ssh_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = folder.parent / "home"
     (home / ".ssh" / "more.d").mkdir(parents=True)
     (home / ".ssh" / "config").write_text(
@@ -195,7 +195,7 @@ def test_hosts_are_those_of_the_ssh_configuration(folder: Path, monkeypatch: pyt
     assert "plain,gpu-a,gpu-a" not in offered(folder, "up", "-H", "gpu-a,g")
 
 
-def test_fields_of_a_spec_are_offered_one_level_at_a_time_and_their_values(folder: Path) -> None:
+def test_completion_offers_spec_fields_level_by_level_and_their_values(folder: Path) -> None:
     assert offered(folder, "up", "--set", "time") == ["plain,timeouts."]
     assert offered(folder, "local", "--set", "timeouts.st") == [
         f"plain,timeouts.{name}=" for name in ("start_s", "stop_grace_s", "stall_s")
@@ -207,12 +207,12 @@ def test_fields_of_a_spec_are_offered_one_level_at_a_time_and_their_values(folde
         assert offered(folder, "up", "--set", nothing) in ([], [""])
 
 
-def test_every_field_of_a_spec_is_offered() -> None:
+def test_completion_offers_every_top_level_field_of_a_spec() -> None:
     offered_names = {name.rstrip(".=").partition("[")[0] for name in find_fields("")}
     assert offered_names == {*ClusterSpec.model_fields}
 
 
-def test_a_description_has_commas_in_fish(folder: Path) -> None:
+def test_fish_completion_keeps_commas_in_descriptions(folder: Path) -> None:
     if find_program("fish", "-c", "true") is None:
         pytest.skip("fish is not installed")
     script = subprocess.run(distlaunch_command("completion", "fish"), capture_output=True, text=True, check=True).stdout
@@ -223,7 +223,7 @@ def test_a_description_has_commas_in_fish(folder: Path) -> None:
     assert f"ls\t{summary}" in done.stdout
 
 
-def test_tasks_are_those_of_the_run_that_is_named(folder: Path) -> None:
+def test_completion_offers_the_tasks_of_the_given_run(folder: Path) -> None:
     command = click.Command("logs", params=[click.Argument(["run"], required=False)])
 
     def tasks(incomplete: str, *arguments: str) -> list[str]:
@@ -248,11 +248,11 @@ def test_tasks_are_those_of_the_run_that_is_named(folder: Path) -> None:
         ([""], [""]),
     ],
 )
-def test_words_that_bash_broke_are_whole_again(words: list[str], joined: list[str]) -> None:
+def test_completion_joins_words_that_bash_has_split(words: list[str], joined: list[str]) -> None:
     assert join_words(words) == joined
 
 
-def test_every_argument_that_is_a_run_or_a_spec_is_completed() -> None:
+def test_every_argument_for_a_run_or_spec_has_completion() -> None:
     found = {
         (name, parameter.name)
         for name, command in cli.commands.items()

@@ -103,7 +103,7 @@ def append(path: Path, data: bytes) -> None:
 
 class TestPlainLines:
     @linux
-    def test_pass_over_what_nobody_has_written(self, tmp_path: Path) -> None:
+    def test_the_console_skips_holes_of_a_sparse_log(self, tmp_path: Path) -> None:
         """A program that truncates its log to a greater length leaves terabytes of zeros to read."""
         sink, log = Recorder(), tmp_path / "log"
         append(log, b"before\n")
@@ -120,7 +120,7 @@ class TestPlainLines:
             "note: ours",
         ]
 
-    def test_leave_out_zeros_wherever_they_are(self, tmp_path: Path) -> None:
+    def test_the_console_omits_long_runs_of_zeros(self, tmp_path: Path) -> None:
         sink, log = Recorder(), tmp_path / "log"
         zeros = (0, ZEROS - 1, ZEROS, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 100, 0)
         append(log, b"".join(b"%d\n" % number + bytes(count) for number, count in enumerate(zeros)) + bytes(PIECE))
@@ -132,7 +132,7 @@ class TestPlainLines:
         assert shown[-1] == "(64 KiB of zeros left out)"
         assert "(192 KiB of zeros left out)" in shown
 
-    def test_are_labelled_aligned_and_on_stdout(self, tmp_path: Path) -> None:
+    def test_console_lines_are_labelled_aligned_and_on_stdout(self, tmp_path: Path) -> None:
         stdout, stderr = io.BytesIO(), io.StringIO()
         with opened(PlainSink(stdout, stderr), [W9, W10]) as console:
             for task in (W9, W10):
@@ -149,7 +149,7 @@ class TestPlainLines:
         assert "worker:10 │ from worker:10" in lines
         assert stderr.getvalue() == "ours\n"
 
-    def test_come_before_a_note_that_was_made_after_them(self, tmp_path: Path) -> None:
+    def test_the_console_shows_lines_before_later_notes(self, tmp_path: Path) -> None:
         sink, log = Recorder(), tmp_path / "log"
         with opened(sink) as console:
             console.follow(W0, log)
@@ -163,7 +163,7 @@ class TestPlainLines:
         for number in range(20):
             assert f"worker:0 │ line {number}" not in sink.given[sink.given.index(f"note: {number}") :]
 
-    def test_that_keep_coming_do_not_hold_up_a_note(self, tmp_path: Path) -> None:
+    def test_continuous_output_does_not_delay_a_note_of_the_console(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
 
         def print_on() -> None:
@@ -178,7 +178,7 @@ class TestPlainLines:
 
         assert "note: stopping" in sink.given[:100]
 
-    def test_of_a_log_that_does_not_exist_yet_are_shown_when_it_does(self, tmp_path: Path) -> None:
+    def test_the_console_shows_a_log_that_is_created_later(self, tmp_path: Path) -> None:
         sink = Recorder()
         with opened(sink) as console:
             console.follow(W0, tmp_path / "log")
@@ -187,7 +187,7 @@ class TestPlainLines:
             append(tmp_path / "log", b"now\n")
             wait_until(lambda: sink.given[1:] == ["worker:0 │ now"], "the line is shown")
 
-    def test_of_a_log_that_cannot_be_read_are_missing_and_all_others_are_shown(self, tmp_path: Path) -> None:
+    def test_an_unreadable_log_does_not_hide_other_console_lines(self, tmp_path: Path) -> None:
         sink = Recorder()
         append(tmp_path / "log", b"text\n")
         with opened(sink, [W0, W9]) as console:
@@ -198,7 +198,7 @@ class TestPlainLines:
         assert sink.given == ["worker:0 │ text", "note: still here"]
         assert not console.broken
 
-    def test_are_never_torn_by_tasks_that_print_at_once(self, tmp_path: Path) -> None:
+    def test_console_lines_of_concurrent_tasks_are_never_torn(self, tmp_path: Path) -> None:
         tasks = [TaskId("worker", index) for index in range(4)]
         sink = Recorder()
 
@@ -222,7 +222,7 @@ class TestPlainLines:
             assert own == [f"{task} │ line {number} of {task}" for number in range(2000)]
         assert len(sink.given) == 8000
 
-    def test_of_tensorflows_chatter_are_counted_at_the_end(self, tmp_path: Path) -> None:
+    def test_the_console_counts_tensorflow_startup_messages_instead_of_showing_them(self, tmp_path: Path) -> None:
         chatter = (PROGRAMS / "chatty_tensorflow.txt").read_bytes()
         append(tmp_path / "log", chatter + b"user\n")
         folded, verbose = Recorder(), Recorder()
@@ -238,7 +238,7 @@ class TestPlainLines:
         ]
         assert len(verbose.given) == count + 1
 
-    def test_are_coloured_where_colour_is_asked_for_only(self, tmp_path: Path) -> None:
+    def test_console_lines_are_coloured_only_on_request(self, tmp_path: Path) -> None:
         append(tmp_path / "log", b"\x1b[1mbold\n")
         plain, coloured = Recorder(), Recorder()
         for sink in (plain, coloured):
@@ -254,7 +254,7 @@ class TestPlainLines:
             "note: \x1b[38;5;160mError: no [x]\x1b[0m\n  because",
         ]
 
-    def test_reach_a_pipe_that_another_program_made_non_blocking(self, tmp_path: Path) -> None:
+    def test_the_console_writes_all_lines_to_a_non_blocking_pipe(self, tmp_path: Path) -> None:
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         append(tmp_path / "log", b"".join(b"%d\n" % number for number in range(50_000)))
@@ -277,7 +277,7 @@ class TestPlainLines:
 
 
 class TestUnfinishedLines:
-    def test_are_shown_every_10_seconds_if_they_changed(self, tmp_path: Path) -> None:
+    def test_unfinished_lines_are_shown_every_10_seconds_if_changed(self, tmp_path: Path) -> None:
         sink, clock, log = Recorder(), Clock(), tmp_path / "log"
         with opened(sink, clock=clock) as console:
             console.follow(W0, log)
@@ -297,7 +297,7 @@ class TestUnfinishedLines:
             append(log, b"\r100%\n")
             wait_until(lambda: sink.given[2:] == ["worker:0 │ 100%"], "the line is shown when it is finished")
 
-    def test_are_not_shown_as_soon_as_they_are_seen(self, tmp_path: Path) -> None:
+    def test_a_new_unfinished_line_is_not_shown_immediately(self, tmp_path: Path) -> None:
         sink, clock, log = Recorder(), Clock(), tmp_path / "log"
         with opened(sink, clock=clock) as console:
             console.follow(W0, log)
@@ -316,7 +316,7 @@ class TestUnfinishedLines:
 
 
 class TestNotes:
-    def test_obey_no_escape_sequences_in_the_text_of_others(self) -> None:
+    def test_notes_of_the_console_neutralize_escape_sequences(self) -> None:
         sink = Recorder()
         with opened(sink, colour=True) as console:
             console.note("node \x1b]0;pwned\x07: \u202etxt.exe\x9b2J")
@@ -329,7 +329,7 @@ class TestNotes:
             "note: \x1b[38;5;160mError: ␛[2J\x1b[0m\n  ␇",
         ]
 
-    def test_that_nobody_reads_in_time_are_counted_and_not_kept(self) -> None:
+    def test_unread_notes_of_the_console_are_dropped_and_counted(self) -> None:
         stuck, reading = threading.Event(), threading.Event()
 
         class Stuck(Recorder):
@@ -353,15 +353,15 @@ class TestNotes:
         assert left_out == f"note: ({2 * NOTES_LIMIT - 1:,} lines left out: the terminal did not read them in time)"
 
 
-class TestNobodyReads:
-    def test_is_noticed_and_close_does_not_hang(self, tmp_path: Path) -> None:
+class TestBrokenOutput:
+    def test_the_console_detects_broken_output(self, tmp_path: Path) -> None:
         append(tmp_path / "log", b"text\n")
         with opened(BrokenSink()) as console:
             console.follow(W0, tmp_path / "log")
             wait_until(lambda: console.broken, "the console knows")
             console.note("to nobody")
 
-    def test_is_no_reason_to_hang_when_it_is_found_out_last(self, tmp_path: Path) -> None:
+    def test_closing_the_console_does_not_hang_on_broken_output(self, tmp_path: Path) -> None:
         append(tmp_path / "log", b"text")
         console = Console(BrokenSink())
         console.follow(W0, tmp_path / "log")
@@ -372,7 +372,7 @@ class TestNobodyReads:
         assert not closing.is_alive()
         assert console.broken
 
-    def test_of_a_pipe_is_noticed(self, tmp_path: Path) -> None:
+    def test_the_console_detects_a_closed_pipe(self, tmp_path: Path) -> None:
         read_end, write_end = os.pipe()
         os.close(read_end)
         append(tmp_path / "log", b"text\n")
@@ -387,7 +387,7 @@ class TestNobodyReads:
 
 class TestCommand:
     @pytest.mark.slow
-    def test_shows_a_million_lines_all_of_them_in_order(self, distlaunch: Distlaunch) -> None:
+    def test_a_run_shows_a_million_lines_completely_and_in_order(self, distlaunch: Distlaunch) -> None:
         ran = distlaunch("local", "--workers", "1", str(PROGRAMS / "chatty_lines.py"), str(MILLION))
 
         assert ran.status == 0
@@ -397,7 +397,7 @@ class TestCommand:
         assert_same_bytes(log, "".join(f"{line}\n" for line in expected).encode())
         assert_same_bytes(ran.stdout.encode(), "".join(f"worker:0 │ {line}\n" for line in expected).encode())
 
-    def test_shows_a_line_of_10_mb_cut_and_keeps_all_of_it(self, distlaunch: Distlaunch) -> None:
+    def test_a_run_truncates_a_line_of_10_mb_but_logs_it_completely(self, distlaunch: Distlaunch) -> None:
         ran = distlaunch(
             "local", "-n", "1", "--", "sh", "-c", "head -c 10000000 /dev/zero | tr '\\0' x; echo; echo next"
         )
@@ -409,13 +409,13 @@ class TestCommand:
             "worker:0 │ next",
         ]
 
-    def test_keeps_bytes_that_are_not_utf_8(self, distlaunch: Distlaunch) -> None:
+    def test_a_log_keeps_bytes_that_are_not_utf_8(self, distlaunch: Distlaunch) -> None:
         ran = distlaunch("local", "-n", "1", "--", "printf", r"caf\351 \377\n")
 
         assert ran.log() == b"caf\xe9 \xff\n"
         assert ran.stdout == "worker:0 │ caf\ufffd \ufffd\n"
 
-    def test_has_only_what_tasks_print_on_stdout(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_stdout_of_a_run_has_only_the_output_of_tasks(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         ran = distlaunch("local", "-n", "2", "--", *both(tmp_path, "echo out; echo err >&2", "exit 3"))
 
         assert ran.status == 1
@@ -425,7 +425,7 @@ class TestCommand:
         assert "Error: worker:" in ran.stderr
         assert f"Logs: {ran.directory} · page: distlaunch report\n" in ran.stderr
 
-    def test_ends_soon_when_nobody_reads_and_leaves_nothing_behind(self, tmp_path: Path) -> None:
+    def test_closing_stdout_ends_the_run_and_leaves_no_process(self, tmp_path: Path) -> None:
         mark = make_mark()
         command = distlaunch_command("local", "-n", "2", "--run-dir", str(tmp_path / "run"), "--")
         task = ["sh", "-c", "seq 100000; sleep 600"]
@@ -448,7 +448,7 @@ class TestCommand:
         assert "Exception ignored" not in said
         assert_none_left(mark)
 
-    def test_is_not_blocked_by_a_reader_that_does_not_read_and_uses_little_memory(self, tmp_path: Path) -> None:
+    def test_a_stalled_reader_neither_blocks_a_run_nor_fills_its_memory(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
         command = distlaunch_command("local", "-n", "1", "--run-dir", str(run))
         with subprocess.Popen(
@@ -472,7 +472,7 @@ class TestCommand:
         assert waiting - before < 30 << 20
         assert waiting < 150 << 20
 
-    def test_can_be_ended_while_it_waits_for_a_reader_that_does_not_read(self, tmp_path: Path) -> None:
+    def test_ctrl_c_ends_a_finished_run_with_a_stalled_reader(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
         command = distlaunch_command("local", "-n", "1", "--run-dir", str(run), "--", "seq", "200000")
         env = {**os.environ, "PYTHONUNBUFFERED": ""}  # Python's own buffers are where an end can hang
@@ -581,7 +581,7 @@ def open_terminal(tmp_path: Path) -> Iterator[OpenTerminal]:
 
 
 class TestTerminal:
-    def test_bars_of_two_tasks_move_in_place_below_the_finished_lines(self, open_terminal: OpenTerminal) -> None:
+    def test_progress_bars_are_updated_in_place_below_finished_lines(self, open_terminal: OpenTerminal) -> None:
         terminal = open_terminal()
         terminal.tell(0, "\r10% ###")
         terminal.wait_for("worker:0 │ 10% ###")
@@ -602,7 +602,7 @@ class TestTerminal:
         assert terminal.screen.display[0].startswith("Starting 2 tasks")
         assert any(line.startswith("Succeeded in ") for line in terminal.screen.display)
 
-    def test_bars_stay_below_when_lines_scroll_the_screen(self, open_terminal: OpenTerminal) -> None:
+    def test_progress_bars_stay_at_the_bottom_when_lines_scroll(self, open_terminal: OpenTerminal) -> None:
         terminal = open_terminal()
         terminal.tell(0, "\r10%")
         terminal.wait_for("worker:0 │ 10%")
@@ -616,7 +616,7 @@ class TestTerminal:
         assert terminal.lines()[:-1] == shown[-len(terminal.lines()) + 1 :]
         assert len(terminal.lines()) >= terminal.LINES - 1
 
-    def test_bars_that_are_too_long_take_one_line(self, open_terminal: OpenTerminal) -> None:
+    def test_long_progress_bars_are_truncated_to_one_line(self, open_terminal: OpenTerminal) -> None:
         terminal = open_terminal()
         for step in range(3):
             terminal.tell(0, f"\r{step} {'━' * 100}")
@@ -627,7 +627,7 @@ class TestTerminal:
         terminal.wait_for("worker:0 │ done")
         assert "━" not in "".join(terminal.screen.display)
 
-    def test_nothing_of_a_bar_is_left_when_its_task_ends_within_it(self, open_terminal: OpenTerminal) -> None:
+    def test_an_unfinished_progress_bar_of_an_ended_task_is_shown_once(self, open_terminal: OpenTerminal) -> None:
         terminal = open_terminal()
         terminal.tell(0, "\r10%\r20%")
         terminal.wait_for("worker:0 │ 20%")
@@ -645,7 +645,7 @@ class TestTerminal:
         assert [terminal.screen.buffer[row][11].fg for row in rows] == ["red", "default"]
         assert {terminal.screen.buffer[row][0].fg for row in rows} == {"008787"}
 
-    def test_has_no_colour_with_no_color(self, open_terminal: OpenTerminal) -> None:
+    def test_terminal_output_has_no_colour_with_no_color(self, open_terminal: OpenTerminal) -> None:
         terminal = open_terminal(NO_COLOR="1")
         terminal.tell(0, "\x1b[31mred\n\r\x1b[1m10%")
         terminal.wait_for("worker:0 │ red", "worker:0 │ 10%")
@@ -653,7 +653,7 @@ class TestTerminal:
 
         assert re.findall(rb"\x1b\[[0-9;]+m", terminal.raw) == []
 
-    def test_is_plain_if_it_is_dumb(self, open_terminal: OpenTerminal) -> None:
+    def test_a_dumb_terminal_gets_plain_output(self, open_terminal: OpenTerminal) -> None:
         terminal = open_terminal(TERM="dumb")
         terminal.tell(0, "\x1b[31mred\n\r10%")
         terminal.wait_for("worker:0 │ red")

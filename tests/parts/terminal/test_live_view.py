@@ -117,7 +117,7 @@ def check_complete(run: LiveRun, terminal: Terminal) -> None:
 
 
 @pytest.mark.slow
-def test_the_scrollback_is_complete_and_the_picture_gone_at_the_end(run: LiveRun) -> None:
+def test_the_live_view_leaves_only_a_complete_scrollback_at_the_end(run: LiveRun) -> None:
     terminal = run.open(run.command(step_s=0.005), columns=WIDE)
     terminal.until(lambda: is_training(terminal))
     terminal.until(lambda: len(run.log(0)) > 500)
@@ -127,7 +127,7 @@ def test_the_scrollback_is_complete_and_the_picture_gone_at_the_end(run: LiveRun
 
 
 @pytest.mark.slow
-def test_the_picture_follows_the_size_of_the_terminal(run: LiveRun) -> None:
+def test_the_live_view_follows_the_size_of_the_terminal(run: LiveRun) -> None:
     terminal = run.open(columns=80, rows=24)
     terminal.until(lambda: is_training(terminal))
     for columns, rows in ((40, 10), (200, 60), (90, 30)):
@@ -145,7 +145,7 @@ def test_the_picture_follows_the_size_of_the_terminal(run: LiveRun) -> None:
 
 
 @pytest.mark.slow
-def test_pictures_are_four_a_second_at_most_and_nothing_is_written_without_news(run: LiveRun) -> None:
+def test_the_live_view_is_redrawn_at_most_four_times_a_second(run: LiveRun) -> None:
     terminal = run.open(run.command(step_s=0.01))
     terminal.until(lambda: is_training(terminal))
     before, began = terminal.raw.count(b"\x1b[?2026h"), time.monotonic()
@@ -155,8 +155,8 @@ def test_pictures_are_four_a_second_at_most_and_nothing_is_written_without_news(
 
 
 @pytest.mark.slow
-class TestKeys:
-    def test_help_one_log_and_all_logs(self, run: LiveRun) -> None:
+class TestKeysOfTheLiveView:
+    def test_live_view_keys_show_help_one_log_or_all_logs(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
         terminal.type(b"?")
@@ -170,13 +170,13 @@ class TestKeys:
         terminal.type(b"a")
         terminal.until(lambda: len([line for line in terminal.scrolled if line.startswith("worker:0 │ ")]) > count)
 
-    def test_stacks(self, run: LiveRun) -> None:
+    def test_the_s_key_of_the_live_view_shows_stacks(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
         terminal.type(b"s")
         terminal.until(lambda: "/live_steps.py:" in "".join(terminal.scrolled))  # a long path goes over two lines
 
-    def test_stop_is_asked_once(self, run: LiveRun) -> None:
+    def test_the_q_key_of_the_live_view_stops_after_confirmation(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
         terminal.type(b"q")
@@ -190,7 +190,7 @@ class TestKeys:
         assert termios.tcgetattr(terminal.slave) == terminal.modes
 
     @pytest.mark.smoke
-    def test_ctrl_c_stops_at_once(self, run: LiveRun) -> None:
+    def test_ctrl_c_in_the_live_view_stops_the_run(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
         terminal.type(b"\x03")
@@ -198,7 +198,7 @@ class TestKeys:
         assert terminal.text.count("Interrupting all tasks") == 1  # the waiting process does not pass it on as well
         terminal.shows("0 processes left", "Interrupted after")
 
-    def test_ctrl_c_again_kills(self, run: LiveRun) -> None:
+    def test_a_second_ctrl_c_in_the_live_view_kills_the_tasks(self, run: LiveRun) -> None:
         stubborn = ("sh", "-c", "trap '' INT TERM; echo up; while :; do sleep 0.1; done")
         terminal = run.open(
             distlaunch_command("local", "-n", "1", "--run-dir", str(run.files.root), "--", *stubborn), columns=WIDE
@@ -211,7 +211,7 @@ class TestKeys:
         assert terminal.end() == 130
         terminal.shows("Killing all tasks", "SIGKILL (signal 9)")
 
-    def test_detach_leaves_the_run_as_up_d_does(self, run: LiveRun) -> None:
+    def test_the_d_key_of_the_live_view_detaches_the_run(self, run: LiveRun) -> None:
         terminal = run.open(columns=WIDE)
         terminal.until(lambda: is_training(terminal))
         controller = run.controller
@@ -234,7 +234,7 @@ class TestKeys:
 class TestProcesses:
     """The process that the shell waits for, and the controller."""
 
-    def test_the_waiting_one_passes_on_what_it_gets_alone(self, run: LiveRun) -> None:
+    def test_the_waiting_process_forwards_signals_to_the_controller(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
         assert run.controller.pid != terminal.process.pid
@@ -244,14 +244,14 @@ class TestProcesses:
         assert terminal.end() == 143
         assert run.facts()["outcome"] == "interrupted"
 
-    def test_the_end_of_the_waiting_one_is_the_end_of_the_terminal(self, run: LiveRun) -> None:
+    def test_killing_the_waiting_process_ends_the_run_like_a_hangup(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
         terminal.process.kill()
         wait_until(lambda: run.facts()["ended"], "the run ends")
         assert run.facts()["exit_status"] == 129
 
-    def test_the_waiting_one_dies_as_the_controller_and_restores_the_terminal(self, run: LiveRun) -> None:
+    def test_the_waiting_process_restores_the_terminal_if_the_controller_is_killed(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
         assert terminal.screen.cursor.hidden
@@ -261,7 +261,7 @@ class TestProcesses:
         assert not terminal.screen.cursor.hidden
         assert headers(terminal) == []
 
-    def test_the_waiting_one_needs_little_memory(self, run: LiveRun) -> None:
+    def test_the_waiting_process_uses_less_than_16_mib(self, run: LiveRun) -> None:
         terminal = run.open()
         terminal.until(lambda: is_training(terminal))
         assert psutil.Process(terminal.process.pid).memory_full_info().uss < 16 << 20
@@ -273,14 +273,14 @@ class TestProcesses:
         wait_until(lambda: run.facts()["ended"], "the run ends")
         assert run.facts()["exit_status"] == 129
 
-    def test_an_error_before_the_start_is_shown_as_ever(self, run: LiveRun) -> None:
+    def test_an_error_before_the_start_is_shown_on_a_terminal(self, run: LiveRun) -> None:
         terminal = run.open(distlaunch_command("local", "-n", "1", "nowhere.py"))
         assert terminal.end() == 2
         terminal.shows("cannot read the script")
 
 
 @pytest.mark.slow
-def test_a_stopped_terminal_stops_nothing_and_shows_all_when_it_continues(run: LiveRun) -> None:
+def test_ctrl_s_pauses_the_output_but_not_training_and_loses_no_line(run: LiveRun) -> None:
     terminal = run.open(run.command(step_s=0.01), columns=WIDE)
     terminal.until(lambda: is_training(terminal))
     terminal.type(b"\x13")  # Ctrl-S
@@ -296,7 +296,7 @@ def test_a_stopped_terminal_stops_nothing_and_shows_all_when_it_continues(run: L
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_run_whose_terminal_is_stopped(run: LiveRun) -> None:
+def test_ctrl_c_ends_a_run_with_paused_output(run: LiveRun) -> None:
     terminal = run.open()
     terminal.until(lambda: is_training(terminal))
     terminal.type(b"\x13")
@@ -317,7 +317,7 @@ class TestShells:
         terminal.shows("PROMPT>")
         return terminal
 
-    def test_ctrl_z_and_fg(self, run: LiveRun, shell: Terminal) -> None:
+    def test_ctrl_z_hides_and_fg_restores_the_live_view_of_a_run(self, run: LiveRun, shell: Terminal) -> None:
         shell.type(shlex.join(run.command()).encode() + b"\n")
         shell.until(lambda: is_training(shell))
         shell.type(b"\x1a")
@@ -336,7 +336,7 @@ class TestShells:
         shell.type(b"echo status $?\n")
         shell.until(lambda: "status 130" in shell.display)
 
-    def test_a_background_job_shows_lines_and_the_picture_only_after_fg(self, run: LiveRun, shell: Terminal) -> None:
+    def test_a_background_job_shows_only_lines_and_the_live_view_after_fg(self, run: LiveRun, shell: Terminal) -> None:
         shell.type(shlex.join(run.command()).encode() + b" &\n")
         shell.shows("worker:0 does step 30")
         assert b"\x1b[?2026h" not in shell.raw
@@ -358,13 +358,15 @@ class TestShells:
 
 
 @pytest.mark.slow
-class TestWithout:
+class TestWithoutLiveView:
     @pytest.mark.parametrize(
         ("options", "env"),
         [(["--no-live"], {}), ([], {"CI": "true"}), ([], {"TERM": "dumb"})],
-        ids=["no", "ci", "dumb"],
+        ids=["no-live", "ci", "dumb"],
     )
-    def test_there_are_only_lines_and_one_process(self, run: LiveRun, options: list[str], env: dict[str, str]) -> None:
+    def test_a_run_without_a_live_view_prints_lines_from_one_process(
+        self, run: LiveRun, options: list[str], env: dict[str, str]
+    ) -> None:
         terminal = run.open(run.command(*options), columns=WIDE, **env)
         terminal.shows("worker:0 does step 20")
         assert run.controller.pid == terminal.process.pid
@@ -376,7 +378,7 @@ class TestWithout:
 
 @pytest.mark.slow
 class TestAttach:
-    def test_shows_the_same_picture_and_leaves_by_keys(self, run: LiveRun) -> None:
+    def test_attach_shows_the_live_view_until_q_d_or_ctrl_c(self, run: LiveRun) -> None:
         own = run.open()
         own.until(lambda: is_training(own))
         for key in (b"q", b"d", b"\x03"):
@@ -392,7 +394,7 @@ class TestAttach:
         own.read()
         assert is_training(own)
 
-    def test_ctrl_z_and_fg(self, run: LiveRun) -> None:
+    def test_ctrl_z_hides_and_fg_restores_the_live_view_of_attach(self, run: LiveRun) -> None:
         own = run.open()
         own.until(lambda: is_training(own))
         shell = run.open(["/bin/bash", "--norc", "-i"], columns=100, PS1="PROMPT> ")
@@ -408,7 +410,7 @@ class TestAttach:
         shell.until(lambda: at_prompt(shell))
         shell.shows("Detached; the run continues")
 
-    def test_says_that_the_controller_does_not_answer(self, run: LiveRun) -> None:
+    def test_attach_notes_a_controller_that_does_not_answer(self, run: LiveRun) -> None:
         own = run.open()
         own.until(lambda: is_training(own))
         terminal = run.open(distlaunch_command("attach", str(run.files.root)), columns=150)
@@ -423,8 +425,8 @@ class TestAttach:
         terminal.shows("is gone [lost]")
 
 
-def test_keys_that_are_given_back_while_they_are_taken_stay_given_back(run: LiveRun) -> None:
-    """As when Ctrl-Z follows right after `fg`; taking them repeatedly takes them once."""
+def test_a_keyboard_released_while_it_is_acquired_stays_released(run: LiveRun) -> None:
+    """As when Ctrl-Z follows right after `fg`; acquiring it repeatedly acquires it once."""
     code = (
         "import termios, tty; from launcher.console.keyboard import Keyboard\n"
         "keyboard, before, set_mode = Keyboard(), termios.tcgetattr(0), tty.setcbreak\n"

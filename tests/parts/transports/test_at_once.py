@@ -9,17 +9,17 @@ import pytest
 from launcher.transports.in_parallel import map_parallel
 
 
-def test_results_are_in_the_order_of_the_items() -> None:
+def test_map_parallel_returns_results_in_the_order_of_the_items() -> None:
     assert map_parallel(lambda number: number * 2, range(100), 8) == [number * 2 for number in range(100)]
     assert map_parallel(str, [], 8) == []
 
 
-def test_as_many_items_are_done_at_once_as_requested() -> None:
+def test_map_parallel_processes_as_many_items_concurrently_as_requested() -> None:
     reattach_folder = threading.Barrier(4)
     map_parallel(lambda _: reattach_folder.wait(10), range(8), 4)
 
 
-def test_all_are_done_though_some_fail_and_the_first_failure_is_raised() -> None:
+def test_map_parallel_processes_all_items_and_raises_the_first_failure() -> None:
     done = []
 
     def work(number: int) -> None:
@@ -32,7 +32,7 @@ def test_all_are_done_though_some_fail_and_the_first_failure_is_raised() -> None
     assert sorted(done) == [*range(8)]
 
 
-def test_without_new_threads_the_calling_thread_does_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_map_parallel_uses_the_calling_thread_if_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -113,7 +113,7 @@ def as_yaml(script: str, *arguments: str) -> str:
     return f"program: {{command: {json.dumps(['sh', '-c', script, *arguments])}}}\n"
 
 
-def test_bytes_hostile_words_and_a_megabyte_of_environment_arrive_as_they_are(
+def test_a_connection_passes_hostile_arguments_and_a_large_environment_unchanged(
     distlaunch: Distlaunch, place: Place, tmp_path: Path
 ) -> None:
     large = {f"LARGE_{index}": f"{index}x'\"\n é" * 15_000 for index in range(9)}
@@ -131,7 +131,7 @@ def test_bytes_hostile_words_and_a_megabyte_of_environment_arrive_as_they_are(
     assert len(log) == len(words) + len(sums) + 2_000_000
 
 
-def test_a_way_that_breaks_is_opened_again_and_nothing_is_lost(place: Place, tmp_path: Path) -> None:
+def test_a_broken_connection_is_reopened_without_losing_output(place: Place, tmp_path: Path) -> None:
     mark = make_mark()
     script = "i=0; while [ ! -e end ]; do i=$((i+1)); echo line $i; sleep 0.01; done; echo $i >last"
     spec = place.write_spec(tmp_path, f"working_directory: {tmp_path}\n{as_yaml(script)}")
@@ -171,7 +171,7 @@ def break_way(place: Place, controller: int) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_over_any_connection(place: Place, tmp_path: Path) -> None:
     mark = make_mark()
     program = as_yaml("echo begun; setsid sleep 600 & exec sleep 600")
     spec = place.write_spec(tmp_path, f"working_directory: {tmp_path}\n{program}")
@@ -187,7 +187,7 @@ def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
     await_none_left(mark)
 
 
-# --- programs that are no connection ---
+# --- programs that do not connect ---
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
         ("{command: [sh, -c, 'kill -9 $$']}", "sh was ended by signal 9"),
     ],
 )
-def test_a_program_that_is_no_way_is_reported_with_its_reason(
+def test_a_failing_connection_program_is_reported_with_its_reason(
     distlaunch: Distlaunch, tmp_path: Path, connection: str, said: str
 ) -> None:
     ran = distlaunch("up", Place("node", connection, {}, "").write_spec(tmp_path, as_yaml("true")))
@@ -220,7 +220,7 @@ def test_a_program_that_is_no_way_is_reported_with_its_reason(
         "cd /; umask 0; {command}",
     ],
 )
-def test_output_of_shells_and_programs_around_the_agent_does_not_matter(
+def test_other_output_before_the_agent_does_not_break_a_connection(
     distlaunch: Distlaunch, tmp_path: Path, around: str
 ) -> None:
     connection = f"{{command: [sh, -c, {json.dumps(around)}]}}"
@@ -229,7 +229,7 @@ def test_output_of_shells_and_programs_around_the_agent_does_not_matter(
     assert ran.log("worker-0") == b"begun\n"
 
 
-def test_a_way_with_a_terminal_is_reported_as_such(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_connection_through_a_terminal_is_reported(distlaunch: Distlaunch, tmp_path: Path) -> None:
     program = tmp_path / "terminal"
     program.write_text(
         textwrap.dedent(f"""\
@@ -245,7 +245,7 @@ def test_a_way_with_a_terminal_is_reported_as_such(distlaunch: Distlaunch, tmp_p
     assert "a terminal" in ran.stderr
 
 
-def test_words_and_lines_stand_where_they_are_named() -> None:
+def test_placeholders_of_a_connection_command_are_expanded() -> None:
     payload = make_payload("node")
     assert expand(["ssh", "{host}", "{command}"], "a", payload) == ["ssh", "a", payload.command]
     assert expand(["gcloud", "--command={command}", "x-{host}"], "a", payload)[1:] == [
@@ -258,8 +258,8 @@ def test_words_and_lines_stand_where_they_are_named() -> None:
     assert done.stdout == payload.words[2]
 
 
-def test_a_program_that_says_endless_lines_costs_no_memory() -> None:
-    """As a node can make its `ssh` do: 200 MB without a line break, and then 200,000 lines."""
+def test_endless_stderr_of_a_connection_program_uses_little_memory() -> None:
+    """A node can make its `ssh` print this: 200 MB without a line break, and then 200,000 lines."""
     script = "head -c 200000000 /dev/zero | tr '\\0' x >&2; yes | head -200000 >&2; echo the last >&2; exit 1"
     connector = ProgramConnector(("sh", "-c", script), "gpu-a")
     before = psutil.Process().memory_info().rss
@@ -271,7 +271,7 @@ def test_a_program_that_says_endless_lines_costs_no_memory() -> None:
     assert psutil.Process().memory_info().rss - before < 50 << 20
 
 
-def test_the_last_line_of_a_program_that_has_ended_is_shown_however_long_its_lines_take() -> None:
+def test_the_last_stderr_line_of_an_ended_connection_program_is_shown() -> None:
     def hear(_: str) -> bool:
         time.sleep(0.2)  # as a busy machine, which takes its time for many lines
         return True
@@ -281,8 +281,8 @@ def test_the_last_line_of_a_program_that_has_ended_is_shown_however_long_its_lin
         connector.open(make_payload("clean"), "python3", Opening()).read(10, 60.0)
 
 
-def test_a_connection_that_breaks_while_paramiko_makes_room_is_broken() -> None:
-    """Reading also tells the other side that there is room, which fails in another way than reading does."""
+def test_every_read_error_of_paramiko_is_a_broken_connection() -> None:
+    """Reading also adjusts the window of the channel, which fails with other exceptions than reading does."""
     for error in (EOFError(), OSError("Socket is closed"), paramiko.SSHException("closed")):
 
         def receive(_: int, error: Exception = error) -> bytes:

@@ -1,4 +1,4 @@
-"""What every transport promises, and what happens with broken agents or programs that are no agents."""
+"""What every transport promises, and what happens with broken agents or programs that are not agents."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def node(request: pytest.FixtureRequest, connect: Connect) -> Node:
     return connect(shares_files=request.param)
 
 
-def test_frames_go_both_ways_and_the_end_is_reported(node: Node, tmp_path: Path) -> None:
+def test_a_link_carries_frames_both_ways_and_reports_its_end(node: Node, tmp_path: Path) -> None:
     assert node.greet(tmp_path / "run").version == VERSION
     node.start("sh", "-c", "exit 3")
     assert node.expect(Exited).exit == TaskExit(code=3)
@@ -147,7 +147,7 @@ def test_frames_go_both_ways_and_the_end_is_reported(node: Node, tmp_path: Path)
     assert [message for message in node.received if isinstance(message, LinkClosed)] == [LinkClosed("the agent ended")]
 
 
-def test_nothing_is_left_once_a_link_is_closed(node: Node, tmp_path: Path) -> None:
+def test_closing_a_link_leaves_no_process(node: Node, tmp_path: Path) -> None:
     node.greet(tmp_path / "run")
     pid = node.start("sleep", "600")
     assert node.close() == 0
@@ -155,7 +155,7 @@ def test_nothing_is_left_once_a_link_is_closed(node: Node, tmp_path: Path) -> No
 
 
 @linux
-def test_a_tree_that_does_not_want_to_end_is_gone_once_a_link_is_closed(
+def test_closing_a_link_kills_process_trees_that_ignore_sigterm(
     node: Node, tmp_path: Path, mark: dict[str, str]
 ) -> None:
     node.greet(tmp_path / "run")
@@ -170,7 +170,7 @@ def test_a_tree_that_does_not_want_to_end_is_gone_once_a_link_is_closed(
     assert_none_left(mark, spare={os.getpid()})
 
 
-def test_a_log_is_here_byte_for_byte_once_its_attempt_is_empty(node: Node, tmp_path: Path) -> None:
+def test_a_log_is_completely_received_once_its_attempt_is_empty(node: Node, tmp_path: Path) -> None:
     node.greet(tmp_path / "run")
     code = "import os, sys; sys.stdout.buffer.write(os.urandom(3_000_000)); sys.stdout.writelines(['x\\n'] * 100_000)"
     node.start(sys.executable, "-c", code)
@@ -184,8 +184,8 @@ def test_a_log_is_here_byte_for_byte_once_its_attempt_is_empty(node: Node, tmp_p
     assert stat.S_IMODE(here.stat().st_mode) == 0o600
 
 
-def test_a_logs_index_is_here_once_its_attempt_is_empty(node: Node, tmp_path: Path) -> None:
-    """It says when each line was written: by our clock, and of lines half a second apart which came first."""
+def test_the_index_of_a_log_is_received_once_its_attempt_is_empty(node: Node, tmp_path: Path) -> None:
+    """It has the time of each line by the controller's clock, and the order of lines that are 0.3 s apart."""
     began = clock.now()
     node.greet(tmp_path / "run")
     node.start("sh", "-c", "echo 1; sleep 0.3; echo 2; sleep 0.3; echo 3")
@@ -204,7 +204,7 @@ def test_a_logs_index_is_here_once_its_attempt_is_empty(node: Node, tmp_path: Pa
 
 
 @pytest.mark.parametrize("node", [True], indirect=True)
-def test_an_index_of_a_restarted_task_continues(node: Node, tmp_path: Path) -> None:
+def test_the_log_index_of_a_restarted_task_continues(node: Node, tmp_path: Path) -> None:
     node.greet(tmp_path / "run")
     node.start("echo", "first")
     node.expect(Exited)
@@ -222,7 +222,7 @@ def test_an_index_of_a_restarted_task_continues(node: Node, tmp_path: Path) -> N
 
 @linux
 @pytest.mark.parametrize("victim", ["agent", "guardian"])
-def test_a_stopped_agent_is_still_closed(
+def test_a_link_to_a_suspended_agent_can_be_closed(
     node: Node, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "END_WAIT_S", 0.3)
@@ -238,7 +238,7 @@ def test_a_stopped_agent_is_still_closed(
 
 @linux
 @pytest.mark.parametrize("victims", [("agent",), ("guardian",), ("agent", "guardian")], ids=" and ".join)
-def test_a_killed_agent_is_reported_and_leaves_nothing(node: Node, victims: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_killed_agent_is_reported_and_leaves_no_task(node: Node, victims: tuple[str, ...], tmp_path: Path) -> None:
     ready = node.greet(tmp_path / "run")
     task = node.start("sleep", "600")
     pids = {"agent": ready.pid, "guardian": psutil.Process(ready.pid).ppid()}
@@ -250,14 +250,14 @@ def test_a_killed_agent_is_reported_and_leaves_nothing(node: Node, victims: tupl
     assert not psutil.pid_exists(task)
 
 
-def test_a_link_can_be_closed_before_its_first_word_and_closed_again(node: Node) -> None:
+def test_a_link_can_be_closed_before_its_first_frame_and_twice(node: Node) -> None:
     assert node.close() == 0
     assert node.close() == 0
     node.expect(LinkClosed)
 
 
 @linux
-def test_closing_one_link_leaves_the_other_nodes_alone(connect: Connect, tmp_path: Path) -> None:
+def test_closing_one_link_does_not_affect_other_nodes(connect: Connect, tmp_path: Path) -> None:
     one, other = connect(name="one"), connect(name="other")
     for node in (one, other):
         node.greet(tmp_path / f"{node.name}-run")
@@ -271,7 +271,7 @@ def test_closing_one_link_leaves_the_other_nodes_alone(connect: Connect, tmp_pat
 
 
 @linux
-def test_closing_a_link_leaves_alone_what_was_here_before(connect: Connect, tmp_path: Path) -> None:
+def test_closing_a_link_does_not_affect_earlier_processes(connect: Connect, tmp_path: Path) -> None:
     with psutil.Popen(["sleep", "600"]) as earlier:
         node = connect()
         node.greet(tmp_path / "run")
@@ -280,7 +280,7 @@ def test_closing_a_link_leaves_alone_what_was_here_before(connect: Connect, tmp_
         earlier.kill()
 
 
-def test_the_stderr_of_the_agent_is_kept(connect: Connect, tmp_path: Path) -> None:
+def test_the_stderr_of_an_agent_is_kept_in_a_private_file(connect: Connect, tmp_path: Path) -> None:
     node = connect(python=program(tmp_path, "sys.stderr.write('no module named x\\n')"))
     node.expect(LinkClosed)
     node.close()
@@ -289,7 +289,7 @@ def test_the_stderr_of_the_agent_is_kept(connect: Connect, tmp_path: Path) -> No
     assert stat.S_IMODE(errors.stat().st_mode) == 0o600
 
 
-# --- broken agents, and programs that are no agents: a program in place of the interpreter plays them ---
+# --- broken agents, and programs that are not agents: a program in place of the interpreter plays them ---
 
 
 def program(folder: Path, code: str) -> str:
@@ -311,7 +311,7 @@ def say(data):
     return str(path)
 
 
-def test_the_marker_may_come_alone(connect: Connect, tmp_path: Path) -> None:
+def test_the_start_marker_may_arrive_separately(connect: Connect, tmp_path: Path) -> None:
     node = connect(python=program(tmp_path, f"say({MARKER!r}); say({encode(Listening('worker:0', 2.0))!r})"))
     assert node.expect(Listening) == Listening("worker:0", 2.0)
     assert node.expect(LinkClosed) == LinkClosed("the agent ended")
@@ -324,14 +324,14 @@ def test_the_marker_may_come_alone(connect: Connect, tmp_path: Path) -> None:
         f"say(b'\\xff\\x1e' * 500_000 + {MARKER!r}); say({encode(Listening('worker:0', 2.0))!r})",
         f"[say(bytes([byte])) for byte in b'motd\\x1edist' + {MARKER!r} + {encode(Listening('worker:0', 2.0))!r}]",
     ],
-    ids=["at once", "a megabyte of it", "byte by byte"],
+    ids=["at once", "a megabyte", "byte by byte"],
 )
-def test_noise_before_the_start_is_skipped(connect: Connect, tmp_path: Path, code: str) -> None:
+def test_output_before_the_start_marker_is_skipped(connect: Connect, tmp_path: Path, code: str) -> None:
     node = connect(python=program(tmp_path, code))
     assert node.expect(Listening) == Listening("worker:0", 2.0)
 
 
-def test_noise_instead_of_an_agent_is_shown(connect: Connect, tmp_path: Path) -> None:
+def test_output_without_a_start_marker_is_shown_in_the_error(connect: Connect, tmp_path: Path) -> None:
     node = connect(python=program(tmp_path, "print('x' * 100_000); print('bash: no job control in this shell')"))
     reason = node.expect(LinkClosed).reason
     assert reason.startswith("the agent sent no start marker, only: ")
@@ -339,7 +339,7 @@ def test_noise_instead_of_an_agent_is_shown(connect: Connect, tmp_path: Path) ->
     assert len(reason) < 500
 
 
-def test_silence_instead_of_an_agent_is_reported(connect: Connect) -> None:
+def test_an_agent_that_ends_without_output_is_reported(connect: Connect) -> None:
     node = connect(python="/bin/true")
     assert node.expect(LinkClosed) == LinkClosed("the agent sent no start marker")
     assert node.close() == 0
@@ -348,7 +348,7 @@ def test_silence_instead_of_an_agent_is_reported(connect: Connect) -> None:
 @pytest.mark.parametrize(
     ("python", "error"), [("/no/such/python", errno.ENOENT), ("/dev/null", errno.EACCES), ("/", errno.EACCES)]
 )
-def test_an_interpreter_that_cannot_be_started_is_an_os_error(connect: Connect, python: str, error: int) -> None:
+def test_an_interpreter_that_cannot_be_started_raises_os_error(connect: Connect, python: str, error: int) -> None:
     descriptors = open_descriptors()
     with pytest.raises(OSError, match=python) as caught:
         connect(python=python)
@@ -368,7 +368,7 @@ def test_an_interpreter_that_cannot_be_started_is_an_os_error(connect: Connect, 
         (encode(Log(1, "worker:0", 1 << 70, 1), b"x"), "the agent sent "),
     ],
 )
-def test_a_frame_that_cannot_be_ends_the_link_and_writes_nothing_elsewhere(
+def test_an_invalid_frame_ends_the_link_and_writes_no_file(
     connect: Connect, tmp_path: Path, sent: bytes, reason: str
 ) -> None:
     node = connect(python=program(tmp_path, f"say({MARKER!r} + {sent!r}); sys.stdin.read()"))
@@ -378,7 +378,7 @@ def test_a_frame_that_cannot_be_ends_the_link_and_writes_nothing_elsewhere(
     assert written == {"fake-python"}
 
 
-def test_frames_before_a_broken_frame_are_delivered(connect: Connect, tmp_path: Path) -> None:
+def test_frames_before_an_invalid_frame_are_delivered(connect: Connect, tmp_path: Path) -> None:
     log = encode(Log(1, "worker:0", 0, BODY_LIMIT), bytes(BODY_LIMIT))
     (tmp_path / "frames").write_bytes(MARKER + encode(Listening("worker:0", 2.0)) + log + b"?\n")
     node = connect(python=program(tmp_path, f"os.write(1, open({str(tmp_path / 'frames')!r}, 'rb').read())"))
@@ -387,7 +387,7 @@ def test_frames_before_a_broken_frame_are_delivered(connect: Connect, tmp_path: 
     assert_same_bytes((node.mirror_root / "attempt-1" / "worker-0.log").read_bytes(), bytes(BODY_LIMIT))
 
 
-def test_a_log_that_cannot_be_written_ends_the_link(connect: Connect, tmp_path: Path) -> None:
+def test_a_received_log_that_cannot_be_written_ends_the_link(connect: Connect, tmp_path: Path) -> None:
     (tmp_path / "here" / "mirror").mkdir(parents=True)
     (tmp_path / "here" / "mirror" / "attempt-1").touch()
     node = connect(
@@ -403,7 +403,7 @@ def named(tmp_path: Path) -> LogMirror:
     return LogMirror(lambda attempt, task: tmp_path / f"{attempt}-{task}")
 
 
-def test_pieces_of_a_log_are_written_at_their_offsets(tmp_path: Path) -> None:
+def test_the_log_mirror_writes_pieces_at_their_offsets(tmp_path: Path) -> None:
     mirror = named(tmp_path)
     mirror.write(Log(1, "a", 0, 3), b"hel")
     mirror.write(Log(2, "a", 0, 1), b"x")
@@ -415,7 +415,7 @@ def test_pieces_of_a_log_are_written_at_their_offsets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [4, 1 << 43])
-def test_a_piece_that_leaves_a_gap_is_refused(tmp_path: Path, offset: int) -> None:
+def test_the_log_mirror_rejects_a_piece_that_leaves_a_gap(tmp_path: Path, offset: int) -> None:
     mirror = named(tmp_path)
     mirror.write(Log(1, "a", 0, 3), b"hel")
     with pytest.raises(ProtocolError, match=f"a log piece at offset {offset:,} after 3 bytes"):
@@ -424,7 +424,7 @@ def test_a_piece_that_leaves_a_gap_is_refused(tmp_path: Path, offset: int) -> No
     assert (tmp_path / "1-a").read_bytes() == b"hel"
 
 
-def test_the_files_of_an_attempt_are_closed_when_the_next_begins_and_late_pieces_are_dropped(tmp_path: Path) -> None:
+def test_the_log_mirror_closes_files_of_old_attempts_and_drops_late_pieces(tmp_path: Path) -> None:
     mirror, descriptors = named(tmp_path), open_descriptors()
     for attempt in range(1, 20):
         mirror.begin(attempt)
@@ -439,7 +439,7 @@ def test_the_files_of_an_attempt_are_closed_when_the_next_begins_and_late_pieces
     assert len([*tmp_path.iterdir()]) == 19 * 64
 
 
-def test_more_logs_than_may_be_open_are_written_all_the_same(tmp_path: Path) -> None:
+def test_the_log_mirror_writes_more_logs_than_it_keeps_open(tmp_path: Path) -> None:
     mirror, descriptors = named(tmp_path), open_descriptors()
     for offset in range(3):
         for task in range(3 * OPEN_LOGS):
@@ -451,7 +451,7 @@ def test_more_logs_than_may_be_open_are_written_all_the_same(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_pieces_may_come_while_attempts_end_and_the_mirror_is_closed(tmp_path: Path) -> None:
+def test_the_log_mirror_can_be_closed_while_pieces_are_written(tmp_path: Path) -> None:
     """Links have threads of their own; none of them may fail, and no file may stay open."""
     descriptors, failures, rounds = open_descriptors(), list[BaseException](), 60
     for number in range(rounds):

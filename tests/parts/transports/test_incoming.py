@@ -139,7 +139,7 @@ def test_a_node_cannot_report_a_task_of_another_node(run: Run, message: Message)
 
 
 @pytest.mark.parametrize("answer", [Stacks(str(W1), "", Activity()), Profiled()], ids=lambda it: type(it).__name__)
-def test_a_node_can_answer_as_often_as_a_user_asks(run: Run, answer: Message) -> None:
+def test_answers_of_a_node_to_user_requests_are_not_limited(run: Run, answer: Message) -> None:
     for _ in range(100):
         run.say("hostile", answer)
         assert run.links.next(0.0) == ("hostile", answer)
@@ -158,7 +158,7 @@ def test_a_node_cannot_write_the_log_of_another_node(run: Run) -> None:
     assert (run.root / "attempt-1" / "worker-0.log").read_bytes() == b"training"
 
 
-def test_messages_for_an_attempt_that_has_not_begun_are_refused_and_leave_no_folder(run: Run) -> None:
+def test_messages_for_a_future_attempt_are_rejected_and_leave_no_folder(run: Run) -> None:
     for attempt in (2, 20_000):
         with pytest.raises(ProtocolError, match=f"Log for attempt {attempt}, which has not begun"):
             run.log("hostile", attempt, "worker:1", b"x")
@@ -168,7 +168,7 @@ def test_messages_for_an_attempt_that_has_not_begun_are_refused_and_leave_no_fol
     assert [*run.root.iterdir()] == []
 
 
-def test_late_messages_of_an_attempt_change_nothing_after_their_task_has_moved(run: Run) -> None:
+def test_late_messages_are_ignored_after_their_task_has_moved(run: Run) -> None:
     run.say("hostile", Exited("worker:1", TaskExit(0), 1.0))
     run.say("hostile", Noted("no task is in it"))
     run.links.begin(2, {"honest": [W1], "hostile": [W0]})
@@ -180,7 +180,7 @@ def test_late_messages_of_an_attempt_change_nothing_after_their_task_has_moved(r
         run.say("hostile", Exited("worker:1", TaskExit(0), 1.0))
 
 
-def test_messages_from_an_older_link_of_a_node_are_ignored(run: Run) -> None:
+def test_messages_from_an_older_link_to_a_node_are_ignored(run: Run) -> None:
     old = run.targets["hostile"].deliver
     run.say("hostile", READY)
     run.links.forget(["hostile"])
@@ -194,7 +194,7 @@ def test_messages_from_an_older_link_of_a_node_are_ignored(run: Run) -> None:
     assert run.links.ready == {"hostile": READY}
 
 
-def test_thousands_of_late_messages_are_skipped_at_once(run: Run) -> None:
+def test_thousands_of_late_messages_are_skipped_in_one_call(run: Run) -> None:
     for _ in range(UNREAD_MESSAGES):
         run.say("hostile", Prepared(1, {"worker:1": 1}))
         run.say("honest", Prepared(1, {"worker:0": 1}))
@@ -245,7 +245,7 @@ def test_dropped_messages_are_confirmed_but_not_before_earlier_messages(run: Run
     assert node.confirmed == 3 * NOTES + 4
 
 
-def test_an_agent_that_is_taken_over_is_connected_without_a_hello(run: Run) -> None:
+def test_a_resumed_agent_is_connected_without_a_hello(run: Run) -> None:
     held = Resumption(
         reattach_folder="/tmp/x", run_id="run", generation=1, handled=1, attempt=1, offsets={}, ready=READY
     )
@@ -259,7 +259,7 @@ def test_an_agent_that_is_taken_over_is_connected_without_a_hello(run: Run) -> N
     assert run.targets["hostile"].node.sent == [Stop(1.0)]
 
 
-def test_an_impossible_takeover_is_reported_as_a_closed_link(tmp_path: Path) -> None:
+def test_an_impossible_resumption_is_reported_as_a_closed_link(tmp_path: Path) -> None:
     links = NodeLinks({"here": LocalTransport(tmp_path / "errors")}, "run", RunDir(tmp_path), 60.0)
     links.begin(1, {"here": [W0]})
     links.resume(
@@ -297,7 +297,7 @@ class Flood:
 
 
 @pytest.mark.parametrize("size", [1, 8000, 1 << 20])
-def test_a_flood_waits_at_the_limits_and_continues_when_messages_are_read(tmp_path: Path, size: int) -> None:
+def test_a_flood_of_messages_blocks_at_the_limit_until_messages_are_read(tmp_path: Path, size: int) -> None:
     message = Prepared(1, {}, {"worker:1": "x" * size})
     most = min(UNREAD_MESSAGES, UNREAD_BYTES // weigh(message))
     flood = Flood(tmp_path, message)
@@ -311,7 +311,7 @@ def test_a_flood_waits_at_the_limits_and_continues_when_messages_are_read(tmp_pa
         flood.end()
 
 
-def test_one_message_above_the_limit_arrives_alone(tmp_path: Path) -> None:
+def test_a_single_message_above_the_size_limit_is_delivered(tmp_path: Path) -> None:
     flood = Flood(tmp_path, replace(READY, gpus=["x" * 256] * 30_000))
     try:
         wait_until(lambda: len(flood.arrived) == 1, "the message arrives")
@@ -319,7 +319,7 @@ def test_one_message_above_the_limit_arrives_alone(tmp_path: Path) -> None:
         flood.end()
 
 
-def test_the_end_of_a_link_is_reported_however_much_is_unread(tmp_path: Path) -> None:
+def test_the_end_of_a_link_is_reported_despite_a_full_inbox(tmp_path: Path) -> None:
     flood = Flood(tmp_path, Prepared(1, {"worker:1": 1}))
     try:
         wait_until(lambda: len(flood.arrived) == UNREAD_MESSAGES, "the flood waits")
@@ -329,7 +329,7 @@ def test_the_end_of_a_link_is_reported_however_much_is_unread(tmp_path: Path) ->
         flood.end()
 
 
-def test_a_node_may_send_as_much_as_its_tasks_need(run: Run) -> None:
+def test_the_message_limit_of_a_node_grows_with_its_tasks(run: Run) -> None:
     run.links.begin(2, {"honest": [W0], "hostile": [TaskId("worker", number) for number in range(1, 9)]})
     stacks = [Stacks(f"worker:{number}", "x", Activity()) for number in range(1, 9) for _ in range(3)]
     for each in stacks:
@@ -337,7 +337,7 @@ def test_a_node_may_send_as_much_as_its_tasks_need(run: Run) -> None:
     assert [run.links.next(0.0) for _ in stacks] == [("hostile", each) for each in stacks]
 
 
-def test_lines_from_a_node_to_the_user_are_limited_in_each_attempt(run: Run) -> None:
+def test_notes_from_a_node_to_the_user_are_limited_per_attempt(run: Run) -> None:
     for _ in range(3 * NOTES):
         run.say("hostile", Noted("look at me"))
         run.say("honest", Noted("a hole"))

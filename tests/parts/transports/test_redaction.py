@@ -15,7 +15,9 @@ from launcher.transports.targets import find_connector
 from tests.harness.builders.redaction import SECRET, WITH_SECRETS
 
 
-def test_a_program_that_connects_shows_no_secret_of_its_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_errors_of_a_connection_program_hide_its_secret_arguments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     spec = ClusterSpec.model_validate(WITH_SECRETS)
     with pytest.raises(UsageError) as caught:
         find_connector(spec, spec.nodes[0])

@@ -1,4 +1,4 @@
-"""What both sides do so that nothing is lost or doubled when the connection between them breaks."""
+"""Both sides ensure that nothing is lost or duplicated when the connection between them breaks."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ COVERS = (
 )
 
 
-class TestOutbox:
+class TestResendBuffer:
     @given(st.lists(st.sampled_from(["send", "deliver", "confirm", "drop"]), max_size=60))
-    def test_every_frame_arrives_once_and_in_order_whatever_gets_lost(self, course: list[str]) -> None:
+    def test_the_resend_buffer_delivers_every_frame_once_and_in_order(self, course: list[str]) -> None:
         """`way` is what was written and has not arrived; a drop loses it."""
         outbox, arrived, way, sent = ResendBuffer(), list[bytes](), list[bytes](), 0
         for step in [*course, "drop", "deliver"]:
@@ -79,7 +79,7 @@ class TestOutbox:
                 way[:] = outbox.after(len(arrived))
         assert arrived == [b"%d" % number for number in range(1, sent + 1)]
 
-    def test_impossible_counts_are_refused(self) -> None:
+    def test_the_resend_buffer_rejects_impossible_counts(self) -> None:
         outbox = ResendBuffer()
         outbox.add(b"1")
         outbox.confirm(1)
@@ -90,7 +90,7 @@ class TestOutbox:
                 outbox.after(count)
 
 
-# --- the controller's side, against a far end that is scripted ---
+# --- the controller's side, against a scripted far end ---
 
 
 class Controller:
@@ -113,7 +113,7 @@ class Controller:
         )
 
 
-def test_messages_of_the_agent_are_delivered_once_wherever_the_stream_is_cut(tmp_path: Path) -> None:
+def test_agent_messages_are_delivered_once_wherever_the_stream_breaks(tmp_path: Path) -> None:
     log = encode(Log(1, "worker:0", 0, 5), b"hello")
     told: list[Message] = [Listening("worker:0", 1.0), Exited("worker:0", TaskExit(code=0), 2.0), Empty(1, 0, 0)]
     whole = encode(told[0]) + log + encode(told[1]) + encode(told[2])
@@ -137,7 +137,7 @@ def test_messages_of_the_agent_are_delivered_once_wherever_the_stream_is_cut(tmp
         (tmp_path / "1-worker-0").unlink()
 
 
-def test_only_orders_that_the_agent_has_not_received_are_sent_again(tmp_path: Path) -> None:
+def test_only_orders_that_the_agent_has_not_received_are_resent(tmp_path: Path) -> None:
     first, second = FarEnd(), FarEnd()
     controller = Controller([first, second], tmp_path)
     first.from_agent.put(MARKER + encode(READY))
@@ -155,7 +155,7 @@ def test_only_orders_that_the_agent_has_not_received_are_sent_again(tmp_path: Pa
     controller.frames.abandon()
 
 
-def test_a_node_that_stays_away_is_given_up_when_its_lease_is_over(tmp_path: Path) -> None:
+def test_a_link_closes_if_no_reconnect_succeeds_within_the_lease(tmp_path: Path) -> None:
     first = FarEnd()
     controller = Controller([first, *(FarEnd() for _ in range(50))], tmp_path, lease_s=1.0)
     first.from_agent.put(MARKER + encode(READY))
@@ -164,9 +164,7 @@ def test_a_node_that_stays_away_is_given_up_when_its_lease_is_over(tmp_path: Pat
     assert "the connection broke, and not reconnected within 1 s" in str(controller.delivered[-1])
 
 
-def test_frames_that_have_arrived_are_not_kept_however_busy_the_link_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeats_are_sent_even_if_the_link_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats confirm received frames; they come at fixed times, even while other messages are sent."""
     beat_often(monkeypatch)
     first = FarEnd()
@@ -188,7 +186,7 @@ def test_frames_that_have_arrived_are_not_kept_however_busy_the_link_is(
     controller.frames.abandon()
 
 
-def test_of_logs_that_are_dropped_nothing_is_remembered(tmp_path: Path) -> None:
+def test_offsets_of_dropped_logs_are_not_kept(tmp_path: Path) -> None:
     first, second = FarEnd(), FarEnd()
     controller = Controller([first, second], tmp_path)
     controller.mirror.begin(2)
@@ -202,7 +200,7 @@ def test_of_logs_that_are_dropped_nothing_is_remembered(tmp_path: Path) -> None:
     controller.frames.abandon()
 
 
-def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
+def test_an_unrequested_attached_message_ends_the_link(tmp_path: Path) -> None:
     """Each such answer would start another thread that writes."""
     first = FarEnd()
     controller = Controller([first], tmp_path)
@@ -213,7 +211,7 @@ def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
     assert sum(thread.name == "write-gpu-a" for thread in threading.enumerate()) <= 1
 
 
-def test_a_node_that_asks_for_files_and_reads_nothing_makes_no_heap_of_them(tmp_path: Path) -> None:
+def test_file_pieces_beyond_the_limit_are_dropped_while_a_node_stalls(tmp_path: Path) -> None:
     first, is_stuck, reads = FarEnd(), threading.Event(), threading.Event()
     controller = Controller([first], tmp_path)
     write, pieces = first.write, [Piece(index, 0, 1) for index in range(10 * PASSING_LIMIT)]
@@ -239,7 +237,7 @@ def test_a_node_that_asks_for_files_and_reads_nothing_makes_no_heap_of_them(tmp_
     controller.frames.abandon()
 
 
-def test_an_agent_that_is_silent_can_be_given_up_before_its_lease_is_over(tmp_path: Path) -> None:
+def test_a_silent_agent_can_be_given_up_before_its_lease_ends(tmp_path: Path) -> None:
     first = FarEnd()
     controller = Controller([first], tmp_path, lease_s=600.0)
     first.from_agent.put(MARKER + encode(READY))
@@ -258,7 +256,7 @@ def test_an_agent_that_is_silent_can_be_given_up_before_its_lease_is_over(tmp_pa
     assert len(controller.delivered) == 2
 
 
-def test_an_agent_that_has_ended_is_reported_as_ended(tmp_path: Path) -> None:
+def test_an_agent_that_ended_before_a_reconnect_is_reported_as_ended(tmp_path: Path) -> None:
     first, second = FarEnd(), FarEnd()
     controller = Controller([first, second], tmp_path)
     first.from_agent.put(MARKER + encode(READY))
@@ -269,16 +267,14 @@ def test_an_agent_that_has_ended_is_reported_as_ended(tmp_path: Path) -> None:
     assert controller.frames.ended
 
 
-def test_an_agent_that_never_says_a_word_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_that_sends_nothing_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "FIRST_WORD_S", 0.3)
     controller = Controller([FarEnd()], tmp_path)
     controller.wait_for(LinkClosed)
     assert controller.delivered == [LinkClosed("the agent does not start: nothing came")]
 
 
-def test_an_agent_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_an_agent_of_another_protocol_version_is_rejected(tmp_path: Path) -> None:
     end = FarEnd()
     controller = Controller([end], tmp_path)
     end.from_agent.put(MARKER + encode(replace(READY, version=VERSION + 1)))
@@ -286,7 +282,7 @@ def test_an_agent_of_another_version_is_refused(tmp_path: Path) -> None:
     assert f"version {VERSION + 1} of the protocol" in str(controller.delivered[-1])
 
 
-def test_the_fastest_answer_tells_how_far_the_clocks_are_apart(tmp_path: Path) -> None:
+def test_the_clock_offset_comes_from_the_fastest_answer(tmp_path: Path) -> None:
     end = FarEnd()
     controller = Controller([end], tmp_path)
     end.from_agent.put(MARKER + encode(READY))
@@ -298,12 +294,12 @@ def test_the_fastest_answer_tells_how_far_the_clocks_are_apart(tmp_path: Path) -
     controller.frames.abandon()
 
 
-# --- a real agent, whose way is a pair of pipes that can be cut ---
+# --- a real agent, connected by a pair of pipes that can be cut ---
 
 
 @pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
 @pytest.mark.parametrize("seed", first_quick(range(6)))
-def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int) -> None:
+def test_a_real_agent_is_reattached_repeatedly_without_losing_output(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     mark = make_mark()
     used: list[Pipes] = []
@@ -357,7 +353,7 @@ def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
-def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_reattachments_start(tmp_path: Path) -> None:
+def test_a_hanging_agent_is_given_up_when_its_lease_ends(tmp_path: Path) -> None:
     mark, lease_s = make_mark(), 5.0
     used: list[Pipes] = []
     delivered: list[Message | LinkNews] = []
@@ -387,7 +383,7 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_reattac
     await_none_left(mark)
 
 
-# --- a reattachment, to which the test speaks as the agent ---
+# --- a reattachment, for which the test plays the agent ---
 
 
 @dataclass
@@ -428,7 +424,7 @@ def visit() -> Iterator[Visit]:
     place.close(0)
 
 
-def test_a_reattachment_says_nothing_before_the_agent_does(visit: Visit) -> None:
+def test_a_reattachment_writes_nothing_before_the_agent_does(visit: Visit) -> None:
     reattachment = visit.accept()
     assert visit.has_said == b""
     assert reattachment.take()
@@ -438,7 +434,7 @@ def test_a_reattachment_says_nothing_before_the_agent_does(visit: Visit) -> None
     reattachment.leave()
 
 
-def test_a_reattachment_that_is_not_taken_ends_with_its_connection(visit: Visit) -> None:
+def test_a_pending_reattachment_ends_with_its_connection(visit: Visit) -> None:
     reattachment = visit.accept()
     visit.way.cut()
     wait_until(visit.has_ended, "it ends")
@@ -446,7 +442,7 @@ def test_a_reattachment_that_is_not_taken_ends_with_its_connection(visit: Visit)
     reattachment.leave()
 
 
-def test_a_reattachment_whose_connection_ended_before_it_called_takes_no_place_of_another(visit: Visit) -> None:
+def test_a_reattachment_without_a_connection_does_not_call_the_agent(visit: Visit) -> None:
     visit.accept().leave()
     reading, writing = os.pipe()
     os.write(writing, encode(Attach(VERSION, visit.place.path, 0, 0, {})))
@@ -459,21 +455,21 @@ def test_a_reattachment_whose_connection_ended_before_it_called_takes_no_place_o
     assert select.select([visit.place], [], [], 0.0)[0] == []
 
 
-def test_a_reattachment_that_was_replaced_ends_like_a_broken_connection_and_not_like_the_agent(visit: Visit) -> None:
+def test_a_replaced_reattachment_ends_like_a_broken_connection(visit: Visit) -> None:
     reattachment = visit.accept()
     assert reattachment.take()
     reattach_calls.release(reattachment.call, reattach_calls.NOT_NEEDED)
     assert visit.way.process.wait(30) == -signal.SIGKILL
 
 
-def test_a_reattachment_that_is_not_taken_ends_by_itself() -> None:
+def test_a_pending_reattachment_times_out() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert reattachments._await_word(theirs, time.monotonic() + 0.1) is None
 
 
 @pytest.mark.skipif(not kernel.LINUX, reason="a reattachment's pid is not known")
-def test_a_reattachment_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: Visit) -> None:
+def test_a_suspended_reattachment_ends_when_the_agent_refuses_it(visit: Visit) -> None:
     reattachment = visit.accept()
     assert reattachment.take()
     visit.way.process.send_signal(signal.SIGSTOP)
@@ -481,7 +477,7 @@ def test_a_reattachment_that_was_stopped_ends_when_it_is_not_needed_any_more(vis
     wait_until(visit.has_ended, "it ends")
 
 
-def test_places_of_agents_that_were_killed_are_removed_and_others_are_not(tmp_path: Path) -> None:
+def test_only_reattach_folders_of_killed_agents_are_removed(tmp_path: Path) -> None:
     first = reattach_folder.ReattachFolder.make()
     assert first is not None
     base = os.path.dirname(first.path)

@@ -13,7 +13,7 @@ from launcher.transports.targets import find_connector
 COVERS = ("launcher/transports/ssh",)
 
 
-def test_an_ssh_that_does_not_start_is_reported_with_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unstartable_ssh_is_reported_with_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "ssh").write_text("#!/nowhere/sh\n")
     (tmp_path / "ssh").chmod(0o755)

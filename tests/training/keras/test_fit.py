@@ -1,8 +1,7 @@
-"""Keras 3's `model.fit` under MultiWorkerMirroredStrategy: the faults that the patch finds, and training with it.
+"""Keras 3's `model.fit` under MultiWorkerMirroredStrategy: training with the patch and without it.
 
-The first half needs no TensorFlow: it patches small packages that are written like Keras. The second half runs
-tests/programs/keras_cases.py, an ordinary user's script of many cases, once per configuration, and compares the
-numbers: worker with worker, cluster with one process, Keras 3 with tf_keras.
+The tests run tests/programs/keras_cases.py, an ordinary user's script of many cases, once per configuration, and
+compare the numbers: worker with worker, cluster with one process, Keras 3 with tf_keras.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ from tests.harness.processes.keras_runs import CLOSE, OLDER_KERAS, Results, asse
 from tests.harness.processes.warm_python import WarmPython
 
 COVERS = ("worker_entry/strategies.py",)
-
-
-# --- With TensorFlow: the results of training ------------------------------------------------------------
 
 
 PROGRAM = PROGRAMS / "keras_cases.py"
@@ -354,7 +350,7 @@ def on_devices(cases: Iterable[str]) -> Callable[[Test], Test]:
 
 @may_train
 @pytest.mark.smoke
-def test_plain_fit_on_two_workers_trains_as_one_process_does(runs: Runs) -> None:
+def test_plain_fit_on_two_workers_matches_one_process(runs: Runs) -> None:
     """The quick version of the comparisons below, which cover every case and take minutes."""
     alone, cluster = runs.get("one process", "plain_fit"), runs.get(NEWEST, "plain_fit")
     for worker in (0, 1):
@@ -362,7 +358,7 @@ def test_plain_fit_on_two_workers_trains_as_one_process_does(runs: Runs) -> None
 
 
 @may_train
-def test_plain_fit_fails_without_the_patch(runs: Runs) -> None:
+def test_plain_fit_on_two_workers_fails_without_the_keras_patch(runs: Runs) -> None:
     if "needs no patch" in runs.get(NEWEST).patch_line():
         pytest.skip("this Keras needs no patch")
     for result in runs.get("unpatched").workers:
@@ -386,7 +382,7 @@ def test_the_newest_keras_is_patched_or_needs_no_patch(runs: Runs) -> None:
 
 @may_train
 @every_keras("plain_fit")
-def test_every_log_says_once_what_was_patched(runs: Runs, keras: str) -> None:
+def test_every_worker_log_has_one_line_about_the_keras_patch(runs: Runs, keras: str) -> None:
     run = runs.get(keras)
     version = run.workers[0]["version"]
     assert run.patch_line().startswith(("distlaunch: patched Keras " + version, f"distlaunch: Keras {version} needs"))
@@ -394,13 +390,13 @@ def test_every_log_says_once_what_was_patched(runs: Runs, keras: str) -> None:
 
 
 @may_train
-def test_tasks_that_are_started_one_by_one_are_patched_alike(runs: Runs) -> None:
+def test_tasks_without_preload_get_the_same_keras_patch(runs: Runs) -> None:
     assert runs.get(ONE_BY_ONE).patch_line() == runs.get(NEWEST).patch_line()
 
 
 @may_train
 @pytest.mark.parametrize("case", CASES_OF[ONE_BY_ONE])
-def test_tasks_that_are_started_one_by_one_train_alike(runs: Runs, case: str) -> None:
+def test_training_without_preload_matches_training_with_preload(runs: Runs, case: str) -> None:
     for worker in (0, 1):
         assert_agree(runs.get(NEWEST).case(case, worker), runs.get(ONE_BY_ONE).case(case, worker), tolerance=CLOSE)
 
@@ -427,7 +423,7 @@ def test_two_workers_end_with_the_same_weights_and_history(runs: Runs, keras: st
 
 @may_train
 @on_every_keras(case for case in CASES if case not in NOT_COMPARED)
-def test_two_workers_train_as_one_process_does(runs: Runs, keras: str, case: str) -> None:
+def test_training_on_two_workers_matches_one_process(runs: Runs, keras: str, case: str) -> None:
     assert_agree(
         runs.get("one process").case(case),
         runs.get(keras).case(case),
@@ -437,7 +433,7 @@ def test_two_workers_train_as_one_process_does(runs: Runs, keras: str, case: str
 
 @may_train
 @pytest.mark.parametrize("case", OF_NUMBERS)
-def test_three_workers_train_as_one_process_does(runs: Runs, case: str) -> None:
+def test_training_on_three_workers_matches_one_process(runs: Runs, case: str) -> None:
     for worker in range(3):
         assert_agree(
             runs.get("one process, larger batch").case(case),
@@ -448,7 +444,7 @@ def test_three_workers_train_as_one_process_does(runs: Runs, case: str) -> None:
 
 @may_train
 @on_every_keras(CASES_OF["tf_keras"])
-def test_two_workers_train_as_tf_keras_does(runs: Runs, keras: str, case: str) -> None:
+def test_training_on_two_workers_matches_tf_keras(runs: Runs, keras: str, case: str) -> None:
     assert_agree(
         runs.get("tf_keras").case(case),
         runs.get(keras).case(case),
@@ -459,7 +455,7 @@ def test_two_workers_train_as_tf_keras_does(runs: Runs, keras: str, case: str) -
 
 @may_train
 @on_devices(case for case in ON_DEVICES if case not in NOT_COMPARED)
-def test_two_devices_train_as_one_device_does(runs: Runs, strategy: str, case: str) -> None:
+def test_training_on_two_devices_matches_one_process(runs: Runs, strategy: str, case: str) -> None:
     run = runs.get(strategy)
     assert run.workers[0]["replicas"] == 2
     assert_agree(runs.get("one process").case(case), run.case(case), tolerance=TOLERANCES.get(case, CLOSE))
@@ -467,19 +463,19 @@ def test_two_devices_train_as_one_device_does(runs: Runs, strategy: str, case: s
 
 @may_train
 @on_devices(case for case in ON_DEVICES if case in NOT_COMPARED and case not in RANDOM)
-def test_two_devices_train_as_two_workers_do(runs: Runs, strategy: str, case: str) -> None:
+def test_training_on_two_devices_matches_two_workers(runs: Runs, strategy: str, case: str) -> None:
     assert_agree(runs.get(NEWEST).case(case), runs.get(strategy).case(case), tolerance=CLOSE)
 
 
 @may_train
 @pytest.mark.parametrize("case", CASES_OF["one device"])
-def test_a_strategy_of_one_device_reads_its_data_once(runs: Runs, case: str) -> None:
+def test_a_one_device_strategy_reads_its_data_once(runs: Runs, case: str) -> None:
     assert runs.get("one device").workers[0]["replicas"] == 1
     assert_agree(runs.get("one process").case(case), runs.get("one device").case(case), tolerance=CLOSE)
 
 
 @may_train
-def test_without_the_patch_each_device_of_a_process_clips_its_own_gradients(runs: Runs) -> None:
+def test_each_device_clips_its_own_gradients_without_the_keras_patch(runs: Runs) -> None:
     run = runs.get("mirrored unpatched")
     assert "distlaunch: " not in run.logs[0]
     with pytest.raises(AssertionError, match="weights"):
@@ -488,13 +484,13 @@ def test_without_the_patch_each_device_of_a_process_clips_its_own_gradients(runs
 
 @may_train
 @pytest.mark.parametrize("strategy", ["mirrored", "central storage"])
-def test_the_log_of_a_process_of_several_devices_says_once_what_was_patched(runs: Runs, strategy: str) -> None:
+def test_the_log_of_a_multi_device_process_has_one_patch_line(runs: Runs, strategy: str) -> None:
     assert runs.get(strategy).patch_line().startswith("distlaunch: patched Keras ")
 
 
 @may_train
 @on_every_keras(["uneven_fit", "uneven_fit_with_idle_worker"])
-def test_uneven_last_batches_train_by_the_mean_of_the_workers_means(runs: Runs, keras: str, case: str) -> None:
+def test_uneven_last_batches_train_by_the_mean_of_worker_means(runs: Runs, keras: str, case: str) -> None:
     """One process averages a batch over its samples; workers average their own samples, then their means."""
     alone, cluster = runs.get("one process"), runs.get(keras).case(case)
     assert_agree(
@@ -508,8 +504,8 @@ def test_uneven_last_batches_train_by_the_mean_of_the_workers_means(runs: Runs, 
 
 @may_train
 @on_every_keras(["batch_normalization", "batch_normalization_with_idle_worker"])
-def test_batch_normalization_normalizes_each_workers_part_separately(runs: Runs, keras: str, case: str) -> None:
-    """The moving statistics follow the mean of the parts'; a part without samples counts with the moving statistics."""
+def test_batch_normalization_normalizes_the_batch_of_each_worker_separately(runs: Runs, keras: str, case: str) -> None:
+    """The moving statistics follow the mean over the workers; one without samples counts with the moving statistics."""
     alone, cluster = runs.get("one process").case(f"{case}_by_halves"), runs.get(keras).case(case)
     # The sample weights that stand for a worker without samples also change the reported loss.
     assert_agree(alone, cluster, tolerance=CLOSE, apart_from={"history"})
@@ -547,7 +543,7 @@ def test_overflow_on_one_worker_skips_the_step_on_both(runs: Runs, keras: str) -
 
 @may_train
 @every_keras("early_stopping")
-def test_early_stopping_stops_both_workers_at_the_same_early_epoch(runs: Runs, keras: str) -> None:
+def test_early_stopping_stops_both_workers_at_the_same_epoch(runs: Runs, keras: str) -> None:
     epochs = [runs.get(keras).case("early_stopping", worker)["epochs"] for worker in (0, 1)]
     assert epochs[0] == epochs[1]
     assert len(epochs[0]) < 40
@@ -567,7 +563,7 @@ def test_checkpoints_hold_the_trained_weights(runs: Runs, keras: str) -> None:
 
 @may_train
 @every_keras("backup_and_restore")
-def test_interrupted_fit_resumes_and_ends_as_if_nothing_had_happened(runs: Runs, keras: str) -> None:
+def test_interrupted_fit_resumes_and_ends_with_the_weights_of_uninterrupted_fit(runs: Runs, keras: str) -> None:
     for worker in (0, 1):
         result = runs.get(keras).case("backup_and_restore", worker)
         assert result["interrupted"]
@@ -577,7 +573,7 @@ def test_interrupted_fit_resumes_and_ends_as_if_nothing_had_happened(runs: Runs,
 
 @may_train
 @every_keras("custom_train_step")
-def test_tf_keras_sums_the_values_of_a_custom_train_step(runs: Runs, keras: str) -> None:
+def test_tf_keras_sums_train_step_values_that_keras_3_averages(runs: Runs, keras: str) -> None:
     """The only difference that a script sees: Keras 3 averages these values."""
     cluster = runs.get(keras).case("custom_train_step")["logs"]["own_error"]
     legacy = runs.get("tf_keras").case("custom_train_step")["logs"]["own_error"]
@@ -586,7 +582,7 @@ def test_tf_keras_sums_the_values_of_a_custom_train_step(runs: Runs, keras: str)
 
 @may_train
 @on_every_keras(WITH_IDLE_REPLICA)
-def test_no_number_is_lost_where_a_worker_has_no_sample(runs: Runs, keras: str, case: str) -> None:
+def test_results_stay_finite_if_a_worker_has_no_samples(runs: Runs, keras: str, case: str) -> None:
     """A mean over no sample is NaN, which counts neither in the epoch's values nor in a layer's own state."""
     result = runs.get(keras).case(case)
     assert [path for path, number in leaves(result) if not math.isfinite(number)] == []
@@ -603,7 +599,7 @@ def test_an_idle_worker_does_not_change_the_loss_of_an_epoch(runs: Runs, keras: 
 
 @may_train
 @pytest.mark.parametrize("configuration", [NEWEST, "mirrored"])
-def test_a_line_names_a_step_that_does_not_divide_its_loss(runs: Runs, configuration: str) -> None:
+def test_the_log_names_a_train_step_that_does_not_divide_its_loss(runs: Runs, configuration: str) -> None:
     for log in runs.get(configuration).logs:
         (line,) = [line for line in log.splitlines() if "times the gradient" in line]
         assert line.startswith("distlaunch: Unaware.train_step trains with 2 times the gradient of one process: ")
@@ -630,15 +626,15 @@ def test_each_replica_draws_its_own_random_numbers(runs: Runs, configuration: st
 
 @may_train
 @pytest.mark.parametrize("configuration", [NEWEST, OLDER, "mirrored", "central storage"])
-def test_each_replica_draws_its_own_numbers_without_a_seed_too(runs: Runs, configuration: str) -> None:
+def test_each_replica_draws_its_own_random_numbers_without_a_seed(runs: Runs, configuration: str) -> None:
     first, second = runs.get(configuration).case("random_numbers_without_a_seed")["drawn"]
     assert len({*first, *second}) == len(first) + len(second) == 2 * 4 * 3
 
 
 @may_train
 @pytest.mark.parametrize("configuration", [NEWEST, THREE_WORKERS, "mirrored", "central storage"])
-def test_the_arrays_of_a_program_stay_as_they_are(runs: Runs, configuration: str) -> None:
-    """TensorFlow takes aligned arrays for its own, and a divided batch is overwritten."""
+def test_training_does_not_change_the_arrays_of_the_program(runs: Runs, configuration: str) -> None:
+    """TensorFlow uses aligned arrays without a copy, and a divided batch is overwritten."""
     run = runs.get(configuration)
     assert [run.case("rows_of_threads", worker)["changed"] for worker in range(len(run.workers))] == [0] * len(
         run.workers
@@ -654,14 +650,14 @@ def test_random_numbers_continue_from_a_saved_state(runs: Runs, configuration: s
 
 @may_train
 @pytest.mark.parametrize(("configuration", "_"), MANY_REPLICAS)
-def test_the_state_of_random_numbers_is_that_of_one_process(runs: Runs, configuration: str, _: int) -> None:
+def test_the_random_state_of_replicas_equals_that_of_one_process(runs: Runs, configuration: str, _: int) -> None:
     assert (
         runs.get(configuration).case("random_layers")["state"] == runs.get("one process").case("random_layers")["state"]
     )
 
 
 @may_train
-def test_random_numbers_are_those_of_the_last_run(runs: Runs) -> None:
+def test_random_numbers_are_the_same_in_every_run(runs: Runs) -> None:
     again = runs.get(NEWEST, "random_layers")
     assert again.case("random_layers") == runs.get(NEWEST).case("random_layers")
 
@@ -676,7 +672,7 @@ def test_each_sample_of_a_data_set_gets_its_own_random_number(runs: Runs, keras:
 
 @may_train
 @pytest.mark.parametrize("configuration", [NEWEST, "mirrored", "central storage"])
-def test_layers_that_are_created_in_a_step_start_equal_in_all_replicas(runs: Runs, configuration: str) -> None:
+def test_layers_created_in_a_step_have_equal_weights_on_all_replicas(runs: Runs, configuration: str) -> None:
     run = runs.get(configuration)
     copies = [run.case("random_initial_weights", worker)["copies"] for worker in range(len(run.workers))]
     for of_worker in copies:
@@ -686,7 +682,7 @@ def test_layers_that_are_created_in_a_step_start_equal_in_all_replicas(runs: Run
 
 @may_train
 @every_keras("state_of_an_own_layer")
-def test_a_line_names_the_state_that_is_averaged(runs: Runs, keras: str) -> None:
+def test_the_log_names_the_layer_state_that_is_averaged(runs: Runs, keras: str) -> None:
     for log in runs.get(keras).logs:
         lines = [line for line in log.splitlines() if "averages" in line]
         assert len(lines) == 3, "one for each model that has such a layer"
@@ -696,7 +692,7 @@ def test_a_line_names_the_state_that_is_averaged(runs: Runs, keras: str) -> None
 
 @may_train
 @pytest.mark.parametrize("configuration", [NEWEST, THREE_WORKERS])
-def test_the_logs_are_free_of_warnings_about_eager_strategies(runs: Runs, configuration: str) -> None:
+def test_the_logs_have_no_warnings_about_eager_strategies(runs: Runs, configuration: str) -> None:
     for log in runs.get(configuration).logs:
         assert "eagerly" not in log
 
@@ -712,7 +708,7 @@ def test_all_workers_resume_from_the_backup_of_the_chief(runs: Runs, case: str) 
 
 
 @may_train
-def test_a_backup_of_another_worker_does_nothing_and_a_line_says_so(runs: Runs) -> None:
+def test_a_backup_of_a_non_chief_worker_is_ignored_with_a_note(runs: Runs) -> None:
     run = runs.get(NEWEST)
     for worker in (0, 1):
         result = run.case("backup_of_another_worker_alone", worker)
@@ -722,6 +718,6 @@ def test_a_backup_of_another_worker_does_nothing_and_a_line_says_so(runs: Runs) 
 
 
 @may_train
-def test_one_worker_writes_the_checkpoints_of_orbax(runs: Runs) -> None:
+def test_only_the_chief_writes_orbax_checkpoints(runs: Runs) -> None:
     for worker in (0, 1):
         assert runs.get(NEWEST).case("orbax_checkpoints", worker)["writers"] == [0, 0]

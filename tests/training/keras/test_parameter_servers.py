@@ -117,21 +117,21 @@ def seen_names(result: Results) -> list[str]:
         *(("older Keras", case) for case in ON_OLDER_KERAS),
     ],
 )
-def test_one_worker_trains_like_tf_keras(runs: Runs, keras: str, case: str) -> None:
+def test_parameter_server_training_with_one_worker_matches_tf_keras(runs: Runs, keras: str, case: str) -> None:
     expected, result = runs.case("tf_keras", case), runs.case(keras, case)
     assert_agree(numbers_of(expected), numbers_of(result), tolerance=CLOSE)
     assert seen_names(result) == seen_names(expected)
 
 
 @pytest.mark.parametrize("case", AS_ONE_PROCESS)
-def test_one_worker_trains_like_one_process(runs: Runs, case: str) -> None:
+def test_parameter_server_training_with_one_worker_matches_one_process(runs: Runs, case: str) -> None:
     expected, result = runs.case("one process", case), runs.case("one worker", case)
     assert_agree(numbers_of(expected), numbers_of(result), tolerance=CLOSE)
     assert result.get("calls") == expected.get("calls")
     assert result.get("seen") == expected.get("seen")
 
 
-def test_variables_of_the_model_and_the_optimizer_are_on_the_parameter_servers(runs: Runs) -> None:
+def test_model_and_optimizer_variables_are_on_the_parameter_servers(runs: Runs) -> None:
     assert runs.case("one worker", "fit_on_dataset")["places"] == ["/job:ps"]
 
 
@@ -143,7 +143,7 @@ def test_epoch_callbacks_get_python_numbers(runs: Runs) -> None:
     ("case", "seen", "steps"),
     [("fit_on_dataset", 40, 15), ("fit_on_arrays", 40, 15), ("steps_per_execution", 80, 30), ("converges", 480, 180)],
 )
-def test_with_two_workers_metrics_and_optimizer_count_every_step(runs: Runs, case: str, seen: int, steps: int) -> None:
+def test_metrics_and_optimizer_count_every_step_of_two_workers(runs: Runs, case: str, seen: int, steps: int) -> None:
     result = runs.case("two workers", case)
     assert result["history"]["samples"] == [seen] * 3
     assert result["iterations"] == steps
@@ -164,7 +164,7 @@ def test_each_batch_of_an_evaluation_counts_once(runs: Runs, workers: str) -> No
     assert result["predicted"] == pytest.approx(result["expected_predictions"], rel=CLOSE, abs=CLOSE)
 
 
-def test_arrays_need_no_steps_per_epoch_and_errors_for_other_data_name_that_argument(runs: Runs) -> None:
+def test_steps_per_epoch_is_optional_for_arrays_and_required_for_other_data(runs: Runs) -> None:
     assert runs.case("one worker", "without_steps")["samples"] == [20, 20]
     # Three batches of 8, 8 and 4 samples; the two workers begin with different batches.
     assert all(16 <= seen <= 24 for seen in runs.case("two workers", "without_steps")["samples"])
@@ -173,7 +173,7 @@ def test_arrays_need_no_steps_per_epoch_and_errors_for_other_data_name_that_argu
     assert len(refusals) == 2
 
 
-def test_unsupported_features_are_refused(runs: Runs) -> None:
+def test_unsupported_keras_features_are_rejected_under_parameter_server_strategy(runs: Runs) -> None:
     refusals = runs.case("two workers", "refused")["refusals"]
     assert [refusal.partition(",")[0][:60] for refusal in refusals] == [
         "run_eagerly cannot be used under ParameterServerStrategy: wo",
@@ -186,7 +186,7 @@ def test_unsupported_features_are_refused(runs: Runs) -> None:
     ]
 
 
-def test_a_step_that_fails_ends_fit_with_its_error_and_the_next_fit_works(runs: Runs) -> None:
+def test_a_failed_step_raises_its_error_and_the_next_fit_works(runs: Runs) -> None:
     for workers in ("one worker", "two workers"):
         result = runs.case(workers, "failures")
         assert "a batch that is wrong" in result["message"]
@@ -196,13 +196,13 @@ def test_a_step_that_fails_ends_fit_with_its_error_and_the_next_fit_works(runs: 
 
 
 @pytest.mark.parametrize("configuration", ["one worker", "older Keras"])
-def test_the_log_says_once_that_fit_has_been_patched(runs: Runs, configuration: str) -> None:
+def test_the_log_has_one_line_about_the_patched_fit(runs: Runs, configuration: str) -> None:
     said = re.findall(r"^distlaunch: patched Keras (\S+) .*", runs.get(configuration)["log"], re.MULTILINE)
     assert said == [runs.get(configuration)["version"]]
     assert "fit under ParameterServerStrategy" in runs.get(configuration)["log"]
 
 
-def test_tf_keras_is_not_patched(runs: Runs) -> None:
+def test_tf_keras_is_not_patched_under_parameter_server_strategy(runs: Runs) -> None:
     assert "distlaunch: patched" not in runs.get("tf_keras")["log"]
 
 
@@ -217,7 +217,7 @@ def start(command: Command, tmp_path: Path, *arguments: str) -> subprocess.Compl
     )
 
 
-def test_a_worker_that_is_killed_during_fit_is_restarted_and_every_batch_counts_once(
+def test_a_worker_killed_during_fit_restarts_and_every_batch_counts_once(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
     out, log = tmp_path / "out", tmp_path / "run" / "attempt-1" / "worker-1.log"
@@ -241,7 +241,7 @@ def test_a_worker_that_is_killed_during_fit_is_restarted_and_every_batch_counts_
     assert (progress["step"], progress["epoch"]) == (20 * epochs, epochs)
 
 
-def test_without_the_patch_the_failure_says_what_to_do(warm_python: WarmPython, tmp_path: Path) -> None:
+def test_fit_on_parameter_servers_without_the_patch_fails_with_a_hint(warm_python: WarmPython, tmp_path: Path) -> None:
     program = (str(PROGRAM), str(tmp_path), "raise:fit_on_dataset")
     done = start(warm_python.command, tmp_path, "--workers", "1", "--set", "keras.patch=false", *program)
     assert done.returncode == 1

@@ -81,17 +81,17 @@ cluster = pytest.mark.timeout(2 * START_AND_TRAIN_S)
 """Marks of tests that use the program's runs: the first such test waits for them."""
 
 
-class TestTogether:
+class TestSavingToOnePath:
     pytestmark = cluster
 
-    def test_two_workers_leave_the_same_files_as_one_process(self, alone: Saved, together: Saved) -> None:
+    def test_two_workers_save_the_same_files_as_one_process(self, alone: Saved, together: Saved) -> None:
         """No incomplete file, no second event file of TensorBoard, and no temporary file is left."""
         of_the_second = Counter(["own/1.keras", "own/folder-1/here.keras", "alone-in-fit.keras"])
         assert together.files() == alone.files() + of_the_second
         assert [name for name in names(together.folder) if Path(name).name.startswith(".")] == []
 
     @pytest.mark.parametrize("what", ["after fit", "own", "tracking", "here", "final", "served"])
-    def test_each_worker_reads_the_numbers_of_one_process_at_once(
+    def test_each_worker_reads_back_the_saved_values_of_one_process(
         self, alone: Saved, together: Saved, what: str
     ) -> None:
         """The files hold what a single process has trained, and are complete when the workers' calls return."""
@@ -101,7 +101,7 @@ class TestTogether:
                 assert result[what].keys() == expected.keys()
             assert numbers(result[what]) == pytest.approx(numbers(expected), rel=CLOSE, abs=CLOSE)
 
-    def test_files_of_one_workers_export_fit_those_of_the_other(self, together: Saved) -> None:
+    def test_exported_files_of_both_workers_are_interchangeable(self, together: Saved) -> None:
         """Each file is renamed separately, so files of both workers may stay: both must number the variables alike."""
         for name in ("variables.index", "variables.data-00000-of-00001"):
             of_both = [together.folder.parent / f"exported-{task}" / "variables" / name for task in (0, 1)]
@@ -116,31 +116,31 @@ class TestTogether:
     def test_only_the_chief_writes_a_common_path_in_an_object_store(self, together: Saved) -> None:
         assert [result["stored"] for result in together.results] == [["0.keras", "remote.keras"], ["1.keras"]]
 
-    def test_epochs_are_logged_once(self, alone: Saved, together: Saved) -> None:
+    def test_the_csv_log_has_each_epoch_once(self, alone: Saved, together: Saved) -> None:
         for_both = [list(csv.DictReader((saved.folder / "log.csv").open())) for saved in (alone, together)]
         assert [row["epoch"] for row in for_both[1]] == ["0", "1", "2"]
         values = [[float(value) for row in rows for value in row.values()] for rows in for_both]
         assert values[1] == pytest.approx(values[0], rel=CLOSE)
 
-    def test_only_the_worker_that_writes_logs_it(self, together: Saved) -> None:
+    def test_only_the_saving_worker_logs_that_it_saves(self, together: Saved) -> None:
         lines = [[line for line in log.splitlines() if "finished saving" in line] for log in together.log]
         assert [len(of_worker) for of_worker in lines] == [4, 0]
         assert lines[0][0].endswith(f"saving model to {together.folder}/epochs/01-{lines[0][0][-10:]}")
 
-    def test_paths_of_callbacks_are_restored(self, together: Saved) -> None:
+    def test_paths_of_callbacks_are_restored_after_fit(self, together: Saved) -> None:
         assert {result["log_dir"] for result in together.results} == {str(together.folder / "board")}
 
-    def test_messages_of_keras_name_the_requested_path(self, together: Saved) -> None:
+    def test_messages_of_keras_name_the_requested_path_of_an_export(self, together: Saved) -> None:
         for log in together.log:
             assert f"Saved artifact at '{together.folder}/exported'." in log
             assert PART not in log
 
-    def test_the_log_names_the_patched_classes_and_methods(self, together: Saved) -> None:
+    def test_the_log_names_the_patched_keras_classes_and_methods(self, together: Saved) -> None:
         for log in together.log:
             line = next(line for line in log.splitlines() if "patched Keras" in line)
             assert {"ModelCheckpoint", "TensorBoard", "CSVLogger", "Model.save", "Model.export"} <= {
                 *re.split(r"[, ]+", line)
             }
 
-    def test_tensorflow_warns_of_no_overhead(self, together: Saved) -> None:
+    def test_tensorflow_does_not_warn_about_overhead_of_saving(self, together: Saved) -> None:
         assert [line for log in together.log for line in log.splitlines() if "significant overhead" in line] == []
