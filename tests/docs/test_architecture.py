@@ -99,7 +99,7 @@ def test_folders_of_the_node_import_only_allowed_folders() -> None:
     assert [found for found, here, there in imports_between("worker_entry") if there not in WORKER_ENTRY[here]] == []
 
 
-def test_no_modules_import_each_other() -> None:
+def test_modules_have_no_import_cycles() -> None:
     """Only imports at module level count: within functions, modules may import each other."""
     needs: dict[str, set[str]] = {name: set() for name in MODULES}
     for found in all_imports():
@@ -110,14 +110,14 @@ def test_no_modules_import_each_other() -> None:
     assert needs == {}
 
 
-def test_pure_folders_import_only_the_protocol_from_the_node() -> None:
+def test_pure_folders_import_only_the_protocol_from_worker_entry() -> None:
     for found in all_imports():
         package, _, rest = found.importer.partition(".")
         if package == "launcher" and rest.partition(".")[0] in PURE and found.module.startswith("worker_entry"):
             assert found.module.startswith("worker_entry.protocol."), found
 
 
-def test_third_party_packages_are_imported_only_where_they_belong() -> None:
+def test_third_party_packages_are_imported_only_by_allowed_modules() -> None:
     for found in all_imports():
         package = found.module.partition(".")[0]
         if package in {*sys.stdlib_module_names, "launcher", "worker_entry"}:
@@ -138,7 +138,7 @@ def imported_by(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.split()}
 
 
-def test_the_command_line_imports_nothing_heavy_before_a_command_runs() -> None:
+def test_the_command_line_imports_only_click_before_a_command_runs() -> None:
     assert imported_by("import launcher.cli.main") - sys.stdlib_module_names == {"click", "launcher"}
     early = {found.module for found in all_imports() if found.importer.startswith("launcher.cli") and not found.late}
     assert {name for name in early if name.startswith(("launcher", "worker_entry"))} == {
@@ -147,11 +147,11 @@ def test_the_command_line_imports_nothing_heavy_before_a_command_runs() -> None:
     }
 
 
-def test_the_package_imports_its_modules_only_when_they_are_used() -> None:
+def test_importing_distlaunch_imports_no_other_package() -> None:
     assert imported_by("import distlaunch") - sys.stdlib_module_names == {"distlaunch"}
 
 
-def test_a_controller_needs_no_tensorflow() -> None:
+def test_the_controller_does_not_import_tensorflow_keras_numpy_or_paramiko() -> None:
     heavy = {"tensorflow", "keras", "numpy", "paramiko"}
     assert (
         not imported_by("import launcher.controller.launch, launcher.controller.supervisor, launcher.spec.loading")
@@ -168,19 +168,19 @@ def test_a_run_imports_rarely_needed_packages_only_on_demand() -> None:
     )
 
 
-def test_listing_runs_imports_nothing_heavy() -> None:
+def test_listing_runs_does_not_import_pydantic_rich_yaml_or_paramiko() -> None:
     heavy = {"pydantic", "rich", "yaml", "paramiko"}
     assert not imported_by("import launcher.commands.listing, launcher.commands.waiting, launcher.cli.main") & heavy
 
 
-def test_the_agent_needs_no_installed_package() -> None:
+def test_the_agent_needs_only_the_standard_library() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import worker_entry.agent.guardian, worker_entry.task.runner"
     )
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
-def test_code_for_the_node_is_python_39() -> None:
+def test_worker_entry_parses_as_python_39() -> None:
     for name, path in MODULES.items():
         if name.startswith("worker_entry"):
             ast.parse(path.read_bytes(), name, feature_version=(3, 9))
@@ -203,13 +203,13 @@ def test_no_test_module_imports_another() -> None:
     assert wrong == []
 
 
-def test_folders_of_unit_tests_are_folders_of_the_product() -> None:
+def test_every_folder_of_unit_tests_mirrors_a_product_folder() -> None:
     units = {path.name for path in (ROOT / "tests" / "unit").iterdir() if (path / "__init__.py").exists()}
     assert len(units) > 10
     assert units <= {name.split(".")[1] for name, path in MODULES.items() if path.name == "__init__.py" and "." in name}
 
 
-def test_modules_are_short() -> None:
-    """A module is one idea; more lines than this are never one."""
+def test_no_module_exceeds_the_line_limit() -> None:
+    """A longer module has more than one purpose."""
     long = {name: lines for name, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > LINE_LIMIT}
     assert long == {}

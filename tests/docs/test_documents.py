@@ -74,14 +74,14 @@ def name_of(path: Path) -> str:
 # --- all pages ---
 
 
-def test_every_page_is_checked() -> None:
+def test_every_markdown_page_is_checked() -> None:
     folders = (".github", *(page.parent.name for page in PAGES if page.name == "README.md" and page != README))
     found = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
     rest = {".github/CHANGELOG.md", ".github/SECURITY.md", "worker_entry/demo/DATA.md"}
     assert {name_of(page) for page in found} == rest | {name_of(page) for page in PAGES}
 
 
-def test_every_link_leads_to_a_file_and_a_heading() -> None:
+def test_every_local_link_has_an_existing_file_and_heading() -> None:
     broken, local = [], 0
     for page in PAGES:
         for link in links(page):
@@ -96,7 +96,7 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
     assert local > 50
 
 
-def test_every_readme_is_linked_from_the_first_one() -> None:
+def test_the_root_readme_links_to_every_other_readme() -> None:
     linked = {(README.parent / link.partition("#")[0]).resolve() for link in links(README)}
     assert {page for page in PAGES if page.name == "README.md"} - {README} <= linked
 
@@ -112,7 +112,7 @@ def test_every_file_that_a_page_names_exists() -> None:
     assert missing == set()
 
 
-def test_no_page_has_a_path_of_the_authors_machine() -> None:
+def test_no_page_contains_a_path_of_the_author_machine() -> None:
     for page in PAGES:
         found = re.findall(r"(?:/root/|/tmp/|/home/(?!trainer/))\S*", read(page))
         assert found == [], page
@@ -121,7 +121,7 @@ def test_no_page_has_a_path_of_the_authors_machine() -> None:
 # --- README.md ---
 
 
-def test_every_promise_of_security_names_tests_that_exist() -> None:
+def test_every_promise_in_security_md_cites_existing_tests() -> None:
     text = (ROOT / ".github" / "SECURITY.md").read_text()
     promises = re.findall(r"^- (.*?)(?=^- |^$)", text.partition("## Who")[0], flags=re.MULTILINE | re.DOTALL)
     assert len(promises) >= 15
@@ -133,11 +133,11 @@ def test_every_promise_of_security_names_tests_that_exist() -> None:
             assert re.search(rf"^ *def {last}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), (file, name)
 
 
-def test_the_first_page_is_short() -> None:
+def test_the_root_readme_is_within_its_line_limit() -> None:
     assert len(read(README).splitlines()) <= README_LINES
 
 
-def test_ci_can_find_the_lines_with_the_test_commands() -> None:
+def test_the_readme_has_the_command_lines_that_ci_extracts() -> None:
     lines = [line for block in blocks(README) for line in block.splitlines()]
     assert [line for line in lines if re.fullmatch(r"python3 -m venv .*pytest", line)]
     assert lines.count(".venv/bin/pytest --all") == 1
@@ -152,7 +152,7 @@ def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, rest
 
 
-def test_the_table_of_commands_is_complete() -> None:
+def test_the_readme_lists_every_command_with_its_required_arguments() -> None:
     named = [command for cells in rows(section(README, "commands")) for command in code(cells[0])]
     words = [command.split() for command in named if command.startswith("distlaunch ")]
     assert sorted(word[1] for word in words) == sorted(cli.commands)
@@ -164,14 +164,14 @@ def test_the_table_of_commands_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
-def test_the_help_of_every_command_can_be_shown(name: str) -> None:
+def test_every_command_prints_its_help(name: str) -> None:
     done = run_here(name, "-h")
     assert done.returncode == 0
     assert done.stdout.startswith(f"Usage: distlaunch {name} ")
     assert done.stderr == ""
 
 
-def test_every_command_in_a_block_is_valid() -> None:
+def test_every_command_line_in_a_code_block_is_valid() -> None:
     """The command exists, and it has the options given before its program."""
     seen = 0
     for page in PAGES:
@@ -190,13 +190,13 @@ def test_every_command_in_a_block_is_valid() -> None:
     assert seen > 10
 
 
-def test_exit_statuses_match_the_code() -> None:
+def test_the_readme_lists_all_exit_statuses() -> None:
     shown = {cells[0] for cells in rows(section(README, "commands")) if re.match(r"\d", cells[0])}
     ours = {str(value) for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert shown == ours | {"128 + n"}
 
 
-def test_the_table_of_failures_matches_the_code() -> None:
+def test_the_readme_table_of_failures_matches_the_code() -> None:
     words = {True: "yes", False: "no"}
     assert rows(section(README, "when-it-fails")) == [
         [f"`{name}`", str(each.exit_status), words[each.restarted], words[each.counted], each.meaning]
@@ -204,11 +204,11 @@ def test_the_table_of_failures_matches_the_code() -> None:
     ]
 
 
-def test_the_names_of_failures_match_their_table() -> None:
+def test_the_failure_name_type_lists_every_failure_class() -> None:
     assert get_args(FailureName) == tuple(FAILURES)
 
 
-def test_the_example_of_a_spec_is_valid() -> None:
+def test_the_example_spec_in_the_readme_is_valid() -> None:
     [example] = blocks(README, "yaml")
     ClusterSpec.model_validate(yaml.load(example, Loader=yaml.BaseLoader))
 
@@ -224,17 +224,17 @@ def schema() -> dict[str, Any]:
     return ClusterSpec.model_json_schema()
 
 
-def test_every_example_is_listed() -> None:
+def test_the_spec_page_lists_every_example_spec() -> None:
     listed = {link for cells in rows(section(SPECS_PAGE, "examples")) for link in re.findall(r"\((\S+)\)", cells[0])}
     assert listed == {path.name for path in SPECS_PAGE.parent.glob("*.yaml")}
 
 
-def test_every_part_of_the_schema_has_a_table(schema: dict[str, Any]) -> None:
+def test_every_model_of_the_spec_schema_has_a_table_of_fields(schema: dict[str, Any]) -> None:
     assert {path[1] for path in TABLES.values() if path} == set(schema["$defs"])
 
 
 @pytest.mark.parametrize("anchor", TABLES)
-def test_the_table_of_fields_matches_the_schema(anchor: str, schema: dict[str, Any]) -> None:
+def test_each_table_of_spec_fields_matches_the_schema(anchor: str, schema: dict[str, Any]) -> None:
     part = schema
     for key in TABLES[anchor]:
         part = part[key]
@@ -249,7 +249,7 @@ def test_the_table_of_fields_matches_the_schema(anchor: str, schema: dict[str, A
             assert plain_default(field) is None, f"{name} has a default"
 
 
-def test_the_table_names_the_option_of_each_field_that_has_one() -> None:
+def test_tables_of_spec_fields_name_each_command_line_option() -> None:
     of_fields = {str(path[-1]): option for option, path in PATHS.items() if path[0] != "nodes"}
     named = {}
     for anchor in ("a-cluster", "restart"):
@@ -267,7 +267,7 @@ def plain_default(field: Mapping[str, Any]) -> object:
     return default
 
 
-def test_the_values_of_every_choice_are_named(schema: dict[str, Any]) -> None:
+def test_the_spec_page_names_all_values_of_every_enum_field(schema: dict[str, Any]) -> None:
     fields = schema["properties"].items()
     missing = {
         value
@@ -278,12 +278,12 @@ def test_the_values_of_every_choice_are_named(schema: dict[str, Any]) -> None:
     assert missing == set()
 
 
-def test_every_strategy_is_in_the_table(schema: dict[str, Any]) -> None:
+def test_the_table_of_strategies_matches_the_schema(schema: dict[str, Any]) -> None:
     shown = [code(cells[0])[0] for cells in rows(section(SPECS_PAGE, "strategies"))]
     assert shown == schema["properties"]["strategy"]["enum"]
 
 
-def test_the_examples_within_the_page_are_valid() -> None:
+def test_yaml_blocks_on_the_spec_page_are_valid() -> None:
     examples = [yaml.load(block, Loader=yaml.BaseLoader) for block in blocks(SPECS_PAGE, "yaml")]
     assert len(examples) >= 3
     for example in examples:
@@ -293,12 +293,12 @@ def test_the_examples_within_the_page_are_valid() -> None:
         ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], **example})
 
 
-def test_the_folders_of_the_controller_are_in_their_order() -> None:
+def test_the_launcher_page_lists_folders_in_import_order() -> None:
     shown = [code(cells[0])[0] for cells in rows(section(LAUNCHER_PAGE, "the-path-of-a-run"))]
     assert shown == [f"{folder}/" for folder in LAUNCHER]
 
 
-def test_the_phases_of_an_attempt_and_their_messages_exist() -> None:
+def test_the_table_of_attempt_phases_matches_the_code() -> None:
     table = rows(section(LAUNCHER_PAGE, "the-phases-of-an-attempt"))
     assert [cells[0] for cells in table] == [phase.value for phase in Phase if phase is not Phase.FINISHED]
     sent = {name for cells in table for name in code(cells[1])}
@@ -307,7 +307,7 @@ def test_the_phases_of_an_attempt_and_their_messages_exist() -> None:
     assert answered <= {kind.__name__ for kind in get_args(ToController)}
 
 
-def test_the_exit_statuses_of_errors_match_the_code() -> None:
+def test_the_table_of_errors_shows_their_exit_statuses() -> None:
     shown = {name: cells[1] for cells in rows(section(LAUNCHER_PAGE, "errors")) for name in code(cells[0])}
     kinds = [kind for kind in all_kinds(errors.DistlaunchError) if kind.reference not in ("error", "shown")]
     assert len(kinds) > 5
@@ -323,7 +323,7 @@ def all_kinds(kind: type[errors.DistlaunchError]) -> Iterator[type[errors.Distla
         yield from all_kinds(inner)
 
 
-def test_every_reference_in_the_code_is_explained() -> None:
+def test_every_error_reference_in_the_code_is_documented() -> None:
     """Searches the sources for references: strings of lower-case words with hyphens."""
     explained = {name for page in (README, LAUNCHER_PAGE) for name in code(prose(page))}
     pattern = re.compile(r"(?:Problem\(|reference=|reference = |warn\()\s*\"([a-z]+(?:-[a-z]+)*)\"")
@@ -340,7 +340,7 @@ def test_every_reference_in_the_code_is_explained() -> None:
     assert Finding.model_fields["reference"]
 
 
-def test_the_fields_of_a_listed_run_match_the_code() -> None:
+def test_the_table_of_listed_run_fields_matches_the_code() -> None:
     shown = [name for cells in rows(section(LAUNCHER_PAGE, "the-list-of-runs")) for name in code(cells[0])]
     assert sorted(shown) == sorted(field.name for field in dataclasses.fields(RunSummary))
     states = code(dict(cells for cells in rows(section(LAUNCHER_PAGE, "the-list-of-runs")))["`state`"])
@@ -350,7 +350,7 @@ def test_the_fields_of_a_listed_run_match_the_code() -> None:
 # --- worker_entry/README.md and tests/README.md ---
 
 
-def test_the_folders_of_the_node_import_what_the_page_says() -> None:
+def test_the_table_of_worker_entry_folders_matches_the_allowed_imports() -> None:
     page = ROOT / "worker_entry" / "README.md"
     table = {code(cells[0])[0].strip("/"): cells[2] for cells in rows(section(page, "folders"))}
     assert table.keys() == {path.parent.name for path in page.parent.glob("*/*.py")}
@@ -359,13 +359,13 @@ def test_the_folders_of_the_node_import_what_the_page_says() -> None:
             assert set(code(cell)) == WORKER_ENTRY[folder], folder
 
 
-def test_every_variable_of_a_task_is_explained() -> None:
+def test_every_environment_variable_of_a_task_is_documented() -> None:
     page = ROOT / "worker_entry" / "README.md"
     shown = {name for cells in rows(section(page, "what-a-program-finds")) for name in code(cells[0])}
     assert shown == {environment.TF_CONFIG, *environment.OF_TASKS}
 
 
-def test_every_marker_is_explained(request: pytest.FixtureRequest) -> None:
+def test_every_pytest_marker_is_documented(request: pytest.FixtureRequest) -> None:
     table = rows(section(ROOT / "tests" / "README.md", "what-each-marker-needs"))
     known = {line.partition(":")[0].strip() for line in request.config.getini("markers")}
     ours = {*COSTLY, SMOKE}
@@ -373,7 +373,7 @@ def test_every_marker_is_explained(request: pytest.FixtureRequest) -> None:
     assert ours <= {code(cells[0])[0] for cells in table}
 
 
-def test_every_benchmark_is_explained() -> None:
+def test_every_benchmark_is_documented() -> None:
     source = read(ROOT / "tests" / "benchmarks" / "__main__.py")
     known = set(re.findall(r'"([\w-]+)": \w+\.measure', source))
     assert known

@@ -38,7 +38,7 @@ def command_of(first: str, *inner: str) -> click.Command:
     return command
 
 
-def test_commands_are_listed_by_their_purpose() -> None:
+def test_help_lists_commands_by_purpose() -> None:
     lines = help_of()
     listed: dict[str, list[str]] = {}
     for line in lines[lines.index("Run:") :]:
@@ -55,7 +55,7 @@ def test_commands_are_listed_by_their_purpose() -> None:
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 
 
-def test_the_summary_of_a_command_fits_on_one_line() -> None:
+def test_the_summary_of_each_command_fits_on_one_line_of_help() -> None:
     lines = help_of()
     for name, command in cli.commands.items():
         [line] = [line for line in lines if line.startswith(f"  {name} ")]
@@ -65,13 +65,13 @@ def test_the_summary_of_a_command_fits_on_one_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS, "export kubernetes"])
-def test_no_line_is_wider_than_a_terminal(name: str) -> None:
+def test_no_help_line_exceeds_80_columns(name: str) -> None:
     assert max(map(len, help_of(*name.split()))) <= 80
     assert CONTEXT["max_content_width"] == 80
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "export kubernetes"])
-def test_every_option_is_shown_once(name: str) -> None:
+def test_help_shows_every_option_once_with_a_sentence(name: str) -> None:
     lines = help_of(*name.split())
     command = command_of(*name.split())
     context = click.Context(command, info_name=name, help_option_names=["-h", "--help"])
@@ -84,20 +84,20 @@ def test_every_option_is_shown_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_section_has_more_than_ten_options(name: str) -> None:
+def test_no_help_section_has_more_than_ten_options(name: str) -> None:
     options = [each for each in cli.commands[name].params if isinstance(each, click.Option)]
     sections = [each.section if isinstance(each, SectionedOption) else OTHER for each in options]
     assert max(map(sections.count, sections), default=0) <= 10
 
 
-def test_the_help_of_up_fits_on_a_small_terminal() -> None:
+def test_help_of_up_fits_on_a_terminal_of_80_by_40() -> None:
     shown = run_here("up", "-h", env={"COLUMNS": "80", "LINES": "40"}).stdout.splitlines()
     assert len(shown) < 40  # the prompt takes a line
     assert max(map(len, shown)) <= 80
 
 
 @pytest.mark.parametrize("name", ["local", "up"])
-def test_defaults_and_choices_in_the_help_match_those_of_a_spec(name: str) -> None:
+def test_defaults_and_choices_in_help_match_the_spec_model(name: str) -> None:
     fields = {**ClusterSpec.model_fields, **NodeSpec.model_fields, **RestartSpec.model_fields}
     options = [each for each in cli.commands[name].params if isinstance(each, FieldParameter)]
     for option in options:
@@ -109,6 +109,6 @@ def test_defaults_and_choices_in_the_help_match_those_of_a_spec(name: str) -> No
     assert {option.field for option in options} >= {MAX_RESTARTS, PYTHON}
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_the_version_option_prints_the_version_of_the_installed_package() -> None:
     ran = CliRunner().invoke(cli, ["--version"], prog_name="distlaunch", obj={})
     assert (ran.exit_code, ran.output) == (0, f"distlaunch {metadata.version('distlaunch')}\n")

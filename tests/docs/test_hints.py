@@ -1,4 +1,4 @@
-"""Every option and every field of a spec that a message or document names exists."""
+"""Every option and every spec field named in a message or document exists."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FOREIGN: Mapping[str, set[str]] = {
     | {"--log-dir"},
     "examples": {"--name", "--api-key", "--password"},
 }
-"""Options of other programs that the sources and documents name."""
+"""Options of other programs that are named in the sources and documents."""
 
 
 def options_of(command: click.Command) -> set[str]:
@@ -69,19 +69,19 @@ def texts() -> Iterator[tuple[str, str]]:
         yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
 
 
-def test_every_option_that_is_named_exists() -> None:
+def test_every_option_named_in_messages_and_documents_exists() -> None:
     known = options_of(cli).union(*FOREIGN.values())
     assert {"--max-restarts", "--workers", "--no-check"} <= known
     unknown = {(place, option) for place, text in texts() for option in OPTION.findall(text) if option not in known}
     assert unknown == set()
 
 
-def test_every_option_of_another_program_is_named_somewhere() -> None:
+def test_the_list_of_foreign_options_has_no_unused_entry() -> None:
     named = {option for _, text in texts() for option in OPTION.findall(text)}
     assert set().union(*FOREIGN.values()) <= named
 
 
-def test_every_field_that_is_named_exists() -> None:
+def test_every_spec_field_named_in_messages_and_documents_exists() -> None:
     wrong = set()
     for place, text in texts():
         for part, name in FIELD.findall(text):

@@ -1,4 +1,4 @@
-"""The published JSON Schemas are valid, and accept and refuse the same values as the reader."""
+"""The published JSON Schemas are valid, and accept and reject the same values as the reader."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def accepts(schema: dict[str, Any], value: object) -> bool:
 
 
 class TestSpec:
-    def test_is_a_json_schema(self, in_process: Distlaunch) -> None:
+    def test_the_published_spec_schema_is_valid_json_schema(self, in_process: Distlaunch) -> None:
         jsonschema.Draft202012Validator.check_schema(published(in_process))
 
-    def test_is_the_default_of_the_schema_command(self, in_process: Distlaunch) -> None:
+    def test_the_schema_command_prints_the_spec_schema_by_default(self, in_process: Distlaunch) -> None:
         assert published(in_process) == published(in_process, "spec")
 
-    def test_accepts_every_example_spec_and_refuses_it_with_an_unknown_field(self, in_process: Distlaunch) -> None:
+    def test_the_spec_schema_accepts_all_examples_and_rejects_unknown_fields(self, in_process: Distlaunch) -> None:
         schema = published(in_process)
         assert SPECS
         for file in SPECS:
@@ -50,7 +50,7 @@ class TestSpec:
                 spec["nodes"][0]["prot"] = 2222
             assert not accepts(schema, spec), file
 
-    def test_accepts_values_that_the_reader_accepts(self, in_process: Distlaunch) -> None:
+    def test_the_spec_schema_accepts_values_that_the_reader_accepts(self, in_process: Distlaunch) -> None:
         schema = published(in_process)
 
         for more in (
@@ -67,7 +67,7 @@ class TestSpec:
         ):
             assert accepts(schema, {"nodes": [{"host": "local"}], **more}), more
 
-    def test_refuses_values_that_the_reader_refuses(self, in_process: Distlaunch) -> None:
+    def test_the_spec_schema_rejects_values_that_the_reader_rejects(self, in_process: Distlaunch) -> None:
         schema = published(in_process)
 
         mistakes: list[dict[str, Any]] = [
@@ -101,7 +101,7 @@ class TestSpec:
         for wrong in mistakes:
             assert not accepts(schema, {"nodes": [{"host": "local"}], **wrong}), wrong
 
-    def test_describes_every_field_for_editors(self, in_process: Distlaunch) -> None:
+    def test_the_spec_schema_describes_every_node_field(self, in_process: Distlaunch) -> None:
         schema = published(in_process)
         nodes = schema["$defs"]["NodeSpec"]["properties"]
 
@@ -122,10 +122,10 @@ class TestReport:
         value: dict[str, Any] = json.loads(report.model_dump_json())
         return value
 
-    def test_is_a_json_schema(self, in_process: Distlaunch) -> None:
+    def test_the_published_report_schema_is_valid_json_schema(self, in_process: Distlaunch) -> None:
         jsonschema.Draft202012Validator.check_schema(published(in_process, "report"))
 
-    def test_accepts_a_report_and_refuses_it_with_an_unknown_field(
+    def test_the_report_schema_accepts_a_report_and_rejects_unknown_fields(
         self, in_process: Distlaunch, report: dict[str, Any]
     ) -> None:
         schema = published(in_process, "report")
@@ -135,7 +135,9 @@ class TestReport:
         report["attempts"][0]["tasks"][0]["exit"] = 0
         assert not accepts(schema, report)
 
-    def test_refuses_a_report_without_its_outcome(self, in_process: Distlaunch, report: dict[str, Any]) -> None:
+    def test_the_report_schema_rejects_a_report_without_an_outcome(
+        self, in_process: Distlaunch, report: dict[str, Any]
+    ) -> None:
         del report["outcome"]
 
         assert not accepts(published(in_process, "report"), report)

@@ -1,4 +1,4 @@
-"""Slurm or Kubernetes takes nodes away: how long tasks may still run, and how the run's end is reported."""
+"""Slurm or Kubernetes reclaims nodes: how long tasks may still run, and how the run's end is reported."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_in_job(
         (EndAnnounced("node-lost", "Slurm lost a node of job 7", (), 20.0), 1, "node-lost", True),
     ],
 )
-def test_a_run_without_its_nodes_continues_later_if_restarts_allow(
+def test_a_run_that_loses_its_nodes_continues_later_if_restarts_remain(
     tmp_path: Path, end: EndAnnounced, restarts: int, reference: str, later: bool
 ) -> None:
     report, goes_on = run_in_job(tmp_path, end, {"restart": {"max_restarts": restarts}})
@@ -69,7 +69,7 @@ def test_a_run_without_its_nodes_continues_later_if_restarts_allow(
     assert report.outcome == ("interrupted" if reference == "interrupted" else "failed")
 
 
-def test_a_run_that_saves_nothing_over_several_turns_is_not_queued_again(tmp_path: Path) -> None:
+def test_a_run_is_not_requeued_after_three_attempts_without_a_checkpoint(tmp_path: Path) -> None:
     saved = AttemptOutcome("preempted", 1.0, 9.0, trained=True, saved=True, step=50)
     fruitless = AttemptOutcome("preempted", 1.0, 9.0, trained=True, step=20)
     restart: dict[str, object] = {"restart": {"max_restarts": 100}}
@@ -80,7 +80,7 @@ def test_a_run_that_saves_nothing_over_several_turns_is_not_queued_again(tmp_pat
 
 
 class Announces(TakesAway):
-    """A source that announces its end when the test asks, and knows nothing before."""
+    """A source that announces its end when the test calls `put`, and reports no end before."""
 
     put: Callable[[EndAnnounced], None]
 
@@ -92,7 +92,7 @@ class Announces(TakesAway):
 
 
 def run_killed_once(folder: Path, source: TakesAway, during: Callable[[FakeRun], None]) -> tuple[RunReport, bool]:
-    """A run whose first attempt fails, and where something happens `during` the pause; returns as `run_in_job`."""
+    """A run whose first attempt fails, and which calls `during` in the pause; returns the same as `run_in_job`."""
     kill = Exit("worker:1", TaskExit(None, signal.SIGKILL), 20.0)
     spec: dict[str, object] = {"restart": {"max_restarts": 2}, "timeouts": {"lease_s": 60}}
     run = FakeRun(folder / "run", [Steps("worker:1", 1, 5), kill], spec)
@@ -112,7 +112,7 @@ def run_killed_once(folder: Path, source: TakesAway, during: Callable[[FakeRun],
     ("end", "attempts", "later", "outcome"),
     [(PREEMPTED, 1, True, "failed"), (CANCELLED, 1, False, "interrupted"), (MEMORY, 2, False, "succeeded")],
 )
-def test_an_end_that_is_announced_between_two_attempts_is_not_forgotten(
+def test_an_end_announced_between_two_attempts_takes_effect(
     tmp_path: Path, end: EndAnnounced, attempts: int, later: bool, outcome: str
 ) -> None:
     source = Announces(None)
@@ -120,7 +120,7 @@ def test_an_end_that_is_announced_between_two_attempts_is_not_forgotten(
     assert (len(report.attempts), goes_on, report.outcome) == (attempts, later, outcome)
 
 
-def test_a_node_that_is_signalled_between_two_attempts_ends_the_next_one(tmp_path: Path) -> None:
+def test_a_node_signalled_between_attempts_ends_the_next_attempt_as_preempted(tmp_path: Path) -> None:
     source = TakesAway(None)
 
     def signal_node(run: FakeRun) -> None:
@@ -133,7 +133,7 @@ def test_a_node_that_is_signalled_between_two_attempts_ends_the_next_one(tmp_pat
 
 
 @pytest.mark.parametrize("before", [(), (say(Signalled(BEGAN)),)], ids=["alone", "after a signal"])
-def test_a_request_to_stop_is_the_users_whatever_slurm_says(tmp_path: Path, before: tuple[Deed, ...]) -> None:
+def test_a_user_stop_takes_precedence_over_an_announced_preemption(tmp_path: Path, before: tuple[Deed, ...]) -> None:
     """`down` near the end of a Slurm job: the run does not continue, and the job is not queued again."""
     runs: list[FakeRun] = []
 

@@ -1,4 +1,4 @@
-"""A takeover, at any event of any history, changes nothing: the next controller knows the same, and ends it alike."""
+"""A takeover at any event of any history changes nothing: the next controller has the same facts and the same end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NOT_FACTS = (
     *("last_progress", "suspicion", "stalled_s", "stacks", "activity", "busy", "excused", "is_looked_at_again"),
     *("deadline", "raised_due", "detached", "phase", "reason", "stopped"),
 )
-"""What a controller concludes, and its clocks."""
+"""Fields with a controller's conclusions and clocks."""
 
 
 def is_possible(event: Event, policy: AttemptPolicy) -> bool:
@@ -107,7 +107,7 @@ takeovers = st.builds(
 
 
 def facts(state: AttemptState) -> dict[str, Any]:
-    """What a controller knows, without the steps and the models, which tasks report again."""
+    """The facts that a controller knows, without steps and models, because tasks report these again."""
     known = {name: value for name, value in vars(state).items() if name not in NOT_FACTS and name != "policy"}
     known["status"] = {
         task: (replace(status, model=None, progress=None), status.progress is not None and status.progress.training)
@@ -117,7 +117,7 @@ def facts(state: AttemptState) -> dict[str, Any]:
 
 
 def end_of(state: AttemptState) -> tuple[Reason | None, int | None, TaskId | None]:
-    """Why it ended, by which signal, and because of which task."""
+    """Why the attempt ended, by which signal, and because of which task."""
     cause = find_cause(state, {}) if state.reason is Reason.TASK_FAILED else None
     return state.reason, state.signal, cause.exited.task if cause is not None else None
 
@@ -128,7 +128,7 @@ def check(story: Story, takeover: Takeover) -> None:
         world = World(story, Path(folder))
         taken = world.play(takeover)
     if taken is None or world.took_over is None:
-        return  # it could not be taken over, or ended before
+        return  # the takeover was impossible, or the attempt had ended before
     assert alone is not None
     assert end_of(taken) == end_of(alone)
 
@@ -165,6 +165,6 @@ def test_the_next_controller_knows_what_the_last_one_knew(story: Story, at: int)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
-def test_a_takeover_at_any_of_many_events_leads_to_the_same_end(part: int) -> None:
-    """The same 10,000 stories every time: a failure is due to a change. In parts, as each has its own time limit."""
+def test_takeovers_in_10000_random_histories_lead_to_the_same_end(part: int) -> None:
+    """The same 10,000 histories every time, so a failure is due to a change. Each part has its own time limit."""
     seed(part)(settings(max_examples=500, database=None)(given(stories(), takeovers)(check)))()

@@ -70,7 +70,7 @@ def whole(folder: Path, *script: At | Exit, **more: Any) -> FakeRun:
     return FakeRun(folder, script, spec, checks=True, gpus=gpus, **more)
 
 
-def test_an_attempt_goes_through_its_phases_one_after_the_other(project: Path) -> None:
+def test_all_nodes_go_through_the_phases_of_an_attempt_together(project: Path) -> None:
     run = whole(project)
     state = run.attempt()
     assert (state.phase, state.reason) == (Phase.FINISHED, Reason.SUCCEEDED)
@@ -90,7 +90,7 @@ def test_an_attempt_goes_through_its_phases_one_after_the_other(project: Path) -
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=str)
-def test_a_node_that_is_lost_ends_the_attempt_in_every_phase(project: Path, phase: Phase) -> None:
+def test_a_lost_node_ends_the_attempt_in_every_phase(project: Path, phase: Phase) -> None:
     run = whole(project, At(phase, lose("cable pulled")), Exit("worker:0", TaskExit(0), 1e6))
     state = run.attempt()
     assert (state.phase, state.reason, dict(state.lost)) == (
@@ -108,7 +108,7 @@ def test_a_node_that_is_lost_ends_the_attempt_in_every_phase(project: Path, phas
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=str)
-def test_a_node_that_falls_silent_is_waited_for_until_its_lease_is_over(project: Path, phase: Phase) -> None:
+def test_a_silent_node_is_lost_when_its_lease_expires(project: Path, phase: Phase) -> None:
     run = whole(project, At(phase, fall_silent), Exit("worker:0", TaskExit(0), 1e6))
     state = run.attempt()
     assert state.reason is Reason.NODE_LOST
@@ -117,21 +117,21 @@ def test_a_node_that_falls_silent_is_waited_for_until_its_lease_is_over(project:
     assert 60 < run.timing.monotonic() - 1000 < 75
 
 
-def test_a_node_that_is_lost_while_stopping_does_not_change_the_reason(tmp_path: Path) -> None:
+def test_a_node_lost_while_stopping_does_not_change_why_the_attempt_ended(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:0", KILL), At(Phase.STOPPING, lose("cable pulled"))])
     state = run.attempt()
     assert (state.reason, dict(state.lost)) == (Reason.TASK_FAILED, {"gpu-b": "cable pulled"})
     assert state.empty.keys() == {"gpu-a"}
 
 
-def test_a_node_that_never_says_that_it_is_empty_is_lost_after_a_margin(tmp_path: Path) -> None:
+def test_a_node_that_never_confirms_its_processes_ended_is_lost_after_a_margin(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:0", KILL), At(Phase.STOPPING, say_nothing)])
     state = run.attempt()
     assert state.lost == {"gpu-b": "did not report that all of its processes have ended"}
     assert 50 < run.timing.monotonic() - 1000 < 55  # failure after 20 s, 1 s of grace, 30 s of margin
 
 
-def test_a_node_that_cannot_be_connected_is_lost_and_all_lost_nodes_are_reported(tmp_path: Path) -> None:
+def test_all_nodes_that_cannot_be_connected_are_reported_as_lost(tmp_path: Path) -> None:
     errors = {"gpu-b": FileNotFoundError(2, "No such file or directory", "ssh")}
     run = FakeRun(tmp_path / "run", [At(Phase.CONNECTING, lose("no route"), "gpu-c")], THREE, errors=errors)
     state = run.attempt()
@@ -139,7 +139,7 @@ def test_a_node_that_cannot_be_connected_is_lost_and_all_lost_nodes_are_reported
     assert run.nodes.kinds_of("gpu-a") == ["Hello", "Stop", "Goodbye"]
 
 
-def test_a_connection_that_comes_back_costs_only_two_lines(tmp_path: Path) -> None:
+def test_an_attempt_survives_a_dropped_connection_and_reports_the_reconnect(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, drop(7.5))])
     assert run.attempt().reason is Reason.SUCCEEDED
     assert "node gpu-b: the connection broke; its tasks continue; reconnecting for up to 60 s" in run.said
@@ -178,7 +178,7 @@ def test_a_signal_stops_all_nodes_in_every_phase(project: Path, phase: Phase, si
         (signal.SIGINT, ignore_term, [10.0, 1.0], 4.0),  # its main thread may be in C++
     ],
 )
-def test_tasks_that_do_not_end_are_killed(
+def test_tasks_that_do_not_end_are_killed_after_the_grace_time(
     tmp_path: Path, first: int, more: tuple[int, ...], do: Deed, stops: list[float], seconds: float
 ) -> None:
     check_kill(tmp_path, first, more, do, stops, seconds)
@@ -186,7 +186,7 @@ def test_tasks_that_do_not_end_are_killed(
 
 @pytest.mark.parametrize("do", [ignore_term, take_interrupt])
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_tasks_that_do_not_end_are_killed_at_the_second_ctrl_c(tmp_path: Path, first: int, do: Deed) -> None:
+def test_ctrl_c_after_a_stop_signal_kills_tasks_that_have_not_ended(tmp_path: Path, first: int, do: Deed) -> None:
     check_kill(tmp_path, first, (signal.SIGINT,), do, [10.0, 0.0], 0.0)
 
 
@@ -203,7 +203,7 @@ def check_kill(tmp_path: Path, first: int, more: tuple[int, ...], do: Deed, stop
     assert ("Killing all tasks" in run.said) == (signal.SIGINT in more)
 
 
-def test_an_interrupted_attempt_does_not_wait_for_the_lease_of_a_node_that_hangs(tmp_path: Path) -> None:
+def test_an_interrupted_attempt_waits_only_five_seconds_for_a_silent_node(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, both(fall_silent, user(signal.SIGTERM)))])
     state = run.attempt()
     assert (state.reason, list(state.lost)) == (Reason.INTERRUPTED, ["gpu-b"])
@@ -211,7 +211,7 @@ def test_an_interrupted_attempt_does_not_wait_for_the_lease_of_a_node_that_hangs
     assert 5 < run.timing.monotonic() - 1010 < 6
 
 
-def test_a_console_that_nobody_reads_ends_the_attempt_once(tmp_path: Path) -> None:
+def test_a_broken_output_pipe_interrupts_the_attempt_once(tmp_path: Path) -> None:
     def until_seen(_agent: FakeAgent) -> bool:
         def seen() -> None:
             assert run.console.broken
@@ -230,7 +230,7 @@ def test_a_console_that_nobody_reads_ends_the_attempt_once(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("phase", PHASES[:-1], ids=str)
-def test_a_refusal_ends_the_attempt_in_every_phase_before_it_runs(project: Path, phase: Phase) -> None:
+def test_a_refusal_by_a_node_ends_the_attempt_in_every_phase_before_running(project: Path, phase: Phase) -> None:
     run = whole(project, At(phase, refuse("no-program", "no train.py")))
     state = run.attempt()
     assert state.reason is Reason.REFUSED
@@ -238,13 +238,13 @@ def test_a_refusal_ends_the_attempt_in_every_phase_before_it_runs(project: Path,
     assert bool(state.started) == (phase is Phase.FORMING)
 
 
-def test_the_refusals_of_all_nodes_are_kept(tmp_path: Path) -> None:
+def test_the_attempt_records_the_refusals_of_all_nodes(tmp_path: Path) -> None:
     script = [At(Phase.PREPARING, refuse("no-program"), node) for node in ("gpu-a", "gpu-b")]
     state = FakeRun(tmp_path / "run", script).attempt()
     assert {refusal.node for refusal in state.refusals} == {"gpu-a", "gpu-b"}
 
 
-def test_an_agent_that_cannot_continue_ends_a_running_attempt(tmp_path: Path) -> None:
+def test_an_agent_that_reports_a_fatal_problem_ends_a_running_attempt(tmp_path: Path) -> None:
     problem = Problem("disk-full", "no space left")
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, say(Broken(problem)))])
     state = run.attempt()
@@ -256,7 +256,7 @@ def test_an_agent_that_cannot_continue_ends_a_running_attempt(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_START, Phase.FORMING], ids=str)
-def test_a_node_that_does_not_answer_costs_the_start_time_and_no_more(project: Path, phase: Phase) -> None:
+def test_a_node_that_does_not_answer_ends_the_attempt_at_the_start_timeout(project: Path, phase: Phase) -> None:
     spec = {"timeouts": {"start_s": 30}}
     run = whole(project, At(phase, say_nothing), spec=spec)
     state = run.attempt()
@@ -266,7 +266,7 @@ def test_a_node_that_does_not_answer_costs_the_start_time_and_no_more(project: P
     assert 30 < run.timing.monotonic() - 1000 < 42
 
 
-def test_tasks_show_their_stacks_before_a_start_timeout_stops_them(tmp_path: Path) -> None:
+def test_stacks_of_tasks_are_collected_before_a_start_timeout_stops_them(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.FORMING, say_nothing)], {"timeouts": {"start_s": 30}})
     state = run.attempt()
     for node in ("gpu-a", "gpu-b"):
@@ -275,7 +275,7 @@ def test_tasks_show_their_stacks_before_a_start_timeout_stops_them(tmp_path: Pat
     assert (tmp_path / "run" / "stacks.txt").read_text() == "worker:0, worker:1 have no Python stack to show\n"
 
 
-def test_a_task_that_does_not_show_its_stack_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_start_timeout_does_not_wait_for_missing_stacks(tmp_path: Path) -> None:
     def hang(agent: FakeAgent) -> bool:
         agent.later(1.0, agent.fall_silent)
         return False
@@ -292,7 +292,7 @@ def test_a_task_that_does_not_show_its_stack_is_not_waited_for(tmp_path: Path) -
 AT_WORK = Activity(idle_s=1.0)
 
 
-def test_a_task_at_work_after_the_others_have_ended_is_named_and_not_stopped(tmp_path: Path) -> None:
+def test_a_task_at_work_after_the_others_ended_is_reported_and_not_stopped(tmp_path: Path) -> None:
     script: Script = [Exit("worker:0", TaskExit(0), 20.0), Shows("worker:1", AT_WORK)]
     run = FakeRun(tmp_path / "run", script, {"timeouts": {"drain_s": 30}})
     state = run.attempt()
@@ -301,7 +301,7 @@ def test_a_task_at_work_after_the_others_have_ended_is_named_and_not_stopped(tmp
     assert "worker:1 has been at work for " in run.said
 
 
-def test_a_task_that_waits_after_the_others_have_ended_is_stopped_after_a_warning(tmp_path: Path) -> None:
+def test_an_idle_task_is_stopped_after_a_warning_when_the_others_have_ended(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:0", TaskExit(0), 20.0)], {"timeouts": {"drain_s": 30}})
     report = run.run()
     verdict = report.attempts[0].verdict
@@ -312,7 +312,7 @@ def test_a_task_that_waits_after_the_others_have_ended_is_stopped_after_a_warnin
     assert 50 < run.timing.monotonic() - 1000 < 52
 
 
-def test_a_task_that_stops_working_has_the_drain_time_from_then_on(tmp_path: Path) -> None:
+def test_the_drain_timeout_counts_from_the_moment_a_task_becomes_idle(tmp_path: Path) -> None:
     shown = (Shows("worker:1", AT_WORK), Shows("worker:1", after_s=60.0))
     script: Script = [Exit("worker:0", TaskExit(0), 20.0), *shown, Exit("worker:1", TaskExit(0), 1e6)]
     run = FakeRun(tmp_path / "run", script, {"timeouts": {"drain_s": 30}})
@@ -322,7 +322,7 @@ def test_a_task_that_stops_working_has_the_drain_time_from_then_on(tmp_path: Pat
 
 
 @pytest.mark.parametrize("activity", [Activity(), AT_WORK])
-def test_without_a_sign_of_progress_a_cluster_is_stopped_after_the_users_limit(
+def test_a_cluster_without_progress_is_stopped_at_the_configured_stall_limit(
     tmp_path: Path, activity: Activity
 ) -> None:
     """Even if a task is at work: the user's limit is exact."""
@@ -337,7 +337,7 @@ def test_without_a_sign_of_progress_a_cluster_is_stopped_after_the_users_limit(
 # --- the checks ---
 
 
-def test_a_check_that_finds_an_error_starts_nothing(tmp_path: Path) -> None:
+def test_no_task_starts_if_a_check_finds_an_error(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", checks=True, refused={"gpu-b": ["worker:0"]})
     state = run.attempt()
     assert state.reason is Reason.REFUSED
@@ -349,13 +349,13 @@ def test_a_check_that_finds_an_error_starts_nothing(tmp_path: Path) -> None:
     assert "Start" not in run.nodes.kinds_of("gpu-a") + run.nodes.kinds_of("gpu-b")
 
 
-def test_a_check_that_finds_something_odd_warns_and_the_attempt_continues(tmp_path: Path) -> None:
+def test_a_wrong_node_clock_causes_a_warning_and_the_attempt_continues(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", checks=True, clock_offsets={"gpu-b": 90.0})
     assert run.attempt().reason is Reason.SUCCEEDED
     assert run.said.count("Warning: the clock of gpu-b is 90.0 s ahead of ours") == 1
 
 
-def test_findings_of_checks_are_reported_once_whatever_happens_meanwhile(tmp_path: Path) -> None:
+def test_stack_requests_during_the_checks_do_not_repeat_findings(tmp_path: Path) -> None:
     def ask(agent: FakeAgent) -> bool:
         agent.later(2 * ANSWER_S, lambda: user(*[signal.SIGUSR1] * 3)(agent))
         return True
@@ -365,14 +365,14 @@ def test_findings_of_checks_are_reported_once_whatever_happens_meanwhile(tmp_pat
     assert run.said.count("Warning: the clock of gpu-b") == 1
 
 
-def test_nodes_are_not_checked_without_checks(tmp_path: Path) -> None:
+def test_nodes_are_not_checked_if_checks_are_disabled(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", refused={"gpu-b": ["worker:0"]}, clock_offsets={"gpu-b": 90.0})
     assert run.attempt().reason is Reason.SUCCEEDED
     assert run.nodes.kinds_of("gpu-b") == ["Hello", "Prepare", "Start", "Stop", "Goodbye"]
     assert "Warning" not in run.said
 
 
-def test_only_checks_start_nothing_and_cover_all_usable_nodes(tmp_path: Path) -> None:
+def test_only_checks_mode_checks_all_usable_nodes_and_starts_nothing(tmp_path: Path) -> None:
     script = [At(Phase.CONNECTING, lose("no route")), At(Phase.PREPARING, refuse("no-program"), "gpu-c")]
     spec = {"nodes": [*THREE["nodes"], {"host": "gpu-d"}], "preload": True}
     run = FakeRun(tmp_path / "run", script, spec, checks=True, only_checks=True, refused={"gpu-d": ["worker:0"]})
@@ -385,14 +385,14 @@ def test_only_checks_start_nothing_and_cover_all_usable_nodes(tmp_path: Path) ->
     assert run.nodes.kinds_of("gpu-a")[-1] == "Goodbye"
 
 
-def test_only_checks_can_be_interrupted(tmp_path: Path) -> None:
+def test_only_checks_mode_can_be_interrupted(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.CHECKING, user(signal.SIGINT))], checks=True, only_checks=True)
     state, _ = run.check()
     assert (state.reason, state.signal) == (Reason.INTERRUPTED, signal.SIGINT)
     assert run.said == "Stopping the checks"
 
 
-def test_the_plan_has_the_address_that_all_nodes_reach(tmp_path: Path) -> None:
+def test_the_plan_uses_the_address_that_all_nodes_can_reach(tmp_path: Path) -> None:
     spec = {"nodes": [{"host": "gpu-a", "addresses": ["10.0.0.1", "10.1.0.1"]}, {"host": "gpu-b"}]}
     run = FakeRun(tmp_path / "run", spec=spec, checks=True, refused={"gpu-b": ["10.0.0.1"]})
     assert run.attempt().reason is Reason.SUCCEEDED
@@ -410,7 +410,7 @@ def test_the_plan_has_the_address_that_all_nodes_reach(tmp_path: Path) -> None:
 # --- the program's folder ---
 
 
-def test_a_folder_is_sent_to_the_other_machines_only(project: Path) -> None:
+def test_the_program_folder_is_sent_only_to_remote_nodes(project: Path) -> None:
     spec = {"nodes": [{"host": "local", "address": "10.0.0.9"}, {"host": "gpu-b"}]}
     run = whole(project, spec=spec)
     assert run.attempt().reason is Reason.SUCCEEDED
@@ -419,7 +419,7 @@ def test_a_folder_is_sent_to_the_other_machines_only(project: Path) -> None:
     assert "Sent 1 file (15 B) to gpu-b" in run.said
 
 
-def test_a_node_that_fetches_a_file_that_was_not_offered_is_lost(project: Path) -> None:
+def test_a_node_that_fetches_a_file_outside_the_offer_is_lost(project: Path) -> None:
     run = whole(project, At(Phase.SYNCING, say(Fetch(7, 0, 1, 1), instead=True)))
     state = run.attempt()
     assert (state.reason, dict(state.lost)) == (
@@ -431,7 +431,7 @@ def test_a_node_that_fetches_a_file_that_was_not_offered_is_lost(project: Path) 
 # --- the user asks what the tasks are doing ---
 
 
-def test_stacks_that_the_user_asks_for_are_shown_and_change_nothing(tmp_path: Path) -> None:
+def test_stacks_requested_by_the_user_are_shown_without_disturbing_the_attempt(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, user(signal.SIGUSR1, signal.SIGUSR1))])
     state = run.attempt()
     assert (state.reason, state.stacks) == (Reason.SUCCEEDED, {})
@@ -441,7 +441,7 @@ def test_stacks_that_the_user_asks_for_are_shown_and_change_nothing(tmp_path: Pa
     assert (tmp_path / "run" / "stacks.txt").exists()
 
 
-def test_stacks_that_the_user_has_not_asked_for_are_not_shown(tmp_path: Path) -> None:
+def test_stacks_collected_at_a_stall_are_not_shown_on_the_console(tmp_path: Path) -> None:
     tasks = (Exit(f"worker:{index}", TaskExit(0), 1e6) for index in (0, 1))
     script: Script = [At(Phase.RUNNING, user(signal.SIGUSR1)), *tasks]
     run = FakeRun(tmp_path / "run", script, {"timeouts": {"stall_s": 60}})
@@ -450,13 +450,13 @@ def test_stacks_that_the_user_has_not_asked_for_are_not_shown(tmp_path: Path) ->
     assert run.said.count("have no Python stack to show") == 1
 
 
-def test_stacks_can_be_asked_for_before_there_is_a_task(tmp_path: Path) -> None:
+def test_a_stack_request_before_the_start_reports_that_no_task_runs(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.PREPARING, user(signal.SIGUSR1))])
     assert run.attempt().reason is Reason.SUCCEEDED
     assert "No task is running" in run.said
 
 
-def test_stacks_that_cannot_be_written_are_shown_anyway(tmp_path: Path) -> None:
+def test_stacks_that_cannot_be_written_to_a_file_are_still_shown(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, user(signal.SIGUSR1))])
     (tmp_path / "run" / "stacks.txt").mkdir()
     assert run.attempt().reason is Reason.SUCCEEDED
@@ -476,7 +476,7 @@ def restarted(folder: Path, *script: Exit, limit: int = 3) -> tuple[FakeRun, lis
     return run, [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Start)]
 
 
-def test_a_worker_of_a_parameter_server_is_restarted_alone(tmp_path: Path) -> None:
+def test_a_worker_of_a_parameter_server_cluster_is_restarted_alone(tmp_path: Path) -> None:
     run, (first, again) = restarted(tmp_path / "run", Exit("worker:0", KILL))
     assert [task.task for task in first.tasks] == ["worker:0", "worker:1"]
     assert [task.task for task in again.tasks] == ["worker:0"]
@@ -496,7 +496,7 @@ def test_a_fault_is_not_injected_again_into_a_restarted_task(tmp_path: Path) -> 
     ]
 
 
-def test_a_worker_that_ends_again_and_again_ends_the_attempt(tmp_path: Path) -> None:
+def test_a_worker_that_exceeds_its_restart_limit_ends_the_attempt(tmp_path: Path) -> None:
     ends = [Exit("worker:1", KILL, start=start) for start in (1, 2, 3)]
     run, starts = restarted(tmp_path / "run", *ends, limit=2)
     assert [len(start.tasks) for start in starts] == [2, 1, 1]
@@ -506,7 +506,7 @@ def test_a_worker_that_ends_again_and_again_ends_the_attempt(tmp_path: Path) -> 
 # --- notes and files ---
 
 
-def test_notes_of_agents_are_shown_with_their_node_except_on_this_machine(tmp_path: Path) -> None:
+def test_notes_of_remote_agents_are_shown_with_the_node_name(tmp_path: Path) -> None:
     spec = {"nodes": [{"host": "local", "address": "10.0.0.9"}, {"host": "gpu-b"}]}
     script = [At(Phase.RUNNING, say(Noted(f"news of {node}")), node) for node in ("local", "gpu-b")]
     run = FakeRun(tmp_path / "run", script, spec)
@@ -514,13 +514,13 @@ def test_notes_of_agents_are_shown_with_their_node_except_on_this_machine(tmp_pa
     assert {"news of local", "node gpu-b: news of gpu-b"} < {*run.said.splitlines()}
 
 
-def test_times_are_those_of_the_controllers_clock_whatever_the_node_believes(tmp_path: Path) -> None:
+def test_times_are_recorded_by_the_controller_clock_despite_wrong_node_clocks(tmp_path: Path) -> None:
     state = FakeRun(tmp_path / "run", clock_offsets={"gpu-b": 3600.0}).attempt()
     assert state.exits[WORKER_0].time == pytest.approx(state.exits[WORKER_1].time, abs=0.1)
     assert state.started[WORKER_0].time == pytest.approx(state.started[WORKER_1].time, abs=0.1)
 
 
-def test_the_plan_is_written_with_the_ports_that_the_nodes_hold(tmp_path: Path) -> None:
+def test_the_written_plan_has_the_ports_that_the_nodes_reserved(tmp_path: Path) -> None:
     spec = {"nodes": [{"host": "gpu-a", "tasks": {"worker": 2}}, {"host": "gpu-b"}]}
     run = FakeRun(tmp_path / "run", spec=spec)
     run.attempt()
@@ -533,7 +533,7 @@ def test_the_plan_is_written_with_the_ports_that_the_nodes_hold(tmp_path: Path) 
     assert task.coordination_timeout_s == run.spec.timeouts.lease_s
 
 
-def test_output_of_tasks_is_shown_and_that_of_tensorboard_is_not(tmp_path: Path) -> None:
+def test_output_of_workers_is_shown_and_output_of_tensorboard_only_logged(tmp_path: Path) -> None:
     spec = {"tensorboard": True, "log_directory": "/logs"}
     script = [
         Exit("worker:1", TaskExit(0), log="epoch 1\n"),
@@ -554,7 +554,7 @@ def test_output_of_tasks_is_shown_and_that_of_tensorboard_is_not(tmp_path: Path)
         ({"max_worker_restarts": 0}, PARAMETER_SERVER, False),
     ],
 )
-def test_nodes_preload_while_others_connect_and_keep_the_forkserver_for_restarts(
+def test_preloaded_forkservers_are_kept_only_if_restarts_are_possible(
     tmp_path: Path, restart: dict[str, int], more: dict[str, Any], keep: bool
 ) -> None:
     run = FakeRun(tmp_path / "run", spec={**more, "preload": True, "restart": restart})
@@ -565,7 +565,7 @@ def test_nodes_preload_while_others_connect_and_keep_the_forkserver_for_restarts
         assert preload.keep is keep
 
 
-def test_the_journal_has_the_number_of_each_frame_that_a_node_has_sent(tmp_path: Path) -> None:
+def test_the_journal_records_increasing_frame_numbers_for_each_node(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:0", TaskExit(1), 5.0)])
     run.attempt()
     records = [*filter(None, map(parse_record, run.files.events.read_bytes().splitlines()))]

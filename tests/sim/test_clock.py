@@ -1,4 +1,4 @@
-"""Real time: a wait returns as soon as something arrives, and repeated calls end when told to."""
+"""Real time: a wait returns as soon as an item arrives, and repeated calls can be cancelled."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from launcher.clock import SystemTiming
 from tests.harness.polling import eventually
 
 
-def test_an_item_that_comes_during_a_wait_is_returned_at_once() -> None:
+def test_a_wait_returns_an_item_that_arrives_before_the_timeout() -> None:
     arrivals: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Timer(0.05, arrivals.put, ["news"]).start()
     assert SystemTiming().wait(arrivals, 60.0) == "news"
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, 0.0, 0.05])
-def test_a_wait_ends_with_its_timeout(timeout_s: float) -> None:
+def test_a_wait_without_an_item_ends_at_its_timeout(timeout_s: float) -> None:
     began = time.monotonic()
     with pytest.raises(queue.Empty):
         SystemTiming().wait(queue.SimpleQueue[str](), timeout_s)
     assert time.monotonic() - began >= timeout_s
 
 
-def test_a_repeated_call_ends_by_itself_once_it_returns_true() -> None:
+def test_a_repeated_call_stops_once_it_returns_true() -> None:
     answers = iter([False, False, True])
     calls: list[bool] = []
     before = {*threading.enumerate()}
@@ -44,7 +44,7 @@ def test_a_repeated_call_ends_by_itself_once_it_returns_true() -> None:
     eventually(over)
 
 
-def test_a_repeated_call_can_be_ended_before_the_first_call() -> None:
+def test_a_repeated_call_can_be_cancelled_before_the_first_call() -> None:
     never = threading.Event()
     before = {*threading.enumerate()}
     SystemTiming().repeat(never.is_set, 0.0, first_s=60.0)()

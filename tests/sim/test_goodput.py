@@ -50,7 +50,7 @@ WHOLE: dict[str, tuple[Script, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_another_controller_counts_the_same_from_the_recorded_files(tmp_path: Path, name: str) -> None:
+def test_goodput_counted_from_recorded_files_equals_the_reported_goodput(tmp_path: Path, name: str) -> None:
     script, spec = WHOLE[name]
     run = FakeRun(tmp_path / "run", script, spec, recover=30 if name == "loses a node" else None)
     report = run.run()
@@ -61,7 +61,7 @@ def test_another_controller_counts_the_same_from_the_recorded_files(tmp_path: Pa
     assert seconds_of(again) == seconds_of(report.goodput)
 
 
-def test_waiting_for_a_node_is_a_separate_state(tmp_path: Path) -> None:
+def test_goodput_counts_waiting_for_a_node_separately(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose("cable pulled"))], RETURN, recover=30)
     report = run.run()
     records = map(parse_record, run.files.events.read_bytes().splitlines())

@@ -26,7 +26,7 @@ from worker_entry.protocol.values import Problem, TaskExit
 SECONDS = 5.0
 
 
-def test_no_frame_of_a_node_raises_in_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_frames_from_a_node_never_crash_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threading.excepthook", None)  # restored at the end
     tally = Tally()
     noting_threads(tally)
@@ -65,7 +65,7 @@ EXITS = b"".join(encode(Exited(f"worker:{index}", TaskExit(0), 1.0)) for index i
         ),
     ],
 )
-def test_a_lie_of_a_node_ends_its_link_and_has_no_other_effect(tmp_path: Path, lie: bytes, said: str) -> None:
+def test_a_forged_message_loses_its_node_and_has_no_other_effect(tmp_path: Path, lie: bytes, said: str) -> None:
     tally = Tally()
     report = run_once(tmp_path / "run", 1, 1, tally, lie=lie)
     verdict = report.attempts[0].verdict
@@ -82,7 +82,7 @@ FLOODS = (*ALLOWANCES, Inspected, Dialled, LinkMeasured, NodeMeasured, KeptWarm,
 
 
 @pytest.mark.parametrize("kind", FLOODS, ids=lambda kind: kind.__name__)
-def test_a_node_that_sends_a_message_again_and_again_makes_nothing_grow(tmp_path: Path, kind: type[Any]) -> None:
+def test_a_flood_of_one_message_grows_neither_memory_nor_files(tmp_path: Path, kind: type[Any]) -> None:
     chance = random.Random(1)
     frames = RandomFrames(chance, [kind], ["worker:2", "worker:3"], 0.0)
     drawn = [frames.draw() for _ in range(100)]
@@ -97,7 +97,7 @@ def test_a_node_that_sends_a_message_again_and_again_makes_nothing_grow(tmp_path
 
 
 @linux
-def test_no_order_of_a_controller_raises_in_the_agent(tmp_path: Path) -> None:
+def test_random_orders_from_a_controller_never_crash_the_agent(tmp_path: Path) -> None:
     began, seed, taken = time.monotonic(), 0, 0
     while time.monotonic() - began < SECONDS / 2:
         abused = Abused(tmp_path / str(seed), seed, 0.002)

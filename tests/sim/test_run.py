@@ -1,4 +1,4 @@
-"""Whole runs on nodes that follow a script: what is started again after what, with which report and exit status."""
+"""Whole runs on nodes that follow a script: which failures are restarted, with which report and exit status."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FOR_EVER = 1e6
 GPU_C = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}]}
 SPARE = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c", "spare": True}]}
 GRACE_S = 1.1
-"""How long it takes at most to stop tasks that end when asked to."""
+"""The longest time to stop tasks that end when asked to."""
 
 
 # --- each class of failure ---
@@ -63,7 +63,7 @@ GRACE_S = 1.1
 
 @dataclass(frozen=True)
 class Failure:
-    """The script that makes an attempt fail like this, and the exit status without a restart."""
+    """The script of an attempt with this failure, and the exit status without a restart."""
 
     script: Script
     exit_status: int
@@ -101,18 +101,18 @@ FAILURES: dict[str, Failure] = {
 }
 
 
-def test_every_class_of_failure_has_its_script() -> None:
+def test_the_simulated_failures_cover_every_failure_class() -> None:
     assert FAILURES.keys() == failures.FAILURES.keys()
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_of_each_class_is_started_again_where_the_spec_names_it(tmp_path: Path, name: str) -> None:
+def test_a_run_restarts_after_each_failure_class_named_in_restart_on(tmp_path: Path, name: str) -> None:
     failure = FAILURES[name]
     run = FakeRun(tmp_path / "run", failure.script, {**failure.spec, **restarting(on=[name])})
     report = run.run()
     assert [attempt.verdict.reference for attempt in report.attempts] == [name, "succeeded"]
     assert (report.outcome, report.exit_status) == ("succeeded", 0)
-    is_free = name == "preempted"  # that a port was taken is only what the program says
+    is_free = name == "preempted"  # port-taken is counted, because only the program's output reports it
     cost = "not counted" if is_free else "restart 1 of 1"
     assert f"Restarting: attempt 2 ({cost})" in run.said
     first, last = report.attempts
@@ -124,7 +124,7 @@ def test_a_failure_of_each_class_is_started_again_where_the_spec_names_it(tmp_pa
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_of_each_class_is_left_at_that_where_the_spec_does_not_name_it(tmp_path: Path, name: str) -> None:
+def test_a_run_does_not_restart_after_a_failure_class_missing_from_restart_on(tmp_path: Path, name: str) -> None:
     failure = FAILURES[name]
     others = [other for other in FAILURES if other != name]
     run = FakeRun(tmp_path / "run", failure.script, {**failure.spec, **restarting(5, on=others)})
@@ -135,13 +135,13 @@ def test_a_failure_of_each_class_is_left_at_that_where_the_spec_does_not_name_it
     assert "Restarting" not in run.said
 
 
-def test_without_restarts_in_the_spec_nothing_is_restarted(tmp_path: Path) -> None:
+def test_a_run_does_not_restart_by_default(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:1", KILL)])
     assert [attempt.verdict.reference for attempt in run.run().attempts] == ["task-killed"]
     assert "tarted again" not in run.said
 
 
-def test_an_attempt_that_never_was_a_cluster_is_not_restarted(tmp_path: Path) -> None:
+def test_a_run_does_not_restart_if_a_node_refuses_before_the_start(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.PREPARING, refuse("no-program", "no train.py"))], restarting(5))
     report = run.run()
     assert [attempt.verdict.reference for attempt in report.attempts] == ["no-program"]
@@ -158,7 +158,7 @@ def test_an_attempt_that_never_was_a_cluster_is_not_restarted(tmp_path: Path) ->
         ([Steps("worker:0", 1, 9), Exit("worker:1", CRASHED, crash="ValueError: no")], 2),
     ],
 )
-def test_a_program_that_fails_before_its_first_step_is_not_started_again(
+def test_a_program_that_fails_before_its_first_step_is_not_restarted(
     tmp_path: Path, script: Script, attempts: int
 ) -> None:
     run = FakeRun(tmp_path / "run", script, restarting())
@@ -166,13 +166,13 @@ def test_a_program_that_fails_before_its_first_step_is_not_started_again(
     assert ("the program failed before its first training step" in run.said) == (attempts == 1)
 
 
-def test_a_command_may_do_its_steps_at_any_time_and_is_started_again(tmp_path: Path) -> None:
+def test_a_command_that_fails_before_any_known_step_is_restarted(tmp_path: Path) -> None:
     script: Script = [At(Phase.FORMING, say_nothing), Exit("worker:1", CRASHED, 2.0)]
     run = FakeRun(tmp_path / "run", script, {"program": {"command": ["train"]}, **restarting()})
     assert [attempt.verdict.reference for attempt in run.run().attempts] == ["task-failed", "succeeded"]
 
 
-# --- how often, and when ---
+# --- limits and pauses ---
 
 
 def failing(*attempts: int, how: TaskExit = KILL, after_s: float = 20.0) -> list[Exit]:
@@ -184,7 +184,7 @@ def pauses(report: Any) -> list[float]:
     return [round(after - before, 1) for (_, before), (after, _) in itertools.pairwise(times)]
 
 
-def test_restarts_end_when_they_are_spent_and_pauses_double(tmp_path: Path) -> None:
+def test_restarts_stop_at_their_limit_and_pauses_double(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", failing(1, 2, 3, 4, 5), restarting(4, pause_s=2))
     report = run.run()
     assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed"] * 5
@@ -195,7 +195,7 @@ def test_restarts_end_when_they_are_spent_and_pauses_double(tmp_path: Path) -> N
     assert run.said.count("Error: worker:1 on gpu-b was killed by SIGKILL") == 5
 
 
-def test_a_run_that_saves_nothing_any_more_ends_whatever_restarts_are_left(tmp_path: Path) -> None:
+def test_a_run_ends_after_three_attempts_in_a_row_without_a_checkpoint(tmp_path: Path) -> None:
     saves = At(Phase.RUNNING, say(Saved("ckpt-1", BEGAN)), attempt=2)
     steps = [Steps(f"worker:{index}", 1, 5, attempt=attempt) for index in (0, 1) for attempt in range(1, 9)]
     run = FakeRun(tmp_path / "run", [*failing(*range(1, 9)), *steps, saves], restarting(100, pause_s=0))
@@ -206,7 +206,7 @@ def test_a_run_that_saves_nothing_any_more_ends_whatever_restarts_are_left(tmp_p
     assert "not started again: the last 3 attempts saved no checkpoint and got no further" in run.said
 
 
-def test_preemptions_cost_no_restart(tmp_path: Path) -> None:
+def test_preemptions_do_not_count_as_restarts(tmp_path: Path) -> None:
     saved = [
         deed
         for index in (0, 1)
@@ -228,7 +228,7 @@ def test_preemptions_cost_no_restart(tmp_path: Path) -> None:
     assert not any(task.stopped_by_us for task in report.attempts[0].tasks)
 
 
-def test_restarts_are_counted_within_their_period_of_hours(tmp_path: Path) -> None:
+def test_the_restart_limit_counts_only_restarts_within_the_period(tmp_path: Path) -> None:
     others = [Exit("worker:0", TaskExit(0), FOR_EVER, attempt) for attempt in (1, 2, 3)]
     tasks = [*failing(1, 2, 3, after_s=4000.0), *others, *failing(4)]
     run = FakeRun(tmp_path / "run", tasks, restarting(1, period_s=3600))
@@ -238,11 +238,11 @@ def test_restarts_are_counted_within_their_period_of_hours(tmp_path: Path) -> No
     assert report.ended - report.started > 3 * 4000
 
 
-def test_the_speed_is_measured_after_the_checks_of_the_first_attempt_and_reported(tmp_path: Path) -> None:
+def test_check_speed_measures_only_the_first_attempt_and_reports_slow_links(tmp_path: Path) -> None:
     spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}], "check_speed": True, **restarting()}
     run = FakeRun(tmp_path / "run", failing(1), spec, checks=True)
     report = run.run()
-    measured = ["MeasureNode"] * 3 + ["MeasureLink"] * 3  # a start and two rounds; three for what seems slow
+    measured = ["MeasureNode"] * 3 + ["MeasureLink"] * 3  # nodes: one start and two rounds; a slow link: three rounds
     again = ["Prepare", "Start", "Stop", "Goodbye"]
     assert run.nodes.kinds_of("gpu-a") == ["Hello", "Prepare", "Inspect", "Dial", *measured, "Start", "Stop", *again]
     link = (
@@ -255,7 +255,7 @@ def test_the_speed_is_measured_after_the_checks_of_the_first_attempt_and_reporte
     assert [finding.message.startswith(link) for finding in report.speed.findings] == [True]
 
 
-def test_the_speed_is_not_measured_without_checks_or_after_a_check_that_failed(tmp_path: Path) -> None:
+def test_check_speed_measures_nothing_without_checks_or_after_a_failed_check(tmp_path: Path) -> None:
     for name, more in (
         ("unchecked", {"checks": False}),
         ("refused", {"checks": True, "refused": {"gpu-b": ["worker:0"]}}),
@@ -267,7 +267,7 @@ def test_the_speed_is_not_measured_without_checks_or_after_a_check_that_failed(t
         assert "MeasureNode" not in run.nodes.kinds_of("gpu-a")
 
 
-def test_nodes_that_were_checked_are_not_checked_or_connected_again(tmp_path: Path) -> None:
+def test_a_restart_does_not_check_or_connect_nodes_again(tmp_path: Path) -> None:
     run = FakeRun(
         tmp_path / "run", failing(1), {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}], **restarting()}, checks=True
     )
@@ -277,7 +277,7 @@ def test_nodes_that_were_checked_are_not_checked_or_connected_again(tmp_path: Pa
     ]
 
 
-def test_a_warning_of_the_plan_is_shown_once(tmp_path: Path) -> None:
+def test_a_plan_warning_is_shown_once_over_several_attempts(tmp_path: Path) -> None:
     run = FakeRun(
         tmp_path / "run", failing(1), {"nodes": [{"host": "gpu-a", "gpus": ["0"]}, {"host": "gpu-b"}], **restarting()}
     )
@@ -285,7 +285,7 @@ def test_a_warning_of_the_plan_is_shown_once(tmp_path: Path) -> None:
     assert run.said.count("gpu-a has no GPU 0: TensorFlow would train on the CPU instead") == 1
 
 
-def test_a_folder_is_sent_once(tmp_path: Path) -> None:
+def test_the_program_folder_is_sent_once_over_several_attempts(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("print('hello')\n")
     run = FakeRun(tmp_path / "run", failing(1), {"sync": {"path": "project", "to": "~/project"}, **restarting()})
@@ -293,12 +293,12 @@ def test_a_folder_is_sent_once(tmp_path: Path) -> None:
     assert run.nodes.kinds_of("gpu-b").count("Offer") == 1
 
 
-# --- the user ends it ---
+# --- signals of the user ---
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("phase", [Phase.CONNECTING, Phase.PREPARING, Phase.FORMING, Phase.RUNNING], ids=str)
-def test_a_signal_ends_a_run_and_nothing_is_started_again(
+def test_a_signal_interrupts_a_run_in_any_phase_without_a_restart(
     tmp_path: Path, phase: Phase, signum: int, status: int
 ) -> None:
     run = FakeRun(tmp_path / "run", [At(phase, user(signum))], restarting(5))
@@ -311,7 +311,7 @@ def test_a_signal_ends_a_run_and_nothing_is_started_again(
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("restarts", "outcome"), [(5, "interrupted"), (0, "failed")])
-def test_a_signal_while_a_failed_attempt_is_stopped_keeps_it_from_being_started_again(
+def test_a_signal_while_a_failed_attempt_stops_prevents_its_restart(
     tmp_path: Path, signum: int, restarts: int, outcome: str
 ) -> None:
     run = FakeRun(tmp_path / "run", [*failing(1), At(Phase.STOPPING, ignore_term, "gpu-a")], restarting(restarts))
@@ -322,7 +322,7 @@ def test_a_signal_while_a_failed_attempt_is_stopped_keeps_it_from_being_started_
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_after_all_tasks_have_succeeded_changes_nothing(tmp_path: Path, signum: int) -> None:
+def test_a_signal_while_stopping_a_succeeded_attempt_does_not_change_the_outcome(tmp_path: Path, signum: int) -> None:
     spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b", "tasks": {"evaluator": 1}}]}
     script: Script = [Exit("evaluator:0", TaskExit(0), FOR_EVER), At(Phase.STOPPING, ignore_term)]
     run = FakeRun(tmp_path / "run", script, {**spec, "timeouts": {"drain_s": 10}, **restarting()})
@@ -331,7 +331,7 @@ def test_a_signal_after_all_tasks_have_succeeded_changes_nothing(tmp_path: Path,
     assert (report.outcome, report.exit_status) == ("succeeded", 0)
 
 
-def test_a_signal_in_the_second_attempt_keeps_the_first_in_the_report(tmp_path: Path) -> None:
+def test_the_report_of_an_interrupted_restart_contains_the_first_attempt(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [*failing(1), At(Phase.RUNNING, user(signal.SIGTERM), attempt=2)], restarting(5))
     report = run.run()
     assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed", "interrupted"]
@@ -339,7 +339,7 @@ def test_a_signal_in_the_second_attempt_keeps_the_first_in_the_report(tmp_path: 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_pause_at_once(tmp_path: Path, signum: int) -> None:
+def test_a_signal_ends_a_restart_pause_immediately(tmp_path: Path, signum: int) -> None:
     run = FakeRun(tmp_path / "run", failing(1, 2), restarting(5, pause_s=500))
     run.timing.after(100.0, partial(signal.raise_signal, signum))
     report = run.run()
@@ -349,7 +349,7 @@ def test_a_signal_ends_a_pause_at_once(tmp_path: Path, signum: int) -> None:
     assert report.attempts[1].verdict.reference == "task-killed"
 
 
-def test_a_question_does_not_end_a_pause(tmp_path: Path) -> None:
+def test_a_stack_request_does_not_end_a_restart_pause(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", failing(1, 2), restarting(5, pause_s=500))
     run.timing.after(100.0, partial(signal.raise_signal, signal.SIGUSR1))
     report = run.run()
@@ -360,7 +360,7 @@ def test_a_question_does_not_end_a_pause(tmp_path: Path) -> None:
 # --- a node is lost ---
 
 
-def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
+def test_a_spare_replaces_a_lost_node(tmp_path: Path) -> None:
     run = FakeRun(
         tmp_path / "run", [At(Phase.RUNNING, lose("cable pulled", left=0))], {**SPARE, **restarting()}, checks=True
     )
@@ -379,7 +379,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
     assert report.attempts[1].processes_left == 0
 
 
-def test_a_spare_that_cannot_be_reached_is_one_more_lost_node(tmp_path: Path) -> None:
+def test_an_unreachable_spare_is_replaced_by_the_next_spare(tmp_path: Path) -> None:
     nodes = [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c", "spare": True}, {"host": "gpu-d", "spare": True}]
     script = [At(Phase.RUNNING, lose(left=0)), At(Phase.CONNECTING, lose("no route", left=0), "gpu-c")]
     run = FakeRun(tmp_path / "run", script, {"nodes": nodes, **restarting(2)})
@@ -388,15 +388,15 @@ def test_a_spare_that_cannot_be_reached_is_one_more_lost_node(tmp_path: Path) ->
     assert [task.node for task in report.attempts[2].tasks] == ["gpu-a", "gpu-d"]
 
 
-def test_a_node_that_cannot_be_reached_at_first_is_not_replaced(tmp_path: Path) -> None:
+def test_a_node_unreachable_at_the_first_start_is_not_replaced(tmp_path: Path) -> None:
     script = [At(Phase.CONNECTING, lose("no route"))]
     report = FakeRun(tmp_path / "run", script, {**SPARE, **restarting(5)}).run()
     assert [attempt.verdict.reference for attempt in report.attempts] == ["node-unreachable"]
     assert report.exit_status == 3
 
 
-def test_a_spare_that_has_not_what_it_takes_ends_the_run_with_a_report(tmp_path: Path) -> None:
-    """A usage error before the start is no usage error once something was started."""
+def test_a_spare_with_too_few_gpus_ends_the_run_with_a_report(tmp_path: Path) -> None:
+    """Too few GPUs is a usage error only before the first start."""
     spare = {"host": "gpu-c", "spare": True, "gpus_per_worker": 64}
     spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, spare], **restarting()}
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose(left=0))], spec)
@@ -411,7 +411,7 @@ def test_a_spare_that_has_not_what_it_takes_ends_the_run_with_a_report(tmp_path:
     assert run.said.endswith(f"exit status 3\nLogs: {tmp_path}/run · page: distlaunch report")
 
 
-def test_a_smaller_cluster_continues_if_that_is_allowed(tmp_path: Path) -> None:
+def test_a_smaller_cluster_continues_after_a_loss_if_min_workers_allows(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose(left=0))], {**GPU_C, **restarting(min_workers=2)})
     report = run.run()
     assert report.outcome == "succeeded"
@@ -420,7 +420,7 @@ def test_a_smaller_cluster_continues_if_that_is_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("return_s", [0, 30])
-def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, return_s: float) -> None:
+def test_a_run_ends_if_a_lost_node_is_neither_replaced_nor_returns(tmp_path: Path, return_s: float) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose("cable pulled"))], restarting(return_s=return_s))
     report = run.run()
     assert (report.outcome, report.exit_status, len(report.attempts)) == ("failed", 3, 1)
@@ -433,8 +433,8 @@ def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, retu
     assert f"processes left on gpu-b: unknown; once reachable, run:\n    distlaunch clean {tmp_path}/run" in run.said
 
 
-def test_a_node_that_is_lost_after_its_tasks_have_ended_is_lost_to_the_next_attempt(tmp_path: Path) -> None:
-    """At that time, the other node is still being stopped."""
+def test_a_node_lost_after_its_tasks_ended_fails_the_next_attempt(tmp_path: Path) -> None:
+    """The node is lost while the other node is still being stopped."""
     script: Script = [
         At(Phase.STOPPING, empty_and_lost),
         At(Phase.STOPPING, ignore_term, node="gpu-a"),
@@ -447,7 +447,7 @@ def test_a_node_that_is_lost_after_its_tasks_have_ended_is_lost_to_the_next_atte
     assert second.ended - second.started < 5.0
 
 
-def test_a_controller_that_was_replaced_stops_nothing_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_replaced_controller_stops_no_node_and_writes_no_report(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, be_taken_over)], restarting())
     controller = asdict(this_process())
     facts = {"run_id": "run", "controller": controller, "ended": False, "generation": 1}
@@ -458,25 +458,25 @@ def test_a_controller_that_was_replaced_stops_nothing_and_writes_nothing(tmp_pat
     assert not run.files.report.exists()
 
 
-def test_an_agent_that_only_claims_to_be_taken_over_is_lost(tmp_path: Path) -> None:
+def test_an_agent_that_falsely_claims_a_takeover_is_lost(tmp_path: Path) -> None:
     report = FakeRun(tmp_path / "run", [At(Phase.RUNNING, be_taken_over)]).run()
     assert report.verdict.reference == "node-lost"
 
 
-def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:
+def test_a_lost_node_that_returns_is_used_again(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose())], restarting(), recover=4)
     report = run.run()
     assert report.outcome == "succeeded"
     assert [task.node for task in report.attempts[1].tasks] == ["gpu-a", "gpu-b"]
-    assert run.asked == [("gpu-b", "/run/agent")] * 4  # of the agent whose tasks have to be gone
+    assert run.asked == [("gpu-b", "/run/agent")] * 4  # about the agent with the tasks that must have ended
     assert "No spare node is left; waiting up to 300 s for gpu-b to come back\ngpu-b: back after 6.0 s" in run.said
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 2}
-    assert "certainly ended" not in run.said  # it was seen that they ended
+    assert "certainly ended" not in run.said  # their end was observed
     assert pauses(report) == [6.0]
 
 
-def test_a_node_that_comes_back_without_a_proof_has_to_wait_for_the_end_of_its_lease(tmp_path: Path) -> None:
-    """As a container that was made again: what ran in the last one cannot be seen."""
+def test_a_returned_node_without_proof_of_ended_tasks_waits_for_its_lease(tmp_path: Path) -> None:
+    """For example, a recreated container: it cannot see the processes of the previous one."""
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose())], restarting(), recover=4, recovered=Recovered.UNPROVEN)
     report = run.run()
     assert report.outcome == "succeeded"
@@ -486,7 +486,7 @@ def test_a_node_that_comes_back_without_a_proof_has_to_wait_for_the_end_of_its_l
     assert "Tasks may still run on gpu-b; waiting 64 s until they have certainly ended" in run.said
 
 
-def test_a_signal_ends_the_wait_for_a_node(tmp_path: Path) -> None:
+def test_a_signal_ends_the_wait_for_a_lost_node(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose())], restarting())
     run.timing.after(60.0, partial(signal.raise_signal, signal.SIGINT))
     report = run.run()
@@ -496,9 +496,7 @@ def test_a_signal_ends_the_wait_for_a_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [None, 0])
-def test_the_next_attempt_begins_when_the_tasks_of_a_lost_node_have_ended_for_certain(
-    tmp_path: Path, left: int | None
-) -> None:
+def test_a_restart_waits_until_the_tasks_of_a_lost_node_have_ended(tmp_path: Path, left: int | None) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose(left=left))], {**SPARE, **restarting()})
     report = run.run()
     assert report.outcome == "succeeded"
@@ -513,7 +511,7 @@ def test_the_next_attempt_begins_when_the_tasks_of_a_lost_node_have_ended_for_ce
     assert ("may still run" in run.said) == (left is None)
 
 
-def test_the_silence_before_a_loss_is_part_of_the_fence(tmp_path: Path) -> None:
+def test_the_fencing_time_of_a_lost_node_counts_from_its_last_message(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, fall_silent)], {**SPARE, **restarting()})
     report = run.run()
     began = report.attempts[1].started
@@ -521,7 +519,7 @@ def test_the_silence_before_a_loss_is_part_of_the_fence(tmp_path: Path) -> None:
     assert began - silent == pytest.approx(60 + MARGIN_S, abs=0.1)
 
 
-def test_a_signal_ends_the_wait_for_a_fence_and_there_is_no_pause_after_it(tmp_path: Path) -> None:
+def test_a_signal_ends_the_fencing_wait_without_another_pause(tmp_path: Path) -> None:
     script: Script = [*failing(1), At(Phase.RUNNING, lose(), attempt=2)]
     run = FakeRun(tmp_path / "run", script, {**SPARE, **restarting(5, pause_s=500)})
     run.timing.after(60.0, partial(signal.raise_signal, signal.SIGINT))
@@ -532,7 +530,7 @@ def test_a_signal_ends_the_wait_for_a_fence_and_there_is_no_pause_after_it(tmp_p
     assert "attempt 3" not in run.said
 
 
-def test_a_signal_while_the_others_are_stopped_after_a_loss_looks_for_no_spare(tmp_path: Path) -> None:
+def test_a_signal_while_stopping_after_a_node_loss_uses_no_spare(tmp_path: Path) -> None:
     script = [At(Phase.RUNNING, lose()), At(Phase.STOPPING, ignore_term, "gpu-a")]
     run = FakeRun(tmp_path / "run", script, {**SPARE, **restarting(5)})
     run.timing.after(10.5, partial(signal.raise_signal, signal.SIGTERM))
@@ -542,7 +540,7 @@ def test_a_signal_while_the_others_are_stopped_after_a_loss_looks_for_no_spare(t
     assert "ended for certain" not in run.said
 
 
-def test_a_node_that_is_lost_in_a_pause_is_lost_to_the_next_attempt(tmp_path: Path) -> None:
+def test_a_node_lost_during_a_restart_pause_fails_the_next_attempt(tmp_path: Path) -> None:
     agents: list[FakeAgent] = []
 
     def remember(agent: FakeAgent) -> bool:
@@ -607,7 +605,7 @@ PLANS = 3
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_an_error_in_the_second_attempt_ends_the_run_with_its_report(
+def test_an_error_in_the_second_attempt_ends_the_run_with_a_report(
     tmp_path: Path, plans: int, error: Exception, reference: str, status: int
 ) -> None:
     run = FakeRun(tmp_path / "run", failing(1), restarting())
@@ -622,10 +620,10 @@ def test_an_error_in_the_second_attempt_ends_the_run_with_its_report(
     assert run.said.count(f"[{reference}]") == 1
     assert f"exit status {status}\nLogs: {tmp_path}/run · page: distlaunch report" in run.said
     for node in ("gpu-a", "gpu-b"):
-        assert run.nodes.kinds_of(node)[-1] == "Goodbye"  # whatever was started there is ended
+        assert run.nodes.kinds_of(node)[-1] == "Goodbye"  # ends all tasks on the node
 
 
-def test_an_error_before_anything_was_started_is_raised_as_it_is(tmp_path: Path) -> None:
+def test_an_error_before_the_first_start_is_raised_unchanged_without_a_report(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run")
     run.planner = BadPlanner(**vars(run.planner), left=[PLANS - 1], error=UsageError("gpu-b has 1 GPU"))
     with pytest.raises(UsageError, match="gpu-b has 1 GPU"):
@@ -635,7 +633,7 @@ def test_an_error_before_anything_was_started_is_raised_as_it_is(tmp_path: Path)
     assert run.said == ""
 
 
-def test_a_bug_in_the_first_attempt_after_its_start_has_its_report(tmp_path: Path) -> None:
+def test_a_bug_after_the_first_start_ends_the_run_with_a_report(tmp_path: Path) -> None:
     def fail(agent: FakeAgent) -> bool:
         raise KeyError("oh")
 
@@ -649,7 +647,7 @@ def test_a_bug_in_the_first_attempt_after_its_start_has_its_report(tmp_path: Pat
     assert "Error: a bug in distlaunch: KeyError('oh') [bug]" in run.said
 
 
-def test_a_bug_is_shown_with_the_last_events_of_each_node_that_were_ignored(tmp_path: Path) -> None:
+def test_a_bug_is_shown_with_the_last_ignored_events_of_a_node(tmp_path: Path) -> None:
     def fail(agent: FakeAgent) -> bool:
         raise KeyError("oh")
 
@@ -674,7 +672,7 @@ def fill_disk(patch: pytest.MonkeyPatch, path: Path) -> None:
 
 
 @linux
-def test_a_disk_that_is_full_when_the_second_plan_is_written_ends_the_run_with_its_report(
+def test_a_full_disk_at_the_second_plan_ends_the_run_with_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill(agent: FakeAgent) -> bool:
@@ -692,7 +690,9 @@ def test_a_disk_that_is_full_when_the_second_plan_is_written_ends_the_run_with_i
 
 
 @linux
-def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_cannot_be_written_does_not_change_the_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = FakeRun(tmp_path / "run")
     fill_disk(monkeypatch, tmp_path / "run" / "report.json")
     report = run.run()
@@ -701,7 +701,7 @@ def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path, mo
     assert f"Logs: {tmp_path}/run" in run.said
 
 
-def test_a_console_that_nobody_reads_ends_a_run_as_a_broken_pipe_does(tmp_path: Path) -> None:
+def test_a_broken_output_pipe_ends_a_run_with_status_141(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", failing(1), restarting())
 
     def until_broken(agent: FakeAgent) -> bool:
@@ -720,7 +720,7 @@ def test_a_console_that_nobody_reads_ends_a_run_as_a_broken_pipe_does(tmp_path: 
 # --- the report ---
 
 
-def test_the_report_tells_what_every_task_did_by_our_clock(tmp_path: Path) -> None:
+def test_the_report_records_task_times_by_the_controller_clock(tmp_path: Path) -> None:
     script: Script = [
         Exit("worker:1", TaskExit(0), 30.0),
         Exit("worker:0", TaskExit(1), 40.0, finished=True),
@@ -739,7 +739,7 @@ def test_the_report_tells_what_every_task_did_by_our_clock(tmp_path: Path) -> No
     assert report.versions["tensorflow"] == "2.21.0"
 
 
-def test_faults_that_were_done_are_not_done_again_and_are_reported(tmp_path: Path) -> None:
+def test_injected_faults_are_reported_and_not_injected_again(tmp_path: Path) -> None:
     script: Script = [
         Steps("worker:1", 1, 30, injected=("kill@step=30",)),
         Steps("worker:0", 1, 29),

@@ -1,4 +1,4 @@
-"""The worker that keeps the others waiting is named, with the reason; one bad second is not enough."""
+"""A worker that keeps the others waiting is reported with a reason; one slow second is not enough."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WatchedRun(FakeRun):
 
 
 def take(task: str, own_s: float, data_s: float, cpu_s: float) -> Deed:
-    """Every second, the task reports such steps, and its node what the task uses."""
+    """Every second, the task reports steps with these times, and its node reports the task's usage."""
 
     def do(agent: FakeAgent) -> bool:
         def report(second: int) -> None:
@@ -55,7 +55,7 @@ def take(task: str, own_s: float, data_s: float, cpu_s: float) -> Deed:
     return do
 
 
-def test_a_run_says_records_and_shows_who_is_slow(tmp_path: Path) -> None:
+def test_a_straggler_is_logged_recorded_and_shown_with_its_reason(tmp_path: Path) -> None:
     fast, slow = take("worker:0", 0.05, 0.01, 0.5), take("worker:1", 0.25, 0.2, 0.5)
     run = WatchedRun(tmp_path / "run", [At(Phase.RUNNING, fast, node="gpu-a"), At(Phase.RUNNING, slow, node="gpu-b")])
     run.run()

@@ -33,8 +33,8 @@ def refused(folder: Path, *words: str, **env: str) -> str:
     return ran.stderr
 
 
-class TestOrder:
-    """The command line, a variable, the spec, the file."""
+class TestPrecedence:
+    """In this order: the command line, an environment variable, the spec, the file of defaults."""
 
     @pytest.mark.parametrize(
         ("words", "variable", "file", "used"),
@@ -44,29 +44,31 @@ class TestOrder:
             ([], "", "/file", "/file"),
         ],
     )
-    def test_of_an_option_of_a_field(self, folder: Path, words: list[str], variable: str, file: str, used: str) -> None:
+    def test_the_command_line_overrides_variables_and_the_file_for_spec_fields(
+        self, folder: Path, words: list[str], variable: str, file: str, used: str
+    ) -> None:
         write(folder, f"python: {file}\n")
         env = {"DISTLAUNCH_INIT_PYTHON": variable}
         assert f"\npython: {used}\n" in written(folder, "-H", "a", *words, **env)
 
-    def test_of_an_option_that_is_no_field(self, folder: Path) -> None:
+    def test_the_command_line_overrides_variables_and_the_file_for_other_options(self, folder: Path) -> None:
         write(folder, "local: {workers: 4}\n")
         for words, env, count in ((["-n", "1"], "2", 1), ([], "2", 2), ([], "", 4)):
             ran = run_here("local", "--dry-run", *words, "x.py", cwd=folder, env={"DISTLAUNCH_LOCAL_WORKERS": env})
             assert ran.stdout.count("\n  by hand ") == count
 
-    def test_a_command_comes_before_all_commands(self, folder: Path) -> None:
+    def test_a_default_for_one_command_overrides_a_default_for_all_commands(self, folder: Path) -> None:
         write(folder, "init: {python: /mine}\npython: /all\n")
         assert "\npython: /mine\n" in written(folder, "-H", "a")
 
     @pytest.mark.parametrize("value", ["0", "false", "no"])
-    def test_a_variable_can_turn_a_flag_of_the_file_off(self, folder: Path, value: str) -> None:
+    def test_a_variable_with_0_false_or_no_leaves_a_flag_off(self, folder: Path, value: str) -> None:
         write(folder, "local: {dry-run: true, tensorboard: true}\n")
         env = {"DISTLAUNCH_CONFIG_JSON": value}
         assert run_here("config", cwd=folder, env=env).stdout.startswith("File: ")
 
 
-class TestMistakes:
+class TestErrors:
     @pytest.mark.parametrize(
         ("env", "words", "message"),
         [
@@ -78,7 +80,9 @@ class TestMistakes:
             ({"UP_SET": "a=b"}, "up spec.yaml", "UP_SET a: unknown field"),
         ],
     )
-    def test_of_a_variable_name_it(self, folder: Path, env: dict[str, str], words: str, message: str) -> None:
+    def test_the_error_for_an_invalid_variable_names_the_variable(
+        self, folder: Path, env: dict[str, str], words: str, message: str
+    ) -> None:
         given = {f"DISTLAUNCH_{name}": value for name, value in env.items()}
         assert refused(folder, *words.split(), **given).startswith(f"Error: DISTLAUNCH_{message}")
 
@@ -90,7 +94,9 @@ class TestMistakes:
             ("local: {set: [a=b]}", "1 set a: unknown field"),
         ],
     )
-    def test_of_a_value_in_the_file_name_its_line(self, folder: Path, text: str, message: str) -> None:
+    def test_an_invalid_value_in_the_file_of_defaults_is_reported_with_its_line(
+        self, folder: Path, text: str, message: str
+    ) -> None:
         path = write(folder, text)
         assert refused(folder, "local").startswith(f"Error: {path}:{message}")
 
@@ -112,18 +118,20 @@ class TestMistakes:
             ("version: true", "1:1 version: no command has an option version"),
         ],
     )
-    def test_of_the_file_are_all_named(self, folder: Path, text: str, message: str) -> None:
+    def test_errors_in_the_file_of_defaults_are_reported_with_their_positions(
+        self, folder: Path, text: str, message: str
+    ) -> None:
         path = write(folder, f"{text}\n")
         error = refused(folder, "ls")
         assert error.startswith("Error: the file of defaults has a mistake; nothing was started [usage]\n")
         assert f"  {path}:{message}" in error
 
-    def test_a_file_that_others_can_write_is_not_used(self, folder: Path) -> None:
+    def test_a_file_of_defaults_that_other_users_can_write_is_rejected(self, folder: Path) -> None:
         path = Path(write(folder, "python: /other\n"))
         path.chmod(0o666)
         assert f"other users can write the file of defaults {path}" in refused(folder, "ls")
 
-    def test_a_variable_names_another_file(self, folder: Path) -> None:
+    def test_distlaunch_config_selects_another_file_of_defaults(self, folder: Path) -> None:
         write(folder, "python: /file\n")
         (folder / "other.yaml").write_text("python: /other\n")
         (folder / "other.yaml").chmod(0o600)
@@ -134,12 +142,12 @@ class TestMistakes:
             folder, "ls", DISTLAUNCH_CONFIG="none.yaml"
         )
 
-    def test_an_empty_file_sets_nothing(self, folder: Path) -> None:
+    def test_an_empty_file_of_defaults_is_valid(self, folder: Path) -> None:
         for text in ("", "# nothing\n"):
             write(folder, text)
             assert run_here("ls", cwd=folder).returncode == 0
 
-    def test_completion_ignores_the_file(self, folder: Path) -> None:
+    def test_completion_ignores_errors_in_the_file_of_defaults(self, folder: Path) -> None:
         write(folder, "pyton: x\n")
         env = {"_DISTLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "distlaunch sta", "COMP_CWORD": "1"}
         with pytest.raises(SystemExit):
@@ -147,7 +155,7 @@ class TestMistakes:
 
 
 class TestConfig:
-    def test_shows_what_comes_from_where_without_secrets(self, folder: Path) -> None:
+    def test_the_config_command_shows_values_with_origins_and_redacts_secrets(self, folder: Path) -> None:
         path = write(folder, "python: /opt/python\nup:\n  env: [API=hidden]\n")
         ran = run_here("config", "--json", cwd=folder, env={"DISTLAUNCH_UP_MAX_RESTARTS": "3"})
         found = json.loads(ran.stdout)
@@ -158,27 +166,27 @@ class TestConfig:
         assert set(values.values()) == {("/opt/python", f"{path}:1")}
         assert {command for command, _ in values} == {"local", "up", "check", "doctor", "init"}
 
-    def test_of_a_command_shows_all_options_with_their_variables(self, folder: Path) -> None:
+    def test_the_config_command_lists_all_options_of_a_command_with_variables(self, folder: Path) -> None:
         lines = run_here("config", "up", cwd=folder).stdout.splitlines()
         assert lines[0].endswith("config.yaml (missing)")
         assert [line.split()[0] for line in lines[2:]] == [f"--{name}" for name in options_of(cli.commands["up"])]
         assert any(line.endswith("DISTLAUNCH_UP_RUN_DIR") for line in lines)
 
-    def test_names_variables_of_no_option(self, folder: Path) -> None:
+    def test_the_config_command_reports_variables_that_match_no_option(self, folder: Path) -> None:
         ran = run_here("config", cwd=folder, env={"DISTLAUNCH_UP_MAX_RESTART": "3"})
         assert ran.returncode == 2
         assert ran.stderr == (
             "DISTLAUNCH_UP_MAX_RESTART is the variable of no option; did you mean DISTLAUNCH_UP_MAX_RESTARTS?\n"
         )
 
-    def test_refuses_a_command_that_does_not_exist(self, folder: Path) -> None:
+    def test_the_config_command_rejects_an_unknown_command(self, folder: Path) -> None:
         assert refused(folder, "config", "upp") == (
             "Error: `distlaunch` has no command upp [usage]\n  did you mean up? `distlaunch -h` lists its commands\n"
         )
 
 
-def test_no_variable_of_a_task_is_that_of_an_option() -> None:
-    """A run within a task behaves as outside, whatever its options will be."""
+def test_no_task_variable_is_also_an_option_variable() -> None:
+    """A run started within a task must not take the task's variables for options, not even for future options."""
     ours = {value for value in vars(environment).values() if isinstance(value, str) and value.startswith("DISTLAUNCH_")}
     assert len(ours) > 20
     variables = {find_variable(f"distlaunch {path}", name) for path, each in walk(cli) for name in options_of(each)}
@@ -188,7 +196,7 @@ def test_no_variable_of_a_task_is_that_of_an_option() -> None:
     assert not [name for name in ours if name.startswith(starts)]
 
 
-def test_every_option_of_a_command_has_a_variable_of_its_name() -> None:
+def test_every_command_option_has_an_environment_variable() -> None:
     for path, command in walk(cli):
         for option in command.params:
             if isinstance(option, click.Option) and option.opts != ["-C"]:
@@ -197,5 +205,5 @@ def test_every_option_of_a_command_has_a_variable_of_its_name() -> None:
 
 
 class TestFolder:
-    def test_that_is_missing_is_an_error(self, folder: Path) -> None:
+    def test_changing_to_a_missing_folder_is_an_error(self, folder: Path) -> None:
         assert refused(folder, "-C", "none", "ls").startswith("Error: -C: cannot change to none: No such file or ")

@@ -35,7 +35,7 @@ def test_an_invalid_duration_is_refused_with_an_example(text: str) -> None:
 
 
 @given(st.dictionaries(st.sampled_from([*UNITS]), st.integers(0, 999_999_999), min_size=1))
-def test_any_units_in_descending_order_are_a_duration(numbers: dict[str, int]) -> None:
+def test_a_duration_may_combine_any_units_in_descending_order(numbers: dict[str, int]) -> None:
     parts = [(numbers[unit], unit) for unit in UNITS if unit in numbers]
     assert parse_duration("".join(f"{number}{unit}" for number, unit in parts)) == sum(n * UNITS[u] for n, u in parts)
 

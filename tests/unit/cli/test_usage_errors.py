@@ -69,7 +69,7 @@ def refused(*words: str) -> tuple[str, str]:
         ),
     ],
 )
-def test_an_error_of_click_is_one_of_ours(words: str, message: str, hint: str) -> None:
+def test_click_errors_are_shown_in_the_format_of_distlaunch(words: str, message: str, hint: str) -> None:
     if hint:
         assert refused(*words.split()) == (message, hint)
     else:
@@ -77,18 +77,18 @@ def test_an_error_of_click_is_one_of_ours(words: str, message: str, hint: str) -
 
 
 @pytest.mark.parametrize("name", sorted(MEANT))
-def test_commands_of_other_programs_are_known(name: str) -> None:
+def test_a_command_name_from_another_tool_gets_a_suggestion(name: str) -> None:
     for meant in MEANT[name]:
         assert meant in cli.commands or meant in ("--help", "--version")
     assert refused(name)[1] == f"did you mean {' or '.join(MEANT[name])}? `distlaunch -h` lists its commands"
 
 
 @pytest.mark.parametrize("name", ["pruen", "prun", "r", "rmm", "rn", "prune-all"])
-def test_no_hint_suggests_to_remove_runs(name: str) -> None:
+def test_typos_never_get_a_suggestion_of_prune_or_rm(name: str) -> None:
     assert not re.search(r"\b(prune|rm)\b\?", refused(name)[1])
 
 
-def test_no_command_is_without_these_errors() -> None:
+def test_every_command_uses_the_classes_that_format_usage_errors() -> None:
     commands = [*cli.commands.values()]
     for command in commands:
         if isinstance(command, click.Group):
@@ -99,7 +99,7 @@ def test_no_command_is_without_these_errors() -> None:
     assert len(commands) > 20
 
 
-def test_distlaunch_alone_shows_its_help() -> None:
+def test_distlaunch_without_arguments_prints_help_with_status_2() -> None:
     done = run_here()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Usage: distlaunch [OPTIONS] COMMAND")

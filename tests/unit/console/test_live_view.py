@@ -1,4 +1,4 @@
-"""The picture of the live view: which tasks it shows, that it fits the terminal, and that one picture is one write."""
+"""The live view: which tasks it shows, that it fits the terminal, and that one frame is one write."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Picture:
         return self.region.lines(Size(columns, rows), unfinished)
 
 
-class TestPicture:
-    def test_has_the_run_and_a_line_for_each_task(self) -> None:
+class TestView:
+    def test_the_live_view_shows_the_run_and_one_line_per_task(self) -> None:
         header, titles, first, second = Picture(status(training(0), training(1, step=500))).lines(120)
         assert header.startswith("── two: running · attempt 2 · 3 min 20 s · 1 min 15 s left ───")
         assert titles.split() == ["TASK", "STATE", "EPOCH", "STEP", "PROGRESS", "STEPS/S", "LOSS", "CPU", "MEM", "OWN"]
@@ -78,14 +78,14 @@ class TestPicture:
 
     @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 10), (200, 60), (20, 4), (1, 1)])
     @pytest.mark.parametrize("count", [1, 2, 8, 30, 1000])
-    def test_fits_into_half_of_the_terminal(self, columns: int, rows: int, count: int) -> None:
+    def test_the_live_view_fits_into_half_of_the_terminal(self, columns: int, rows: int, count: int) -> None:
         bar = Unfinished(TaskId("ps", 0), b"ps:0 | ", b"10% " + b"#" * 500)
         seen = status(*(training(number, step=number * 7 or None) for number in range(count)))
         lines = Picture(seen).lines(columns, rows, bar)
         assert 1 <= len(lines) <= max(rows // 2, 1)
         assert max(map(cell_len, lines)) <= columns
 
-    def test_of_30_tasks_shows_those_that_matter_first(self) -> None:
+    def test_the_live_view_lists_failed_and_slow_tasks_first_if_space_is_short(self) -> None:
         tasks = [training(number, own_s=number / 1000) for number in range(30)]
         tasks[17] = task("worker:17", "exit status 1")
         tasks[5] = task("worker:5", "stopped by a signal", step=3)
@@ -100,20 +100,20 @@ class TestPicture:
         assert lines[-1] == "  +21 more: 21 training"
         assert [line.split()[0] for line in lines[2:6]] == ["18", "6", "12", "10"]  # the numbers that keys take
 
-    def test_always_shows_the_chief(self) -> None:
+    def test_the_live_view_always_shows_the_chief(self) -> None:
         tasks = [task("worker:0", "exit status 1"), training(1), task("chief:0", "training", step=1)]
         assert [state.task for _, state in choose_tasks(tasks, 1)] == ["chief:0"]
 
-    def test_has_no_columns_that_would_be_empty(self) -> None:
+    def test_the_live_view_hides_empty_columns(self) -> None:
         _, titles, line = Picture(status(task("worker:0", "waiting for its node"))).lines()
         assert (titles.split(), line.split()) == (["TASK", "STATE"], ["1", "worker:0", "waiting", "for", "its", "node"])
 
-    def test_leaves_out_columns_where_there_is_no_room(self) -> None:
+    def test_the_live_view_drops_columns_on_a_narrow_terminal(self) -> None:
         lines = Picture(status(training(0))).lines(40, 10)
         assert lines[1] == "1 worker:0 training 250/1,000 10 0.1235"
 
     @pytest.mark.parametrize("columns", [60, 79, 80, 100, 120, 200])
-    def test_uses_the_whole_width_and_no_more(self, columns: int) -> None:
+    def test_the_live_view_uses_the_full_width_without_cutting_columns(self, columns: int) -> None:
         """No column is cut, and the last character of a full row stays."""
         wide = Picture(status(training(0), training(1))).lines(400, 24)
         cells = {cell for line in wide[1:] for cell in line.split()}
@@ -123,13 +123,13 @@ class TestPicture:
         assert len(shown[1]) == columns
         assert {cell for line in lines[1:] for cell in line.split() if not set(cell) <= set("━╸─▁▂▃▄▅▆▇█")} <= cells
 
-    def test_has_the_use_of_a_tasks_own_gpus(self) -> None:
+    def test_the_live_view_averages_the_use_of_the_gpus_of_a_task(self) -> None:
         gpus = [GpuState(gpu=str(n), use=use, memory=1, memory_total=2) for n, use in enumerate((0.5, 0.9, 0.1))]
         node = NodeState(node="local", cores=8, memory=1, memory_total=2, gpus=gpus)
         lines = Picture(status(training(0, gpus=["0", "1"]), nodes=[node])).lines(160)
         assert " 70% " in lines[2]
 
-    def test_says_that_nothing_answers(self) -> None:
+    def test_the_live_view_reports_a_controller_that_does_not_answer(self) -> None:
         assert (
             Picture(None, "the controller does not answer")
             .lines()[0]
@@ -138,7 +138,7 @@ class TestPicture:
         [header, *_] = Picture(status(training(0)), "the controller does not answer").lines(120)
         assert "1 min 15 s left · the controller does not answer ──" in header
 
-    def test_shows_unfinished_lines_of_tasks_that_report_no_steps(self) -> None:
+    def test_the_live_view_shows_unfinished_lines_of_tasks_without_steps(self) -> None:
         seen = status(training(0), task("evaluator:0", "running"))
         bars = [
             Unfinished(TaskId(*name), b"%s | " % name[0].encode(), b"10% ###")
@@ -163,7 +163,7 @@ class TestPicture:
         ],
     )
     @pytest.mark.parametrize("columns", [80, 41])
-    def test_cannot_be_broken_by_text_of_others(self, text: str, columns: int) -> None:
+    def test_the_live_view_survives_control_characters_and_overlong_text(self, text: str, columns: int) -> None:
         """The text is a task's state, a run's name, or a task's unfinished line."""
         seen = status(task("worker:0", text), training(1, metrics={"loss": None}), name=text)
         bar = Unfinished(TaskId("ps", 0), b"ps:0 | ", text.encode())
@@ -177,12 +177,12 @@ class TestPicture:
         assert not any("\x1b" in line or "\n" in line for line in Picture(seen).lines(columns, 24))
 
 
-def test_a_bar_is_full_at_its_end_and_never_longer() -> None:
+def test_a_progress_bar_is_full_at_100_percent_and_never_longer() -> None:
     assert [render_bar(share, 4) for share in (0, 0.13, 0.5, 1, 7)] == ["────", "╸───", "━━──", "━━━━", "━━━━"]
 
 
-class TestLastMinute:
-    def test_is_even_while_steps_are_and_drops_when_they_stop(self) -> None:
+class TestStepHistory:
+    def test_step_rates_are_constant_for_regular_steps_and_zero_after_the_last(self) -> None:
         history = StepHistory()
         for second in range(0, 90, 5):  # a step takes longer than the status is old
             history.note(NOW + second, second)
@@ -191,19 +191,19 @@ class TestLastMinute:
         assert stopped[-4:] == [0.0] * 4
         assert render_spark(stopped, 6).rstrip() == render_spark(stopped, 6)[:2]
 
-    def test_begins_anew_after_a_restart(self) -> None:
+    def test_step_rates_ignore_steps_before_a_restart(self) -> None:
         history = StepHistory()
         for second, step in enumerate([100, 110, 120, 1, 3, 5, 7, 9]):
             history.note(NOW + second, step)
         assert set(history.rates(NOW + 7, 30)) == {2.0}
 
-    def test_is_kept_for_a_minute_only(self) -> None:
+    def test_the_step_history_keeps_only_the_last_minute(self) -> None:
         history = StepHistory()
         for second in range(10_000):
             history.note(NOW + second, second)
         assert len(history._times) <= 62
 
-    def test_has_as_many_characters_as_there_is_room(self) -> None:
+    def test_a_sparkline_has_exactly_the_requested_width(self) -> None:
         assert render_spark([1.0, 4.0, 8.0, 0.0], 6) == "  ▂▅█ "
 
 
@@ -237,7 +237,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 class TestSink:
-    def test_one_picture_is_one_write_with_the_lines_that_have_waited_for_it(self, terminal: Terminal) -> None:
+    def test_a_live_frame_is_one_write_that_includes_pending_lines(self, terminal: Terminal) -> None:
         terminal.sink.show_live(["live"])
         assert len(terminal.writes()) == 1
         terminal.sink.write(b"one\n")
@@ -250,7 +250,7 @@ class TestSink:
         assert frame.index(b"\x1b[J") < frame.index(b"one\ntwo\n") < frame.index(b"alive")
         assert (frame[:8], frame[-8:]) == (b"\x1b[?2026h", b"\x1b[?2026l")
 
-    def test_there_are_four_a_second_at_most_and_none_without_news(self, terminal: Terminal) -> None:
+    def test_live_frames_are_limited_to_four_a_second_and_skipped_if_unchanged(self, terminal: Terminal) -> None:
         for number in range(100):
             terminal.sink.write(b"line %d\n" % number)
             terminal.sink.show_live([f"live {number}"])
@@ -263,13 +263,13 @@ class TestSink:
         terminal.sink.show_live(["live"])
         assert terminal.writes() == []
 
-    def test_lines_do_not_wait_where_nothing_is_live(self, terminal: Terminal) -> None:
+    def test_lines_are_written_immediately_without_a_live_view(self, terminal: Terminal) -> None:
         for number in range(3):
             terminal.sink.write(b"line\n")
             terminal.sink.show_live([])
             assert terminal.writes() == [b"line\n"], number
 
-    def test_a_flood_is_written_without_a_picture_and_without_waiting(
+    def test_a_flood_of_output_is_written_immediately_without_a_live_frame(
         self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("launcher.console.terminal.PENDING_LIMIT", 64 << 10)  # as much as one packet can hold
@@ -286,7 +286,7 @@ class TestSink:
         [frame] = terminal.writes()
         assert b"live" in frame
 
-    def test_leaves_a_terminal_that_another_program_has_taken_as_it_is(self, terminal: Terminal) -> None:
+    def test_a_forgotten_live_view_is_not_erased_from_the_terminal(self, terminal: Terminal) -> None:
         terminal.sink.show_live(["live"])
         terminal.writes()
         terminal.sink.forget()
@@ -294,7 +294,7 @@ class TestSink:
         assert terminal.writes() == [b"\x1b[?25h"]
 
 
-def test_a_picture_that_fails_says_so_and_costs_no_line() -> None:
+def test_a_live_view_that_raises_an_error_loses_no_output_line() -> None:
     region = LiveRegion(colour=False)
     area = LiveArea(region, colour=False, is_ours=lambda: True)
 
@@ -359,11 +359,13 @@ class TestKeys:
             (b"?qy", ["stop"]),
         ],
     )
-    def test_do_what_the_help_says(self, keys: Keys, done: list[str], typed: bytes, does: list[str]) -> None:
+    def test_each_key_of_the_live_view_triggers_its_action(
+        self, keys: Keys, done: list[str], typed: bytes, does: list[str]
+    ) -> None:
         keys.press(typed)
         assert done == does
 
-    def test_show_their_questions_and_help_in_the_picture(self, keys: Keys, region: LiveRegion) -> None:
+    def test_the_live_view_shows_key_help_and_confirmation_questions(self, keys: Keys, region: LiveRegion) -> None:
         assert region.lines(Size(80, 24), ())[0].endswith(" ? keys ──")
         keys.press(b"q")
         assert region.lines(Size(80, 24), ())[1] == "Stop the run? y/n"
@@ -379,8 +381,8 @@ class TestKeys:
         assert region.lines(Size(80, 10), ())[1].startswith("Only the log of task 4_")
 
 
-def test_a_screen_that_gets_lower_keeps_its_last_rows() -> None:
-    """The tests' own screen does so, like terminals and unlike pyte."""
+def test_the_screen_of_the_tests_keeps_its_last_rows_when_it_shrinks() -> None:
+    """`Screen` is the tests' own: terminals keep the last rows, but pyte does not."""
     screen = Screen(10, 4)
     for number in range(4):
         screen.draw(str(number))

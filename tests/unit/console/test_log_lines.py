@@ -1,4 +1,4 @@
-"""What a console shows of a log: the same whatever the pieces were, nothing that moves the cursor, no chatter."""
+"""How the console shows a log: the same lines for pieces of any size, no control sequences, no chatter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_lines, "PARTIAL_LIMIT", 40)
 
 
-# So few words produce many rewritten, blank, coloured, overlong and folded lines.
+# These few words produce many rewritten, blank, coloured, overlong and folded lines.
 WORDS = (
     *(bytes([byte]) for byte in b"\n\n\n\r\r\b\t \x1b[m;0ab\x00\x07\x7f\x80\xc3\xa9\xff"),
     b"   ",
@@ -62,11 +62,13 @@ cuts = st.lists(st.integers(0, 30), max_size=20)
 
 class TestPieces:
     @given(logs, cuts, st.booleans(), st.booleans())
-    def test_of_any_size_give_the_same_lines(self, data: bytes, pieces: list[int], colours: bool, fold: bool) -> None:
+    def test_log_pieces_of_any_size_give_the_same_lines(
+        self, data: bytes, pieces: list[int], colours: bool, fold: bool
+    ) -> None:
         assert shown(data, pieces, keep_colours=colours, fold=fold) == shown(data, keep_colours=colours, fold=fold)
 
     @pytest.mark.usefixtures("small_limits")
-    def test_of_one_byte_give_the_same_lines_also_where_lines_are_too_long(self) -> None:
+    def test_overlong_lines_are_cut_alike_for_pieces_of_any_size(self) -> None:
         @given(logs, cuts)
         def check(data: bytes, pieces: list[int]) -> None:
             at_once = shown(data)
@@ -92,18 +94,20 @@ class TestPieces:
         ],
     )
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
-    def test_that_cut_a_line_in_two_change_nothing(self, data: bytes, lines: list[bytes], size: int) -> None:
+    def test_the_shown_lines_do_not_depend_on_where_a_log_is_split(
+        self, data: bytes, lines: list[bytes], size: int
+    ) -> None:
         assert shown(data, [size] * len(data)) == lines
 
     @given(
         st.lists(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\xa0"), max_size=20))
     )
-    def test_of_plain_text_are_shown_as_they_are(self, lines: list[str]) -> None:
+    def test_plain_text_of_a_log_is_shown_unchanged(self, lines: list[str]) -> None:
         data = "".join(f"{line}\n" for line in lines).encode()
 
         assert shown(data, [7, 1, 30]) == [line.encode() for line in lines]
 
-    def test_without_a_line_break_at_the_end_are_shown_when_the_log_ends(self) -> None:
+    def test_a_last_line_without_a_line_break_is_shown_when_the_log_ends(self) -> None:
         lines = LogLines()
 
         assert lines.feed(b"one\ntw") == b"one\n"
@@ -111,7 +115,7 @@ class TestPieces:
         assert lines.unfinished == b"two"
         assert (lines.close(), lines.close()) == (b"two\n", b"")
 
-    def test_that_end_at_a_line_break_leave_nothing_unfinished(self) -> None:
+    def test_a_log_piece_that_ends_at_a_line_break_leaves_no_unfinished_line(self) -> None:
         lines = LogLines()
 
         assert lines.feed(b"one\n\n") == b"one\n\n"
@@ -126,18 +130,18 @@ class TestRewrittenLines:
         for step in range(1, 11)
     )
 
-    def test_show_what_they_show_in_the_end(self) -> None:
+    def test_a_rewritten_progress_bar_is_shown_in_its_final_state(self) -> None:
         bar = "10/10 ━━━━━━━━━━ 1s 10ms/step - loss: 0.0"
 
         assert shown(b"Epoch 1/1\n" + self.KERAS + b"\nDone\n") == [b"Epoch 1/1", bar.encode(), b"Done"]
 
-    def test_show_meanwhile_what_they_show_just_then(self) -> None:
+    def test_an_unfinished_progress_bar_has_its_current_state(self) -> None:
         lines = LogLines()
         lines.feed(self.KERAS[: self.KERAS.index(b"\r", 400)])
 
         assert lines.unfinished.decode().startswith(" 3/10 ━━━━━━━━━━ 1s")
 
-    def test_do_not_pile_up_in_memory(self) -> None:
+    def test_a_rewritten_line_uses_bounded_memory(self) -> None:
         lines = LogLines()
         tracemalloc.start()
         for step in range(5_000):
@@ -148,11 +152,11 @@ class TestRewrittenLines:
         assert lines.unfinished.startswith(b"4999 of 5000")
         assert peak < 50_000
 
-    def test_that_are_blanked_show_what_they_had_shown(self) -> None:
+    def test_a_rewritten_line_that_ends_blank_shows_its_last_text(self) -> None:
         assert shown(b"\r50%\r100%\r      \rnext\n") == [b"next"]
         assert shown(b"\r50%\r100%\r      \n") == [b"100%"]
 
-    def test_with_the_line_breaks_of_windows_lose_nothing(self) -> None:
+    def test_lines_with_windows_line_breaks_are_shown_completely(self) -> None:
         assert shown(b"one\r\ntwo\r\n\r\n") == [b"one", b"two", b""]
 
 
@@ -193,21 +197,21 @@ class TestControlSequences:
         ],
     )
     @pytest.mark.parametrize("colours", [True, False])
-    def test_that_are_no_colours_have_something_to_be_seen_in_their_place(
+    def test_control_sequences_except_colours_are_replaced_by_visible_symbols(
         self, obeyed: bytes, seen: str, colours: bool
     ) -> None:
         (line,) = shown(b"before" + obeyed + b"\nafter\n", keep_colours=colours)[:1]
 
         assert re.sub(r"\x1b\[\d*m", "", line.decode()) == f"before{seen}"
 
-    def test_that_colour_are_kept_on_request_and_end_with_the_line(self) -> None:
+    def test_kept_colours_are_reset_at_the_end_of_the_line(self) -> None:
         assert shown(b"\x1b[1;31mred\nplain\n", keep_colours=True) == [b"\x1b[1;31mred\x1b[0m", b"plain"]
 
-    def test_that_colour_are_left_out_otherwise(self) -> None:
+    def test_colours_of_a_log_are_removed_by_default(self) -> None:
         assert shown(b"\x1b[1;31mred\x1b[m\nplain\n") == [b"red", b"plain"]
 
     @given(logs, st.booleans())
-    def test_never_come_through_but_for_colours(self, data: bytes, colours: bool) -> None:
+    def test_shown_lines_have_no_control_characters_except_colours(self, data: bytes, colours: bool) -> None:
         for line in shown(data, keep_colours=colours):
             text = re.sub(r"\x1b\[[0-9;]*m", "", line.decode()) if colours else line.decode()
 
@@ -215,7 +219,7 @@ class TestControlSequences:
             assert not set(text) & set(TURNING)
 
     @given(st.lists(st.one_of(st.sampled_from(WORDS), st.binary(max_size=3))).map(b"".join), st.booleans())
-    def test_never_come_through_as_a_terminal_reads_them(self, data: bytes, colours: bool) -> None:
+    def test_shown_bytes_have_no_sequence_that_a_terminal_would_execute(self, data: bytes, colours: bool) -> None:
         """Reading byte by byte or as UTF-8 finds no sequences except colours."""
         for line in shown(data.replace(b"\n", b" "), keep_colours=colours, fold=False):
             bare = re.sub(rb"\x1b\[[0-9;:]*m", b"", line) if colours else line
@@ -224,23 +228,23 @@ class TestControlSequences:
             assert not re.search("[\x80-\x9f]", bare.decode())
 
     @given(st.text(st.characters()))
-    def test_of_other_text_have_stand_ins_as_well(self, text: str) -> None:
+    def test_printable_replaces_all_control_characters_of_any_text(self, text: str) -> None:
         clean = printable(text)
         assert not [char for char in clean if unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t"]
         assert not set(clean) & set(TURNING)
         assert printable(clean) == clean
 
-    def test_stay_out_of_text_as_well(self) -> None:
+    def test_printable_replaces_escape_sequences_by_visible_symbols(self) -> None:
         text = "\x1b[31mred \udce9 \x1b]0;t\x07x\ty\nz\r\x9b2J \u202egpj.exe"
         assert printable(text) == r"␛[31mred \udce9 ␛]0;t␇x" "\ty\nz␍" r"\x9b2J \u202egpj.exe"
 
 
 class TestBytes:
-    def test_that_are_not_utf_8_are_replaced(self) -> None:
+    def test_log_bytes_that_are_not_utf_8_are_replaced(self) -> None:
         assert shown(b"caf\xe9 \xff\xfe\n") == ["caf\ufffd \ufffd\ufffd".encode()]
 
     @given(logs)
-    def test_of_any_kind_are_shown_as_utf_8(self, data: bytes) -> None:
+    def test_shown_lines_are_valid_utf_8_for_any_log(self, data: bytes) -> None:
         for line in shown(data):
             line.decode()
 
@@ -248,15 +252,15 @@ class TestBytes:
 class TestLongLines:
     CUT = b"... (cut here; the log has the whole line)"
 
-    def test_are_shown_cut(self) -> None:
+    def test_long_log_lines_are_cut_after_8192_bytes(self) -> None:
         assert shown(b"x" * 8192 + b"\n" + b"y" * 8193 + b"\nz\n") == [b"x" * 8192, b"y" * 8192 + self.CUT, b"z"]
 
-    def test_are_not_cut_within_a_character(self) -> None:
+    def test_long_log_lines_are_not_cut_within_a_character(self) -> None:
         (line,) = shown("━".encode() * 4000 + b"\n")
 
         assert line == "━".encode() * 2730 + self.CUT
 
-    def test_of_10_mb_are_shown_before_they_end_and_kept_out_of_memory(self) -> None:
+    def test_a_line_of_10_mb_is_shown_early_and_uses_bounded_memory(self) -> None:
         lines = LogLines()
         piece = b"x" * (64 << 10)
         tracemalloc.start()
@@ -270,7 +274,7 @@ class TestLongLines:
         assert lines.unfinished == b""
         assert lines.feed(b"the end of it\nnext\n") == b"next\n"
 
-    def test_of_10_mb_at_once_are_shown_cut_as_well(self) -> None:
+    def test_a_line_of_10_mb_in_one_piece_is_cut(self) -> None:
         assert shown(b"x" * 10_000_000 + b"\nnext\n") == [b"x" * 8192 + self.CUT, b"next"]
 
 
@@ -280,14 +284,14 @@ def error(line: bytes) -> bytes:
 
 
 class TestChatter:
-    def test_of_a_real_start_is_folded_all_of_it(self) -> None:
+    def test_all_tensorflow_messages_of_a_normal_start_are_folded(self) -> None:
         data = CHATTER.read_bytes()
         lines = LogLines()
 
         assert lines.feed(data) == b""
         assert lines.folded == data.count(b"\n") > 20
 
-    def test_of_a_real_start_is_shown_on_request(self) -> None:
+    def test_tensorflow_messages_of_a_start_are_shown_if_folding_is_off(self) -> None:
         data = CHATTER.read_bytes()
         lines = LogLines(fold=False)
 
@@ -334,13 +338,13 @@ E0000 00:00:1795307664.184093   12553 ring_alg.cc:291] Aborting RingReduce with 
 BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
 """
 
-    def test_of_a_peer_that_has_gone_is_folded(self) -> None:
+    def test_tensorflow_messages_about_a_lost_peer_are_folded(self) -> None:
         """The peer may have finished normally; if not, the program gets an exception that says the same."""
         lines = LogLines()
         assert lines.feed(self.GONE) == b""
         assert lines.folded == self.GONE.count(b"\n")
 
-    def test_of_a_peer_that_has_gone_ends_with_its_message(self) -> None:
+    def test_folding_of_a_lost_peer_message_ends_with_that_message(self) -> None:
         rest = [b"Epoch 2/3", *self.GONE.splitlines()[1:3]]
         assert shown(self.GONE + b"\n".join(rest) + b"\n") == rest
 
@@ -351,11 +355,11 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
             b"distlaunch: Keras 3.99.0 needs no patch for multi-worker training",
         ],
     )
-    def test_includes_the_patchs_line_which_is_reported_once_for_all_tasks(self, line: bytes) -> None:
+    def test_the_keras_patch_line_of_a_task_is_folded(self, line: bytes) -> None:
         assert shown(line + b"\n") == []
 
     @pytest.mark.parametrize("line", OLDER)
-    def test_of_other_versions_and_of_gpus_is_folded(self, line: bytes) -> None:
+    def test_messages_of_older_tensorflow_and_of_gpus_are_folded(self, line: bytes) -> None:
         assert shown(line + b"\n") == []
 
     @pytest.mark.parametrize(
@@ -409,21 +413,21 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
             ABSL.replace(b"I0000", b"  I0000"),
         ],
     )
-    def test_is_neither_an_error_nor_a_users_line(self, line: bytes) -> None:
+    def test_errors_warnings_and_user_lines_are_not_folded(self, line: bytes) -> None:
         assert shown(ABSL + b"\nx\n" + line + b"\nx\n") == [b"x", line, b"x"]
 
     @pytest.mark.parametrize("line", [line for line in CHATTER.read_bytes().splitlines() if line[4:5] == b"0"])
-    def test_does_not_include_the_same_as_an_error(self, line: bytes) -> None:
+    def test_a_folded_message_is_shown_if_its_level_is_error(self, line: bytes) -> None:
         if b"cuInit" not in line:
             assert shown(error(line) + b"\n") == [error(line)]
 
-    def test_includes_its_continuation_lines_and_no_others(self) -> None:
+    def test_only_continuation_lines_of_a_folded_message_are_folded(self) -> None:
         waiting = b"I0000 00:00:1795226239.734979   29711 coordination_service.cc:505] Example stragglers:\n"
         missing = b"/job:worker/replica:0/task:1\n"
 
         assert shown(waiting + missing + missing + b"user\n" + missing) == [b"user", missing.strip()]
 
-    def test_is_counted_with_its_second_lines_however_it_arrives(self) -> None:
+    def test_folded_lines_are_counted_the_same_if_fed_byte_by_byte(self) -> None:
         data = CHATTER.read_bytes()
         lines = LogLines()
 
@@ -448,7 +452,7 @@ experimental {
 
 
 @pytest.mark.parametrize("mark", ["proto", "str", "only"])  # TensorFlow picks one at random
-def test_a_configuration_that_tensorflow_shows_is_chatter_and_the_same_words_elsewhere_are_not(mark: str) -> None:
+def test_a_tensorflow_session_configuration_is_folded_but_similar_user_lines_are_not(mark: str) -> None:
     configuration = CONFIGURATION.replace("debugproto", f"debug{mark}").encode()
     log = LogLines()
     above = b"I0000 00:00:1795275094.739102    8195 eager_service_impl.cc:355] something else\n"
@@ -459,7 +463,7 @@ def test_a_configuration_that_tensorflow_shows_is_chatter_and_the_same_words_els
 
 
 class TestTracebacks:
-    """The first task's are shown; those of the others follow from its failure."""
+    """The first task's traceback is shown; the others are consequences of its failure."""
 
     TRACEBACK = (
         b"Traceback (most recent call last):\n"
@@ -483,24 +487,24 @@ class TestTracebacks:
         return shown, b"".join(other.feed(second[place : place + 7]) for place in range(0, len(second), 7)), other
 
     @pytest.mark.parametrize("text", [TRACEBACK, CHAINED], ids=["one", "chained"])
-    def test_of_a_second_task_are_left_out_and_counted(self, text: bytes) -> None:
+    def test_the_traceback_of_a_second_task_is_folded_and_counted(self, text: bytes) -> None:
         one, other, lines = self.both(text, b"before\n" + text + b"after\n")
         assert one == text
         assert other == b"before\nafter\n"
         assert lines.folded == lines.folded_traceback == text.count(b"\n")
 
-    def test_of_the_same_task_are_all_shown(self) -> None:
+    def test_all_tracebacks_of_one_task_are_shown(self) -> None:
         lines = LogLines(tracebacks=Tracebacks())
         assert lines.feed(self.CHAINED + self.TRACEBACK) == self.CHAINED + self.TRACEBACK
 
-    def test_of_another_failure_later_are_shown(self) -> None:
+    def test_the_traceback_of_a_much_later_failure_is_shown(self) -> None:
         assert self.both(self.TRACEBACK, self.TRACEBACK, 1000.0)[1] == self.TRACEBACK
 
-    def test_end_with_the_lines_that_tensorflow_adds_to_a_message(self) -> None:
+    def test_lines_that_tensorflow_appends_to_a_folded_traceback_are_folded(self) -> None:
         more = b"Additional GRPC error information from remote target /job:worker\n\t [[{{node Reduce}}]]\nnext\n"
         assert self.both(self.TRACEBACK, self.TRACEBACK + more)[1] == b"next\n"
 
-    def test_are_all_shown_with_verbose(self) -> None:
+    def test_tracebacks_of_all_tasks_are_shown_if_folding_is_off(self) -> None:
         tracebacks = Tracebacks()
         for _ in range(2):
             assert LogLines(fold=False, tracebacks=tracebacks).feed(self.TRACEBACK) == self.TRACEBACK

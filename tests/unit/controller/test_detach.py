@@ -18,7 +18,7 @@ def departure(after_s: float, *events: Event) -> str | None:
     return find_departure(state, STARTED + after_s)
 
 
-def test_tasks_that_import_nothing_are_left_once_all_have_lived_for_two_seconds() -> None:
+def test_detach_returns_after_two_seconds_if_no_task_imports_tensorflow() -> None:
     assert departure(WITHOUT_FRAMEWORK_S - 0.1, *started(W0, W1)) is None
     assert departure(WITHOUT_FRAMEWORK_S, *started(W0)) is None
     expected = "The tasks run, but have not imported TensorFlow; the run continues in the background"
@@ -27,7 +27,7 @@ def test_tasks_that_import_nothing_are_left_once_all_have_lived_for_two_seconds(
     assert departure(WITHOUT_FRAMEWORK_S, *started(W0, W1), silent) == expected
 
 
-def test_a_cluster_that_forms_is_left_after_ten_seconds_with_what_it_waits_for() -> None:
+def test_detach_returns_after_ten_seconds_and_names_the_missing_tasks() -> None:
     imports = TaskReported(W0, "is importing TensorFlow", STARTED)
     jax = TaskReported(W0, NOT_IMPORTED, STARTED, strategy="JAX")
     for known in ([imports], [jax], listening(W0)):
@@ -38,13 +38,13 @@ def test_a_cluster_that_forms_is_left_after_ten_seconds_with_what_it_waits_for()
         assert "worker:1 on b (port 20001 not open)" in said
 
 
-def test_pytorch_is_imported_without_a_report() -> None:
+def test_detach_waits_ten_seconds_for_pytorch_tasks_without_a_report() -> None:
     policy = replace(make_policy(TWO_NODES), strategy=TORCH)
     state, _ = play(policy, *preparing(policy), *started(W0, W1))
     assert find_departure(state, STARTED + WITHOUT_FRAMEWORK_S) is None
     assert find_departure(state, STARTED + FORMING_S)
 
 
-def test_no_time_before_the_start_counts() -> None:
-    """Connecting, sending the program and the checks take as long as they take; their errors still come."""
+def test_detach_does_not_count_the_time_before_tasks_start() -> None:
+    """Connecting, sending the program and the checks have no time limit: their errors are still shown."""
     assert departure(3600.0) is None

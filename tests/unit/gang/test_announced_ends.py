@@ -1,4 +1,4 @@
-"""An engine takes nodes away: how long tasks may still run, and how the run's end is reported."""
+"""An engine reclaims nodes: how long tasks may still run, and how the run's end is reported."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def over(*events: Event | float) -> AttemptState:
     return ending(*events, NodeEmpty("a"), NodeEmpty("b"))[0]
 
 
-def test_after_a_signal_no_task_is_killed_before_slurm_has_said_when_it_will() -> None:
+def test_tasks_keep_a_long_grace_after_a_signal_until_slurm_announces_its_limit() -> None:
     _, actions = ending(TERM, ended(W0, 1050.1, 143), PREEMPTED)
     assert actions == [StopNodes(SIGNALLED_GRACE_S), StopNodes(PREEMPTED.grace_s)]
 
 
-def test_an_announcement_alone_stops_the_tasks_with_its_grace() -> None:
+def test_an_announced_end_stops_the_tasks_with_the_announced_grace() -> None:
     state, actions = ending(PREEMPTED)
     assert (state.phase, state.reason, actions) == (Phase.STOPPING, Reason.ANNOUNCED, [StopNodes(20.0)])
     assert state.deadline == pytest.approx(20.0 + STOP_MARGIN_S, abs=1)
 
 
-def test_a_signal_without_an_announced_end_is_an_ordinary_failure() -> None:
+def test_a_node_signal_without_an_announced_end_is_an_ordinary_failure() -> None:
     state, actions = ending(TERM, ended(W0, 1050.1, 143), NOTHING)
     assert actions == [StopNodes(SIGNALLED_GRACE_S), StopNodes(FAILURE_GRACE_S)]
     assert state.announced is None
     assert ending(TERM, NOTHING, ended(W0, 1051.0, 143))[1] == [StopNodes(FAILURE_GRACE_S)]
 
 
-def test_an_announcement_does_not_lengthen_a_grace() -> None:
+def test_an_announced_end_does_not_extend_a_running_grace() -> None:
     assert ending(failed(W0, 1050.0), PREEMPTED)[1] == [StopNodes(FAILURE_GRACE_S)]
 
 
@@ -70,7 +70,7 @@ def test_an_announcement_does_not_lengthen_a_grace() -> None:
         (PREEMPTED, NodeLost("b", "srun ended")),
     ],
 )
-def test_ends_of_tasks_after_slurms_signal_count_as_the_announced_end(events: tuple[Event, ...]) -> None:
+def test_task_ends_after_a_slurm_signal_are_judged_as_a_preemption(events: tuple[Event, ...]) -> None:
     state = over(*events)
     verdict = judged(state)
     assert (verdict.reference, verdict.message) == ("preempted", "Slurm preempted job 7")
@@ -78,23 +78,23 @@ def test_ends_of_tasks_after_slurms_signal_count_as_the_announced_end(events: tu
     assert (outcome(state), status_of(state)) == ("failed", 1)
 
 
-def test_a_program_that_failed_before_is_the_cause() -> None:
+def test_a_program_that_failed_before_a_preemption_is_the_cause() -> None:
     assert judged(over(failed(W0, 1020.0), TERM, PREEMPTED)).reference == "task-failed"
 
 
-def test_a_cancelled_job_is_an_interruption() -> None:
+def test_a_cancelled_slurm_job_counts_as_an_interruption() -> None:
     state = over(TERM, ended(W0, 1050.1, 143), CANCELLED, ended(W1, 1050.2, 143))
     assert (judged(state).reference, outcome(state), status_of(state)) == ("interrupted", "interrupted", 143)
 
 
-def test_the_announced_end_of_a_single_step_stops_nothing_by_itself() -> None:
+def test_an_out_of_memory_announcement_stops_nothing_by_itself() -> None:
     assert ending(MEMORY)[1] == []
     state = over(MEMORY, ended(W0, 1050.0, by=signal.SIGKILL))
     assert judged(state).reference == "out-of-memory"
     assert not state.is_taken_away
 
 
-def test_endings_are_known_to_the_controller_after_a_requeue(tmp_path: Path) -> None:
+def test_a_requeued_controller_reads_earlier_attempt_outcomes_from_the_journal(tmp_path: Path) -> None:
     endings = [
         AttemptOutcome("preempted", 1.0, 9.0, trained=True, saved=saved, step=step)
         for saved, step in ((True, 5), (False, 5))

@@ -68,8 +68,8 @@ TERM = Interrupted(signal.SIGTERM)
 OPTIONAL = (Phase.CLAIMING, Phase.SYNCING, Phase.CHECKING)
 
 
-def test_a_gang_needs_a_task_whose_end_decides() -> None:
-    """Otherwise, all deciding tasks, namely none, would have succeeded from the start."""
+def test_a_policy_without_a_deciding_task_is_rejected() -> None:
+    """Otherwise, the empty set of deciding tasks would count as succeeded from the start."""
     with pytest.raises(ValueError, match="needs a task whose end decides"):
         make_policy({"a": [EVALUATOR]})
     with pytest.raises(ValueError, match="needs a task whose end decides"):
@@ -90,7 +90,7 @@ class TestSuccess:
         ]
         assert (state.phase, state.reason, state.stopped) == (Phase.FINISHED, Reason.SUCCEEDED, frozenset())
 
-    def test_phases_come_in_order(self) -> None:
+    def test_an_attempt_passes_through_its_phases_in_order(self) -> None:
         policy = make_policy(TWO_NODES)
         state = new_attempt(policy, 0.0)
         phases = [state.phase]
@@ -102,7 +102,7 @@ class TestSuccess:
 
         assert phases == [phase for phase in Phase if phase not in OPTIONAL]
 
-    def test_a_single_task_opens_no_port_and_forms_no_cluster(self) -> None:
+    def test_a_single_task_needs_no_open_port_and_no_cluster(self) -> None:
         policy = make_policy({"a": [W0]})
 
         state, actions = play(
@@ -112,10 +112,10 @@ class TestSuccess:
         assert actions[1:] == [StartTasks({W0: 20000}), FAILURE_STOP, Finish()]
         assert state.reason is Reason.SUCCEEDED
 
-    def test_nothing_is_prepared_before_every_node_is_ready(self) -> None:
+    def test_no_node_is_prepared_before_every_node_is_ready(self) -> None:
         assert play(make_policy(TWO_NODES), NodeReady("b"))[1] == []
 
-    def test_nothing_is_started_before_every_node_is_prepared(self) -> None:
+    def test_no_task_is_started_before_every_node_is_prepared(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, NodeReady("a"), NodeReady("b"), NodePrepared("a", {W0: 20000}))
@@ -123,7 +123,7 @@ class TestSuccess:
         assert actions == [PrepareNodes()]
         assert state.phase in BEFORE_START
 
-    def test_a_program_that_uses_no_cluster_may_end_before_any_port_opens(self) -> None:
+    def test_tasks_that_exit_with_zero_before_any_port_opens_succeed(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1), exited(W0), exited(W1), NodeEmpty("a"))
@@ -132,7 +132,7 @@ class TestSuccess:
 
 
 class TestEvaluator:
-    def test_may_continue_for_the_drain_time_and_is_then_stopped(self) -> None:
+    def test_an_evaluator_is_stopped_when_the_drain_time_after_the_workers_is_over(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, actions = play(
@@ -142,14 +142,14 @@ class TestEvaluator:
         assert actions[2:] == [FAILURE_STOP]
         assert (state.reason, state.stopped) == (Reason.SUCCEEDED, frozenset({EVALUATOR}))
 
-    def test_ends_the_wait_when_it_exits_by_itself(self) -> None:
+    def test_an_evaluator_that_exits_ends_the_drain_early(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, _ = play(policy, *running(policy), exited(W0), exited(W1), exited(EVALUATOR))
 
         assert (state.reason, state.stopped) == (Reason.SUCCEEDED, frozenset())
 
-    def test_failure_is_ignored(self) -> None:
+    def test_a_failed_evaluator_does_not_fail_the_attempt(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, actions = play(policy, *running(policy), exited(EVALUATOR, 1))
@@ -158,21 +158,21 @@ class TestEvaluator:
         state, actions = play_on(state, exited(W0), exited(W1))
         assert (state.reason, actions) == (Reason.SUCCEEDED, [FAILURE_STOP])
 
-    def test_does_not_open_the_drain_window_of_the_workers(self) -> None:
+    def test_an_evaluator_exit_does_not_start_the_drain_of_the_workers(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, _ = play(policy, *running(policy), exited(EVALUATOR))
 
         assert state.deadline is None
 
-    def test_is_not_waited_for_when_the_cluster_forms(self) -> None:
+    def test_a_cluster_forms_without_waiting_for_the_evaluator(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1, EVALUATOR), *listening(W0, W1), ALL_HEARD)
 
         assert state.phase is Phase.RUNNING
 
-    def test_drain_time_starts_at_the_end_of_the_last_worker_even_if_late(self) -> None:
+    def test_the_drain_of_an_evaluator_starts_when_the_last_worker_ends(self) -> None:
         policy = make_policy(WITH_EVALUATOR)
 
         state, _ = play(policy, *running(policy), exited(W0), DRAIN_S, exited(W1))
@@ -181,7 +181,7 @@ class TestEvaluator:
 
 
 class TestFailure:
-    def test_of_a_worker_stops_the_others_after_a_short_grace(self) -> None:
+    def test_a_failed_worker_stops_the_others_after_a_short_grace(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W1, 3))
@@ -189,14 +189,14 @@ class TestFailure:
         assert actions[2:] == [StopNodes(1.0)]
         assert (state.reason, state.stopped) == (Reason.TASK_FAILED, frozenset({W0}))
 
-    def test_by_sigkill_gives_grace_only_to_handlers_because_the_cause_is_known(self) -> None:
+    def test_after_a_task_got_sigkill_only_signal_handlers_get_grace(self) -> None:
         policy = make_policy(TWO_NODES)
 
         _, actions = play(policy, *running(policy), exited(W1, signal=signal.SIGKILL))
 
         assert actions[2:] == [StopNodes(1.0, for_handlers=True)]
 
-    def test_is_final_when_every_node_is_empty(self) -> None:
+    def test_a_failed_attempt_finishes_when_every_node_is_empty(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W1, 3), NodeEmpty("b"))
@@ -205,21 +205,21 @@ class TestFailure:
         state, actions = play_on(state, exited(W0, signal=signal.SIGKILL), NodeEmpty("a"))
         assert (state.phase, state.reason, actions) == (Phase.FINISHED, Reason.TASK_FAILED, [Finish()])
 
-    def test_counts_while_the_cluster_forms(self) -> None:
+    def test_a_task_that_fails_while_the_cluster_forms_fails_the_attempt(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1), exited(W0, signal=signal.SIGSEGV))
 
         assert state.reason is Reason.TASK_FAILED
 
-    def test_counts_after_others_have_succeeded(self) -> None:
+    def test_a_task_that_fails_after_others_succeeded_fails_the_attempt(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *running(policy), exited(W0), exited(W1, 1))
 
         assert (state.reason, state.stopped) == (Reason.TASK_FAILED, frozenset())
 
-    def test_a_task_that_was_just_being_started_counts_as_stopped(self) -> None:
+    def test_a_task_that_starts_after_a_failure_counts_as_stopped(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *preparing(policy), *started(W0), exited(W0, 1), *started(W1))
@@ -228,14 +228,14 @@ class TestFailure:
 
 
 class TestDrain:
-    def test_a_clean_early_exit_stops_no_other_task(self) -> None:
+    def test_a_worker_that_exits_early_with_zero_stops_no_other_task(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W0), DRAIN_S - 1, Tick())
 
         assert (state.phase, actions[2:]) == (Phase.RUNNING, [])
 
-    def test_tasks_that_never_end_are_stopped_and_named(self) -> None:
+    def test_tasks_still_running_after_the_drain_time_are_stopped(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), 7.0, exited(W0), 7.0 + DRAIN_S, Tick(), StacksReceived({}))
@@ -243,7 +243,7 @@ class TestDrain:
         assert actions[2:] == [AskStacks(), FAILURE_STOP]
         assert (state.reason, state.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W1}))
 
-    def test_window_starts_at_the_first_exit_not_at_the_last(self) -> None:
+    def test_the_drain_time_starts_at_the_first_exit_of_a_worker(self) -> None:
         policy = make_policy({"a": [W0, W1, W2]})
 
         ends = (exited(W0), DRAIN_S - 1, exited(W1), DRAIN_S, Tick(), StacksReceived({}))
@@ -251,21 +251,21 @@ class TestDrain:
 
         assert (state.reason, state.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W2}))
 
-    def test_window_opens_even_if_the_first_exit_comes_before_all_ports_are_open(self) -> None:
+    def test_the_drain_time_applies_if_the_first_exit_precedes_open_ports(self) -> None:
         policy = make_policy({"a": [W0, W1, W2]})
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1, W2), 5.0, exited(W0), *listening(W1, W2))
 
         assert (state.phase, state.deadline) == (Phase.RUNNING, 5.0 + DRAIN_S)
 
-    def test_window_opens_even_if_the_first_exit_comes_before_another_node_has_started(self) -> None:
+    def test_the_drain_time_applies_if_the_first_exit_precedes_another_start(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *preparing(policy), *started(W0), exited(W0), 5.0, *started(W1))
 
         assert (state.phase, state.deadline) == (Phase.RUNNING, 5.0 + DRAIN_S)
 
-    def test_window_is_extended_while_a_task_is_at_work(self) -> None:
+    def test_the_drain_timeout_is_extended_for_a_task_at_work(self) -> None:
         policy = make_policy(TWO_NODES)
         at_work = StacksReceived({}, {W1: Activity(idle_s=2.0)})
 
@@ -278,14 +278,14 @@ class TestDrain:
             [AskStacks(), AskStacks(), FAILURE_STOP],
         )
 
-    def test_a_task_that_ends_while_stacks_are_awaited_counts_as_ended(self) -> None:
+    def test_a_task_that_ends_while_its_stack_is_requested_counts_as_ended(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *running(policy), exited(W0), DRAIN_S, Tick(), exited(W1), StacksReceived({}))
 
         assert state.reason is Reason.SUCCEEDED
 
-    def test_window_of_zero_means_no_limit(self) -> None:
+    def test_a_drain_timeout_of_zero_means_no_limit(self) -> None:
         policy = make_policy(TWO_NODES, drain_s=0.0)
 
         state, _ = play(policy, *running(policy), exited(W0), 1e9, Tick())
@@ -294,7 +294,7 @@ class TestDrain:
 
 
 class TestStartTimeout:
-    def test_names_the_tasks_whose_port_is_not_open(self) -> None:
+    def test_a_start_timeout_reports_the_tasks_without_an_open_port(self) -> None:
         policy = make_policy({"a": [W0, W1, W2]})
 
         due = (*preparing(policy), *started(W0, W1, W2), *listening(W1), START_S, Tick())
@@ -304,7 +304,7 @@ class TestStartTimeout:
         assert state.stacks == {W0: "at work"}
         assert (state.reason, state.missing) == (Reason.START_TIMEOUT, [W0, W2])
 
-    def test_still_names_those_tasks_when_all_were_stopped(self) -> None:
+    def test_a_start_timeout_reports_the_missing_tasks_after_all_were_stopped(self) -> None:
         policy = make_policy(ONE_NODE)
         state, _ = play(
             policy, *preparing(policy), *started(W0, W1), *listening(W1), START_S, Tick(), StacksReceived({})
@@ -314,7 +314,7 @@ class TestStartTimeout:
 
         assert (state.phase, state.missing) == (Phase.FINISHED, [W0])
 
-    def test_still_names_a_task_whose_port_opens_too_late(self) -> None:
+    def test_a_start_timeout_reports_a_task_with_a_port_that_opens_too_late(self) -> None:
         policy = make_policy(ONE_NODE)
 
         due = (*preparing(policy), *started(W0, W1), *listening(W1), START_S, Tick())
@@ -322,7 +322,7 @@ class TestStartTimeout:
 
         assert state.missing == [W0]
 
-    def test_is_cancelled_by_a_port_that_opens_before_the_stacks_arrive(self) -> None:
+    def test_a_port_that_opens_before_the_stacks_arrive_cancels_the_start_timeout(self) -> None:
         policy = make_policy(ONE_NODE)
 
         due = (*preparing(policy), *started(W0, W1), *listening(W1), START_S, Tick())
@@ -331,7 +331,7 @@ class TestStartTimeout:
         assert (state.phase, state.suspicion, state.deadline) == (Phase.RUNNING, None, None)
         assert actions[2:] == [AskStacks()]
 
-    def test_names_a_task_that_has_not_joined_the_leader(self) -> None:
+    def test_a_start_timeout_reports_a_task_that_has_not_joined_the_leader(self) -> None:
         policy = make_policy(ONE_NODE)
         waits = (*preparing(policy), *started(W0, W1), LeaderWaits(frozenset({W1})), *listening(W0, W1))
 
@@ -341,34 +341,34 @@ class TestStartTimeout:
         state, _ = play(policy, *waits, LeaderWaits(frozenset()))
         assert (state.phase, state.missing) == (Phase.RUNNING, [])
 
-    def test_does_not_wait_forever_for_the_stacks(self) -> None:
+    def test_a_start_timeout_does_not_wait_forever_for_stacks(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1), START_S, Tick(), START_S + STACKS_S, Tick())
 
         assert (state.phase, state.reason) == (Phase.STOPPING, Reason.START_TIMEOUT)
 
-    def test_applies_to_nodes_that_do_not_answer(self) -> None:
+    def test_the_start_timeout_applies_to_nodes_that_do_not_answer(self) -> None:
         state, actions = play(make_policy(TWO_NODES), NodeReady("a"), START_S, Tick())
 
         assert actions == [FAILURE_STOP]
         assert (state.reason, state.prepared) == (Reason.START_TIMEOUT, frozenset())
 
-    def test_does_not_expire_early(self) -> None:
+    def test_the_start_timeout_does_not_expire_early(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, _ = play(policy, *preparing(policy), *started(W0, W1), START_S - 0.1, Tick())
 
         assert state.phase is Phase.FORMING
 
-    def test_does_not_apply_once_the_cluster_is_up(self) -> None:
+    def test_the_start_timeout_does_not_apply_once_the_cluster_is_up(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, _ = play(policy, *running(policy), START_S, Tick())
 
         assert (state.phase, state.deadline) == (Phase.RUNNING, None)
 
-    def test_of_zero_means_no_limit(self) -> None:
+    def test_a_start_timeout_of_zero_means_no_limit(self) -> None:
         policy = make_policy(TWO_NODES, start_s=0.0)
 
         assert play(policy, 1e9, Tick())[0].phase is Phase.CONNECTING
@@ -376,7 +376,7 @@ class TestStartTimeout:
 
 
 class TestRefusalAndLoss:
-    def test_a_refusal_stops_the_other_nodes(self) -> None:
+    def test_a_node_that_refuses_stops_the_other_nodes(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, NodeReady("a"), NodeReady("b"), REFUSED, NodeEmpty("a"), NodeEmpty("b"))
@@ -384,28 +384,28 @@ class TestRefusalAndLoss:
         assert actions == [PrepareNodes(), FAILURE_STOP, Finish()]
         assert (state.reason, state.refusals) == (Reason.REFUSED, (REFUSED,))
 
-    def test_every_refusal_is_kept(self) -> None:
+    def test_refusals_of_all_nodes_are_recorded(self) -> None:
         other = NodeRefused("a", (Problem("port-taken", "port 20000 is held by nginx"),))
 
         state, _ = play(make_policy(TWO_NODES), NodeReady("a"), NodeReady("b"), REFUSED, other)
 
         assert state.refusals == (REFUSED, other)
 
-    def test_endless_refusals_are_kept_up_to_a_limit(self) -> None:
+    def test_the_number_of_recorded_refusals_is_limited(self) -> None:
         for refusal in (NodeRefused("b", ()), NodeRefused("b", REFUSED.problems * 900)):
             state, _ = play(make_policy(TWO_NODES), NodeReady("a"), NodeReady("b"), *[refusal] * 3000)
 
             assert 2 <= len(state.refusals) <= REFUSALS
             assert sum(len(kept.problems) for kept in state.refusals) < 2 * REFUSALS
 
-    def test_a_node_that_breaks_while_training_stops_the_rest(self) -> None:
+    def test_a_node_that_refuses_during_training_stops_the_attempt(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), REFUSED)
 
         assert (state.reason, actions[2:]) == (Reason.REFUSED, [FAILURE_STOP])
 
-    def test_all_unreachable_nodes_are_known_before_the_rest_is_stopped(self) -> None:
+    def test_an_unreachable_node_stops_the_attempt_only_after_all_nodes_were_tried(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, NodeLost("b", "connection refused"))
@@ -418,7 +418,7 @@ class TestRefusalAndLoss:
         state, actions = play(policy, NodeLost("b", "connection refused"), NodeReady("a"), NodeEmpty("a"))
         assert (state.reason, actions) == (Reason.NODE_LOST, [FAILURE_STOP, Finish()])
 
-    def test_a_lost_node_stops_the_rest_in_every_phase(self) -> None:
+    def test_a_lost_node_stops_the_other_nodes_in_every_phase(self) -> None:
         policy = make_policy(TWO_NODES)
         history = running(policy)
 
@@ -428,7 +428,7 @@ class TestRefusalAndLoss:
             assert actions[-2:] == [FAILURE_STOP, Finish()]
             assert (state.reason, state.lost) == (Reason.NODE_LOST, {"b": "the agent ended"})
 
-    def test_a_refusing_node_stops_the_rest_in_every_phase(self) -> None:
+    def test_a_refusal_stops_all_nodes_in_every_phase(self) -> None:
         policy = make_policy(TWO_NODES)
         history = running(policy)
 
@@ -446,26 +446,26 @@ class TestRefusalAndLoss:
 
         assert (state.phase, actions[2:]) == (Phase.FINISHED, [Finish()])
 
-    def test_the_first_reason_for_a_loss_is_kept(self) -> None:
+    def test_the_first_reason_for_a_node_loss_is_kept(self) -> None:
         lost = [NodeLost("b", "the agent ended"), NodeLost("b", "no data for 60 s")]
 
         assert play(make_policy(TWO_NODES), *lost)[0].lost == {"b": "the agent ended"}
 
-    def test_an_empty_node_may_close_its_connection(self) -> None:
+    def test_an_empty_node_that_closes_its_connection_is_not_lost(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, _ = play(policy, *running(policy), exited(W0, 1), NodeEmpty("b"), NodeLost("b", "the agent ended"))
 
         assert state.lost == {}
 
-    def test_a_node_lost_while_stopping_is_not_waited_for(self) -> None:
+    def test_the_attempt_does_not_wait_for_a_node_lost_while_stopping(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W0, 1), NodeEmpty("a"), NodeLost("b", "the agent ended"))
 
         assert (state.reason, actions[3:]) == (Reason.TASK_FAILED, [Finish()])
 
-    def test_a_node_that_never_reports_that_it_is_empty_counts_as_lost(self) -> None:
+    def test_a_node_that_never_reports_its_processes_ended_counts_as_lost(self) -> None:
         policy = make_policy(TWO_NODES)
         stopping = [*running(policy), exited(W0, 1), NodeEmpty("a")]
         due = FAILURE_GRACE_S + STOP_MARGIN_S
@@ -480,7 +480,7 @@ KEYBOARD = CrashRecord(1.0, "KeyboardInterrupt", "")
 
 
 class TestInterruption:
-    def test_once_stops_with_the_users_grace(self) -> None:
+    def test_an_interruption_stops_all_nodes_with_the_configured_grace(self) -> None:
         policy = make_policy(TWO_NODES)
 
         for event in (CTRL_C, TERM, Interrupted(signal.SIGHUP), Interrupted(signal.SIGPIPE)):
@@ -489,7 +489,7 @@ class TestInterruption:
             assert actions[2:] == [StopNodes(GRACE_S, interrupts=event is CTRL_C)]
             assert (state.reason, state.signal) == (Reason.INTERRUPTED, event.signal)
 
-    def test_twice_kills(self) -> None:
+    def test_a_second_ctrl_c_kills_all_tasks(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), CTRL_C, CTRL_C)
@@ -497,7 +497,7 @@ class TestInterruption:
         assert actions[2:] == [INTERRUPT, StopNodes(0.0)]
         assert (state.phase, state.signal) == (Phase.STOPPING, signal.SIGINT)
 
-    def test_in_every_phase_stops_every_node_that_has_answered(self) -> None:
+    def test_an_interruption_in_any_phase_stops_the_nodes_that_have_answered(self) -> None:
         policy = make_policy(TWO_NODES)
         history = running(policy)
 
@@ -507,7 +507,7 @@ class TestInterruption:
             assert actions[-2:] == ([INTERRUPT, Finish()] if length else [Finish()])
             assert state.reason is Reason.INTERRUPTED
 
-    def test_by_hand_is_ctrl_c_or_a_request(self) -> None:
+    def test_ctrl_c_and_a_user_request_interrupt_the_tasks(self) -> None:
         policy = make_policy(TWO_NODES)
         for event in (CTRL_C, Interrupted(signal.SIGTERM, asked=True)):
             assert play(policy, *running(policy), event)[1][2:] == [INTERRUPT]
@@ -524,7 +524,7 @@ class TestInterruption:
             ((TaskInterrupted(W0), ProgramEnded(W0, 1.0, KEYBOARD), exited(W1, 1)), False),
         ],
     )
-    def test_insists_after_three_seconds_unless_a_program_may_be_saving(
+    def test_an_interruption_escalates_after_three_seconds_unless_a_program_may_be_saving(
         self, then: tuple[Event, ...], insists: bool
     ) -> None:
         policy = make_policy(TWO_NODES)
@@ -536,14 +536,14 @@ class TestInterruption:
         assert actions[2:] == [INTERRUPT, *([StopNodes(FAILURE_GRACE_S)] if insists else [])]
         assert state.reason is Reason.INTERRUPTED
 
-    def test_insists_as_soon_as_a_program_has_saved(self) -> None:
+    def test_an_interruption_escalates_as_soon_as_a_program_has_saved(self) -> None:
         policy = make_policy(TWO_NODES)
         history = [*running(policy), CTRL_C, TaskInterrupted(W0), INTERRUPT_S + 2, Tick()]
 
         assert play(policy, *history)[1][2:] == [INTERRUPT]
         assert play(policy, *history, exited(W0, 0))[1][2:] == [INTERRUPT, StopNodes(FAILURE_GRACE_S)]
 
-    def test_by_ctrl_c_while_stopping_kills_and_keeps_the_failure_as_the_reason(self) -> None:
+    def test_ctrl_c_while_stopping_kills_tasks_and_keeps_the_original_failure(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), exited(W0, 1), CTRL_C)
@@ -551,7 +551,7 @@ class TestInterruption:
         assert actions[2:] == [FAILURE_STOP, StopNodes(0.0)]
         assert (state.reason, state.signal) == (Reason.TASK_FAILED, None)
 
-    def test_grace_is_not_cut_short_by_signals_that_repeat_by_accident(self) -> None:
+    def test_repeated_signals_other_than_ctrl_c_do_not_shorten_the_grace(self) -> None:
         policy = make_policy(TWO_NODES)
 
         # `timeout` sends TERM twice; Ctrl-C also ends the `tee` that reads our output.
@@ -561,7 +561,7 @@ class TestInterruption:
             assert actions[2:] == [StopNodes(GRACE_S)]
             assert state.signal == signal.SIGTERM
 
-    def test_many_times_does_not_delay_the_end(self) -> None:
+    def test_repeated_ctrl_c_does_not_delay_the_end(self) -> None:
         policy = make_policy(TWO_NODES)
         impatience: list[Event | float] = []
         for second in range(60):
@@ -573,14 +573,14 @@ class TestInterruption:
 
 
 class TestBrokenAgents:
-    def test_a_node_that_the_plan_does_not_have_is_ignored(self) -> None:
+    def test_events_of_a_node_outside_the_plan_are_ignored(self) -> None:
         policy = make_policy(ONE_NODE)
         asked, _ = play(policy, *[NodeReady(node) for node in policy.nodes])
 
         assert asked.phase is Phase.PREPARING
         assert play_on(asked, NodePrepared("another", {})) == (asked, [])
 
-    def test_events_after_the_end_change_nothing(self) -> None:
+    def test_events_after_the_end_of_an_attempt_are_ignored(self) -> None:
         policy = make_policy(TWO_NODES)
         end, _ = play(policy, *running(policy), exited(W0, 1), NodeEmpty("a"), NodeEmpty("b"))
 
@@ -609,14 +609,14 @@ class TestBrokenAgents:
         assert play(policy, NodeReady("a"), exited(W0, 1))[0].exits == {}
         assert play(policy, *running(policy), *started(unknown), exited(unknown, 1))[0].phase is Phase.RUNNING
 
-    def test_answers_to_orders_that_were_not_given_are_ignored(self) -> None:
+    def test_answers_without_a_matching_order_are_ignored(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, NodePrepared("a", {W0: 1}), NodePrepared("b", {W1: 2}), *started(W0))
 
         assert (state, actions) == (new_attempt(policy, 0.0), [])
 
-    def test_ports_for_tasks_of_another_node_prepare_nothing(self) -> None:
+    def test_a_node_that_reports_ports_of_another_node_is_not_prepared(self) -> None:
         policy = make_policy(TWO_NODES)
 
         _, actions = play(
@@ -625,7 +625,7 @@ class TestBrokenAgents:
 
         assert actions == [PrepareNodes()]
 
-    def test_a_node_that_claims_to_be_empty_during_training_is_not_believed(self) -> None:
+    def test_a_report_of_an_empty_node_during_training_is_ignored(self) -> None:
         policy = make_policy(TWO_NODES)
 
         state, actions = play(policy, *running(policy), NodeEmpty("a"), exited(W1, 1), NodeEmpty("b"))
@@ -635,7 +635,7 @@ class TestBrokenAgents:
 
 class TestEveryHistory:
     @given(histories())
-    def test_has_its_actions_in_the_only_valid_order(
+    def test_actions_follow_the_only_valid_order_in_every_history(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         kinds = [type(action) for action in actions_of(replay(*told))]
@@ -645,7 +645,7 @@ class TestEveryHistory:
         assert all(kinds.count(kind) <= 1 for kind in order if kind not in (StopNodes, AskStacks))
 
     @given(histories())
-    def test_starts_tasks_only_when_every_node_holds_the_ports_of_its_tasks(
+    def test_no_history_starts_tasks_before_every_node_holds_their_ports(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         policy, _ = told
@@ -655,13 +655,15 @@ class TestEveryHistory:
                 assert action.ports.keys() == policy.tasks
 
     @given(histories())
-    def test_has_a_grace_that_only_shrinks(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
+    def test_the_stop_grace_never_grows_in_any_history(
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
+    ) -> None:
         graces = [action.grace_s for action in actions_of(replay(*told)) if isinstance(action, StopNodes)]
 
         assert graces == sorted(graces, reverse=True)
 
     @given(histories())
-    def test_stops_every_node_that_may_have_processes_before_it_finishes(
+    def test_every_history_stops_all_nodes_with_processes_before_it_finishes(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         told_to_stop: set[str] = set()
@@ -674,7 +676,9 @@ class TestEveryHistory:
                 assert not reachable
 
     @given(histories())
-    def test_keeps_its_first_reason(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
+    def test_the_first_reason_for_an_end_never_changes_in_any_history(
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
+    ) -> None:
         reasons = [after.reason for _, _, after in replay(*told)]
 
         given_ones = [reason for reason in reasons if reason is not None]
@@ -682,7 +686,7 @@ class TestEveryHistory:
         assert reasons == [None] * (len(reasons) - len(given_ones)) + given_ones
 
     @given(histories())
-    def test_succeeds_only_if_every_worker_exited_with_zero(
+    def test_no_history_succeeds_unless_every_worker_exited_with_zero(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         policy, history = told
@@ -692,7 +696,7 @@ class TestEveryHistory:
             assert all(steps[-1][2].exits[task].exit.ok for task in trainers)
 
     @given(histories())
-    def test_ends_after_an_interruption_as_time_passes(
+    def test_every_history_ends_after_an_interruption(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         policy, history = told
@@ -704,7 +708,7 @@ class TestEveryHistory:
         assert isinstance(actions_of(steps)[-1], Finish)
 
     @given(histories())
-    def test_waits_forever_only_for_training_or_if_the_user_set_no_limit(
+    def test_no_history_waits_forever_except_in_training_or_without_a_limit(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         policy, history = told
@@ -727,7 +731,7 @@ class TestOutOfStep:
     CRASH = CrashRecord(1009.0, "InternalError", "Collective instance 151 expected type 0 but got type 2")
     APART = TaskExited(W1, TaskExit(1), 1010.0, CRASH)
 
-    def test_the_other_tasks_are_asked_before_they_are_stopped(self) -> None:
+    def test_stacks_are_requested_before_out_of_step_tasks_are_stopped(self) -> None:
         policy = make_policy({"a": [W0, W1, W2]})
 
         state, actions = play(policy, *running(policy), self.APART)
@@ -738,14 +742,14 @@ class TestOutOfStep:
         assert state.stacks == {W0: "here"}
         assert state.stopped == {W0}
 
-    def test_tasks_are_stopped_if_they_do_not_answer(self) -> None:
+    def test_out_of_step_tasks_are_stopped_if_no_stacks_arrive(self) -> None:
         policy = make_policy(ONE_NODE)
 
         state, actions = play(policy, *running(policy), self.APART, STACKS_S, Tick())
 
         assert (actions[-2:], state.reason) == ([AskStacks(), FAILURE_STOP], Reason.TASK_FAILED)
 
-    def test_tasks_that_have_ended_are_not_waited_for(self) -> None:
+    def test_stacks_of_ended_tasks_are_not_awaited_when_workers_are_out_of_step(self) -> None:
         policy = make_policy(ONE_NODE)
 
         _, actions = play(policy, *running(policy), self.APART, exited(W0, 1))

@@ -16,12 +16,12 @@ def names(count: int) -> list[str]:
 
 
 @given(st.integers(1, ALL_PAIRS))
-def test_few_nodes_dial_all_nodes(count: int) -> None:
+def test_every_node_dials_every_node_in_a_small_cluster(count: int) -> None:
     assert choose_dials(names(count), "n0") == {node: names(count) for node in names(count)}
 
 
 @given(st.integers(ALL_PAIRS + 1, 1500), st.data())
-def test_each_of_many_is_dialled_by_the_leader_and_by_as_many_others(count: int, data: st.DataObject) -> None:
+def test_the_leader_and_a_sample_dial_each_node_of_a_large_cluster(count: int, data: st.DataObject) -> None:
     nodes = names(count)
     leader = data.draw(st.sampled_from(nodes))
 
@@ -43,12 +43,12 @@ def test_each_of_many_is_dialled_by_the_leader_and_by_as_many_others(count: int,
 
 
 @given(st.integers(ALL_PAIRS + 1, 500))
-def test_without_a_leader_each_dials_some(count: int) -> None:
+def test_without_a_leader_every_node_dials_the_same_number_of_nodes(count: int) -> None:
     chosen = choose_dials(names(count), None)
     assert {len(others) for others in chosen.values()} == {count_partners(count)}
 
 
-def test_a_node_that_one_of_its_callers_does_not_reach_is_found_among_many() -> None:
+def test_one_failed_dial_among_100_nodes_is_reported() -> None:
     spec = spec_of(*({"host": name} for name in names(100)), checkpoint_directory=CHECKPOINTS)
 
     answered = Answered(spec, failures={("n3", "n7"): "timed-out"})
@@ -62,7 +62,7 @@ def test_a_node_that_one_of_its_callers_does_not_reach_is_found_among_many() -> 
     )
 
 
-def test_a_folder_that_one_node_of_many_does_not_see_is_found() -> None:
+def test_a_checkpoint_folder_not_shared_with_one_of_100_nodes_is_reported() -> None:
     spec = spec_of(*({"host": name} for name in names(100)), checkpoint_directory=CHECKPOINTS)
 
     answered = Answered(spec, sees={"n5": ["n5"]})
@@ -72,6 +72,6 @@ def test_a_folder_that_one_node_of_many_does_not_see_is_found() -> None:
 
 
 @pytest.mark.parametrize(("count", "callers"), [(ALL_PAIRS, []), (ALL_PAIRS + 1, ["10.1.0.7"])])
-def test_nodes_not_dialled_by_all_others_learn_which_addresses_call_them(count: int, callers: list[str]) -> None:
+def test_caller_addresses_are_collected_only_if_not_all_pairs_dial(count: int, callers: list[str]) -> None:
     answered = Answered(spec_of(*({"host": name} for name in names(count))), source="10.1.0.7")
     assert answered.preflight.find_callers() == callers

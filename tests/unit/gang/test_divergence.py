@@ -43,12 +43,12 @@ def follow(nodes: dict[str, list[TaskId]], *events: Event) -> AttemptState:
     return state
 
 
-def test_models_that_are_the_same_are_not_mentioned() -> None:
+def test_equal_models_are_not_reported_as_diverged() -> None:
     state = follow(ONE_NODE, *(reported(task, digest(epoch)) for epoch in (1, 2, 3) for task in (W0, W1)))
     assert state.divergence == ""
 
 
-def test_the_first_variable_that_differs_is_named_with_the_workers() -> None:
+def test_a_divergence_names_the_workers_and_the_first_different_variable() -> None:
     state = follow(THREE, *(reported(task, digest(2)) for task in (W0, W2)), reported(W1, digest(2, LAST_DIFFERS)))
     assert state.divergence == (
         "the model of worker:1 differs from those of worker:0, worker:2 after epoch 2, first in counting/above; "
@@ -56,14 +56,14 @@ def test_the_first_variable_that_differs_is_named_with_the_workers() -> None:
     )
 
 
-def test_models_that_all_differ_are_compared_with_the_first() -> None:
+def test_models_that_all_differ_are_compared_with_the_first_worker() -> None:
     apart = [reported(task, digest(1, [f"0000000{task.index}", *SAME[1:]], ended=True)) for task in (W0, W1, W2)]
     assert follow(THREE, *apart).divergence.startswith(
         "the models of worker:1, worker:2 differ from that of worker:0 at the end, first in dense/kernel; "
     )
 
 
-def test_nothing_is_said_before_all_workers_have_reported_the_moment() -> None:
+def test_no_divergence_is_reported_before_all_workers_have_reported_the_epoch() -> None:
     state = follow(THREE, reported(W0, digest(1)), reported(W1, digest(1, LAST_DIFFERS)))
     assert state.divergence == ""
 
@@ -71,26 +71,26 @@ def test_nothing_is_said_before_all_workers_have_reported_the_moment() -> None:
 @pytest.mark.parametrize(
     "other", [digest(2, LAST_DIFFERS), digest(1, LAST_DIFFERS, fit=2), digest(1, LAST_DIFFERS, ended=True)]
 )
-def test_different_moments_are_not_compared(other: ModelDigest) -> None:
+def test_model_digests_of_different_epochs_or_fits_are_not_compared(other: ModelDigest) -> None:
     assert follow(ONE_NODE, reported(W0, digest(1)), reported(W1, other)).divergence == ""
 
 
-def test_a_worker_that_reports_late_is_compared_with_an_earlier_digest_of_the_other() -> None:
+def test_a_late_model_digest_is_compared_with_earlier_digests_of_other_workers() -> None:
     early = [reported(W0, digest(epoch)) for epoch in range(1, KEPT + 1)]
     assert follow(ONE_NODE, *early, reported(W1, digest(1, LAST_DIFFERS))).divergence != ""
 
 
-def test_a_status_without_a_digest_changes_nothing() -> None:
+def test_a_status_without_a_model_digest_keeps_the_last_digest() -> None:
     state = follow(ONE_NODE, reported(W0, digest(1)), reported(W0, None), reported(W1, digest(1, LAST_DIFFERS)))
     assert state.divergence != ""
 
 
-def test_models_of_different_sizes_differ_in_their_number_of_variables() -> None:
+def test_models_of_different_sizes_are_reported_by_their_number_of_variables() -> None:
     state = follow(ONE_NODE, reported(W0, digest(1)), reported(W1, ModelDigest(1, 1, False, NAMES[:2], SAME[:2])))
     assert "first in the number of variables" in state.divergence
 
 
-def test_only_the_first_difference_is_a_message() -> None:
+def test_only_the_first_divergence_produces_a_message() -> None:
     policy = make_policy(ONE_NODE)
     events: list[Event] = [reported(W0, digest(1)), reported(W1, digest(1, LAST_DIFFERS)), reported(W0, digest(2))]
     before, _ = play(policy, *running(policy))
@@ -125,13 +125,13 @@ def attempt_files(folder: Path) -> AttemptFiles:
         (0.0, 0.0, 2048),
     ],
 )
-def test_a_digest_takes_a_small_part_of_the_time_and_lasts_some_seconds(
+def test_the_epochs_between_model_digests_grow_with_the_cost_of_a_digest(
     one_s: float, digest_s: float, expected: int
 ) -> None:
     assert _find_stride(one_s, digest_s) == expected
 
 
-def test_short_epochs_get_few_digests() -> None:
+def test_short_epochs_get_few_model_digests() -> None:
     now, digests = [0.0], list[int]()
 
     def compute(number: int) -> None:
@@ -146,7 +146,7 @@ def test_short_epochs_get_few_digests() -> None:
     assert digests == [1, 32, 96], "0.2 s of 20 s each"
 
 
-def test_variables_share_parts_if_there_are_too_many() -> None:
+def test_a_model_digest_groups_variables_if_there_are_too_many() -> None:
     count = 2 * MOST_PARTS + 1
     names, parts = _grouped([f"v{number}" for number in range(count)], [f"{number:08x}" for number in range(count)])
     assert len(names) == len(parts) <= MOST_PARTS
@@ -155,7 +155,7 @@ def test_variables_share_parts_if_there_are_too_many() -> None:
     assert {len(part) for part in parts} == {8}
 
 
-def test_a_digest_is_read_once_until_there_is_another(tmp_path: Path) -> None:
+def test_a_model_digest_is_read_once_until_a_new_one_is_written(tmp_path: Path) -> None:
     files = attempt_files(tmp_path)
     written, read = StatusFile(files.status("worker:0")), StatusFiles(files, "worker:0")
 
@@ -174,7 +174,7 @@ def test_a_digest_is_read_once_until_there_is_another(tmp_path: Path) -> None:
     assert models() == [digest(2)]
 
 
-def test_the_largest_digest_fits_into_a_status_and_its_message(tmp_path: Path) -> None:
+def test_the_largest_model_digest_fits_into_a_status_file_and_a_frame(tmp_path: Path) -> None:
     names = [f"layer_{number:04}".ljust(LONGEST_NAME, "x") for number in range(MOST_PARTS)]
     largest = ModelDigest(1, 1, False, names, ["0123abcd"] * MOST_PARTS)
     files = attempt_files(tmp_path)

@@ -10,7 +10,7 @@ from tests.harness.builders.gang import ONE_NODE, W0, W1, make_policy, play, por
 WHY = "PyTorch does not share it"
 
 
-def test_only_an_open_port_is_reported() -> None:
+def test_an_unprotected_port_is_reported_only_once_it_is_open() -> None:
     policy = make_policy(ONE_NODE)
     prepared = NodePrepared("a", ports_of(policy, "a"), {W0: WHY, W1: WHY})
     state, _ = play(policy, NodeReady("a"))
@@ -22,7 +22,7 @@ def test_only_an_open_port_is_reported() -> None:
     assert lines == [f"anyone can reach the port of worker:0: {WHY}"]
 
 
-def test_an_open_port_that_loses_its_guard_is_reported() -> None:
+def test_an_open_port_that_loses_its_protection_is_reported() -> None:
     policy = make_policy(ONE_NODE)
     state, _ = play(policy, NodeReady("a"), NodePrepared("a", ports_of(policy, "a")), *started(W0, W1))
     lost = TaskUnguarded(W1, "it listens again")
@@ -33,5 +33,5 @@ def test_an_open_port_that_loses_its_guard_is_reported() -> None:
     ]
 
 
-def test_several_ports_are_one_line() -> None:
+def test_several_unprotected_ports_are_reported_in_one_line() -> None:
     assert render_unguarded({W0: WHY, W1: WHY}) == [f"anyone can reach the ports of worker:0, worker:1: {WHY}"]

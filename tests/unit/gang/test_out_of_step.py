@@ -1,4 +1,4 @@
-"""Of workers that are out of step, the verdict says where each is, whichever worker gets TensorFlow's error."""
+"""The verdict on out-of-step workers shows where each worker is, whichever worker gets TensorFlow's error."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ def split(layout: dict[str, list[TaskId]], *exits: TaskExited, **stacks: str) ->
 @pytest.mark.parametrize(
     "said", [OTHER_TYPE, OTHER_SHAPE, "Device 1 is joining a group with size 2, but it has size 3"]
 )
-def test_tensorflows_message_about_different_collectives_is_no_sign_of_a_lost_peer(said: str) -> None:
+def test_an_error_about_different_collectives_is_out_of_step_and_not_collateral(said: str) -> None:
     event = apart(W0, 1050.0, said=said)
     assert is_out_of_step(event)
     assert not is_collateral(event, {})
 
 
-def test_a_peer_that_is_gone_is_not_out_of_step() -> None:
+def test_an_error_about_a_lost_peer_is_not_out_of_step() -> None:
     assert not is_out_of_step(failed(W0, 1050.0, "InternalError", f"{UNAVAILABLE}{AT_PEER}"))
 
 
-def test_a_log_tells_it_where_there_is_no_crash_record() -> None:
+def test_an_out_of_step_error_is_found_in_a_log_without_crash_record() -> None:
     state = split(ONE_NODE, ended(W1, 1050.0, code=1))
     cause = find_cause(state, {W1: [f"tensorflow…InternalError: Collective ops is aborted by: {OTHER_TYPE}"]})
     assert cause is not None
     assert cause.reference == "out-of-step"
 
 
-def test_the_place_is_known_from_crash_records_and_stacks() -> None:
+def test_an_out_of_step_verdict_shows_places_from_crash_records_and_stacks() -> None:
     state = split(ONE_NODE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), w0=EVALUATE)
     verdict = judged(state)
     assert verdict.reference == "out-of-step"
@@ -84,7 +84,7 @@ def test_the_place_is_known_from_crash_records_and_stacks() -> None:
     assert exit_status(state, verdict) == 1
 
 
-def test_the_crash_record_goes_before_the_stack() -> None:
+def test_the_place_in_a_crash_record_takes_precedence_over_the_stack() -> None:
     """The worker may have raised after its stack was taken."""
     lost = failed(W0, 1051.0, "UnavailableError", UNAVAILABLE)
     assert lost.crash is not None
@@ -93,7 +93,7 @@ def test_the_crash_record_goes_before_the_stack() -> None:
     assert render_split(state).startswith("worker:0 is in save at /home/me/train.py:33, ")
 
 
-def test_the_one_that_is_elsewhere_is_named_if_there_are_others_to_compare_it_with() -> None:
+def test_the_only_worker_at_a_different_place_is_blamed_as_out_of_step() -> None:
     state = split(THREE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), apart(W2, 1050.0), w0=EVALUATE)
     assert find_outsider(state) == W0
     assert judged(state).task == "worker:0"
@@ -101,12 +101,12 @@ def test_the_one_that_is_elsewhere_is_named_if_there_are_others_to_compare_it_wi
     assert judged(state).message.endswith(", worker:1, worker:2 in fit at /home/me/train.py:29")
 
 
-def test_all_may_be_at_the_same_place() -> None:
+def test_an_out_of_step_verdict_reports_that_all_workers_are_at_one_place() -> None:
     state = split(ONE_NODE, apart(W1, 1050.0), apart(W0, 1051.0))
     assert render_split(state) == "all are in fit at /home/me/train.py:29"
 
 
-def test_a_place_may_be_unknown() -> None:
+def test_an_out_of_step_verdict_handles_unknown_places() -> None:
     assert render_split(split(ONE_NODE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL))) == (
         "worker:1 is in fit at /home/me/train.py:29, worker:0 somewhere unknown"
     )
@@ -126,11 +126,11 @@ def test_a_place_may_be_unknown() -> None:
         (EVALUATE.replace("in evaluate", "in __call__"), SourceLine("/home/me/train.py", 31)),
     ],
 )
-def test_a_stack_has_the_users_line_and_the_function_that_it_calls(text: str, place: SourceLine | None) -> None:
+def test_the_user_line_and_the_called_function_are_found_in_a_stack(text: str, place: SourceLine | None) -> None:
     assert find_call(text) == place
 
 
-def test_the_places_are_not_shown_twice() -> None:
+def test_an_out_of_step_verdict_does_not_repeat_places_in_its_evidence() -> None:
     policy = make_policy(ONE_NODE)
     state, _ = play(policy, *running(policy), apart(W1, 1050.0), StacksReceived({W0: EVALUATE}))
     assert [line for line in judged(state).evidence if "train.py" in line] == []

@@ -58,7 +58,7 @@ def running(policy: AttemptPolicy) -> list[Event]:
     return [*preparing(policy), *started(*sorted(policy.tasks)), *listening(*sorted(policy.forming))]
 
 
-def test_the_cluster_is_up_when_all_ports_are_open_and_no_leader_is_asked() -> None:
+def test_a_parameter_server_cluster_is_up_when_all_ports_are_open() -> None:
     policy = make_policy()
     state, _ = play(policy, *running(policy)[:-1])
     assert state.phase is Phase.FORMING
@@ -66,7 +66,7 @@ def test_the_cluster_is_up_when_all_ports_are_open_and_no_leader_is_asked() -> N
     assert state.phase is Phase.RUNNING
 
 
-def test_the_chiefs_success_ends_the_attempt_with_success_and_stops_the_rest_at_once() -> None:
+def test_the_success_of_the_chief_ends_the_attempt_and_stops_the_rest() -> None:
     policy = make_policy()
     state, actions = play(policy, *running(policy), exited(CHIEF))
     assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
@@ -79,7 +79,7 @@ def test_the_chiefs_success_ends_the_attempt_with_success_and_stops_the_rest_at_
 
 
 @pytest.mark.parametrize("how", [{"code": 1}, {"code": 0}, {"code": None, "signal": signal.SIGKILL}])
-def test_a_worker_is_restarted_individually_however_it_ends(how: dict[str, int]) -> None:
+def test_a_worker_of_a_chief_is_restarted_individually_after_any_exit(how: dict[str, int]) -> None:
     policy = make_policy()
     state, actions = play(policy, *running(policy), exited(W1, how["code"], signal=how.get("signal")))
     assert actions[-1] == RestartTask(W1)
@@ -91,7 +91,7 @@ def test_a_worker_is_restarted_individually_however_it_ends(how: dict[str, int])
     assert state.reason is Reason.SUCCEEDED
 
 
-def test_a_worker_that_keeps_ending_is_the_cause_of_the_failure() -> None:
+def test_a_worker_beyond_its_restart_limit_is_the_cause_of_the_failure() -> None:
     policy = make_policy()
     again = [event for number in range(1, MAX_INDIVIDUAL_RESTARTS + 1) for event in ends_and_starts(W1, number, 3)]
     state, actions = play(policy, *running(policy), *again)
@@ -103,7 +103,7 @@ def test_a_worker_that_keeps_ending_is_the_cause_of_the_failure() -> None:
     assert cause.exited.task == W1
 
 
-def test_one_worker_does_not_use_up_the_restarts_of_another() -> None:
+def test_individual_restarts_are_counted_per_worker() -> None:
     policy = make_policy()
     numbers = range(1, MAX_INDIVIDUAL_RESTARTS + 1)
     events = [event for number in numbers for w in (W0, W1) for event in ends_and_starts(w, number, 1)]
@@ -122,7 +122,7 @@ def test_a_parameter_server_that_ends_fails_the_attempt(how: int) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_parameter_server_stays_the_cause_however_the_stopped_chief_ends(code: int) -> None:
+def test_a_failed_parameter_server_stays_the_cause_after_the_chief_ends(code: int) -> None:
     policy = make_policy()
     died = replace(exited(PS, 1), time=1005.0)
     state, _ = play(policy, *running(policy), died, exited(CHIEF, code), exited(W0, signal=15))
@@ -131,7 +131,7 @@ def test_a_parameter_server_stays_the_cause_however_the_stopped_chief_ends(code:
     assert cause.exited.task == PS
 
 
-def test_a_chief_that_fails_is_the_cause_although_servers_are_then_stopped() -> None:
+def test_a_failed_chief_is_the_cause_although_servers_are_stopped_later() -> None:
     policy = make_policy()
     state, _ = play(policy, *running(policy), exited(CHIEF, 1), exited(PS, signal=15))
     cause = find_cause(state, {})
@@ -140,13 +140,13 @@ def test_a_chief_that_fails_is_the_cause_although_servers_are_then_stopped() -> 
     assert cause.exited.task == CHIEF
 
 
-def test_a_lost_node_fails_the_attempt_whatever_ran_there() -> None:
+def test_the_loss_of_a_worker_node_fails_a_parameter_server_attempt() -> None:
     policy = make_policy({"a": [CHIEF, PS], "b": [W0], "c": [W1]})
     state, _ = play(policy, *running(policy), NodeLost("c", "gone"))
     assert state.reason is Reason.NODE_LOST
 
 
-def test_after_the_chiefs_success_an_evaluator_gets_the_drain_time_and_servers_are_not_waited_for() -> None:
+def test_only_an_evaluator_gets_the_drain_time_after_the_chief_succeeds() -> None:
     policy = make_policy({"a": [CHIEF, W0, PS, EVALUATOR]})
     state, _ = play(policy, *running(policy), exited(CHIEF))
     assert state.reason is None
@@ -157,14 +157,14 @@ def test_after_the_chiefs_success_an_evaluator_gets_the_drain_time_and_servers_a
     assert EVALUATOR in later.stopped
 
 
-def test_a_server_that_ends_after_the_chiefs_success_is_ignored() -> None:
+def test_a_server_that_fails_after_the_chief_succeeded_is_ignored() -> None:
     policy = make_policy({"a": [CHIEF, W0, PS, EVALUATOR]})
     state, actions = play(policy, *running(policy), exited(CHIEF), exited(W0, 1), exited(PS, 1))
     assert state.reason is None
     assert RestartTask(W0) not in actions
 
 
-def test_no_task_is_restarted_while_the_attempt_is_being_stopped() -> None:
+def test_no_task_is_restarted_while_the_attempt_stops() -> None:
     policy = make_policy()
     _, actions = play(policy, *running(policy), exited(CHIEF, 1), exited(W0, 1), NodeEmpty("a"))
     assert RestartTask(W0) not in actions
@@ -176,29 +176,29 @@ class TestRoles:
         found = find_role_problem(name, counts)  # type: ignore[arg-type]  # names as in a spec
         return found[1] if found is not None else None
 
-    def test_valid_roles_have_no_problem(self) -> None:
+    def test_valid_task_types_are_accepted_for_every_strategy(self) -> None:
         assert self.problem("parameter_server", chief=1, worker=2, ps=1, evaluator=1) is None
         assert self.problem("multi_worker_mirrored", chief=1, worker=2, evaluator=1) is None
         for name in ("one_device", "mirrored", "central_storage", "tpu"):
             assert self.problem(name, worker=1) is None
 
-    def test_a_missing_chief_is_named(self) -> None:
+    def test_a_parameter_server_spec_without_a_chief_is_an_error(self) -> None:
         assert self.problem("parameter_server", worker=2, ps=1) == (
             "parameter_server needs a chief; add `chief: 1` to the `tasks:` of a node"
         )
 
-    def test_a_strategy_of_one_process_rejects_two_tasks(self) -> None:
+    def test_a_single_process_strategy_rejects_two_tasks(self) -> None:
         assert "runs one process on one node, but this spec has 2 tasks" in (self.problem("mirrored", worker=2) or "")
 
 
-def test_without_servers_all_workers_are_trainers() -> None:
+def test_all_workers_are_trainers_in_a_cluster_without_servers() -> None:
     policy = AttemptPolicy({"a": frozenset([W0, W1])}, frozenset([W0, W1]), start_s=1, drain_s=1, stop_grace_s=1)
     assert policy.trainers == {W0, W1}
     assert not policy.servers
     assert isinstance(new_attempt(policy, 0.0), AttemptState)
 
 
-class TestWhatRunsBesideTheTasks:
+class TestAuxiliaryTasks:
     BOARD = TENSORBOARD
 
     def policy(self, *, keeps: bool) -> AttemptPolicy:
@@ -211,13 +211,13 @@ class TestWhatRunsBesideTheTasks:
         policy = self.policy(keeps=keeps)
         return policy, [*preparing(policy), *started(W0, W1, self.BOARD), *listening(W0, W1)]
 
-    def test_ends_with_the_tasks(self) -> None:
+    def test_tensorboard_is_stopped_when_all_tasks_have_ended(self) -> None:
         policy, events = self.up(keeps=False)
         state, actions = play(policy, *events, exited(W0), exited(W1))
         assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
         assert state.stopped == {self.BOARD}
 
-    def test_stays_if_kept_until_the_user_stops_it_which_is_no_interruption(self) -> None:
+    def test_kept_tensorboard_runs_until_ctrl_c_and_the_run_still_succeeds(self) -> None:
         policy, events = self.up(keeps=True)
         state, _ = play(policy, *events, exited(W0), exited(W1))
         assert (state.reason, state.is_over) == (None, True)
@@ -226,19 +226,19 @@ class TestWhatRunsBesideTheTasks:
         ended, actions = decide(later, Interrupted(signal.SIGINT), 10 * DRAIN_S)
         assert (ended.reason, ended.signal, actions) == (Reason.SUCCEEDED, None, (StopNodes(GRACE_S, interrupts=True),))
 
-    def test_its_end_is_not_reported_however_it_ends(self) -> None:
+    def test_the_exit_of_tensorboard_is_not_reported_in_the_verdict(self) -> None:
         policy, events = self.up(keeps=False)
         slow = replace(exited(self.BOARD, signal=signal.SIGKILL), finished=1009.0)  # it handled SIGTERM, but too slowly
         state, _ = play(policy, *events, exited(W0), exited(W1), slow, NodeEmpty("a"))
         verdict = judged(state)
         assert (verdict.reference, verdict.evidence) == ("succeeded", [])
 
-    def test_does_not_delay_a_failure(self) -> None:
+    def test_kept_tensorboard_does_not_delay_a_failure(self) -> None:
         policy, events = self.up(keeps=True)
         state, _ = play(policy, *events, exited(W0, 1))
         assert state.reason is Reason.TASK_FAILED
 
-    def test_its_early_end_is_ignored(self) -> None:
+    def test_an_early_exit_of_tensorboard_is_ignored(self) -> None:
         policy, events = self.up(keeps=True)
         state, _ = play(policy, *events, exited(self.BOARD, 1))
         assert state.reason is None

@@ -76,13 +76,13 @@ PORTS = {W0: 20000, W1: 20001}
 
 
 def make_dial(spec: ClusterSpec, ports: Mapping[TaskId, int]) -> Dial:
-    """What the first node dials, if all can be used."""
+    """What the first node dials, if all nodes are usable."""
     nodes = [node.host for node in spec.nodes]
     return Preflight(spec, NONCE).make_dials(nodes, ports)[nodes[0]]
 
 
-class TestWhatNodesAreAsked:
-    def test_is_to_dial_every_address_of_every_task(self) -> None:
+class TestOrders:
+    def test_a_node_dials_every_address_of_every_task(self) -> None:
         spec = spec_of({**A, "tasks": {"worker": 2}}, {"host": "gpu-b", "addresses": ["b.lan", "b.wan"]})
 
         order = make_dial(spec, {W0: 1, W1: 2, W2: 3})
@@ -95,20 +95,20 @@ class TestWhatNodesAreAsked:
         ]
         assert order.nonce == NONCE
 
-    def test_is_not_to_dial_an_evaluator_which_opens_no_port(self) -> None:
+    def test_a_node_does_not_dial_an_evaluator(self) -> None:
         spec = spec_of(A, {**B, "tasks": {"evaluator": 1}})
 
         targets = make_dial(spec, {W0: 1, parse_task_id("evaluator:0"): 2}).targets
 
         assert targets == [Target("worker:0", "10.0.0.11", 1)]
 
-    def test_has_no_targets_for_a_single_task(self) -> None:
+    def test_a_node_dials_nothing_for_a_single_task(self) -> None:
         assert make_dial(spec_of(A), {W0: 1}).targets == []
 
-    def test_is_not_to_dial_tasks_whose_node_cannot_be_used(self) -> None:
+    def test_a_node_does_not_dial_tasks_of_unusable_nodes(self) -> None:
         assert [t.task for t in make_dial(spec_of(), {W1: 2}).targets] == ["worker:1"]
 
-    def test_is_to_leave_a_mark_of_its_own_in_a_folder_that_is_to_be_shared(self) -> None:
+    def test_each_node_writes_its_own_mark_into_the_checkpoint_directory(self) -> None:
         preflight = Preflight(spec_of(checkpoint_directory=CHECKPOINTS), NONCE)
 
         orders = [preflight.make_inspect(node) for node in ("gpu-a", "gpu-b")]
@@ -117,7 +117,7 @@ class TestWhatNodesAreAsked:
         assert len({order.mark for order in orders}) == 2
         assert all(NONCE in order.mark for order in orders)
 
-    def test_is_to_look_for_the_marks_of_all_that_have_answered(self) -> None:
+    def test_each_node_looks_for_the_marks_of_all_nodes_that_answered(self) -> None:
         spec = spec_of(A, B, {"host": "gpu-c"}, checkpoint_directory=CHECKPOINTS)
         preflight = Preflight(spec, NONCE)
         for node in ("gpu-a", "gpu-c"):
@@ -128,7 +128,7 @@ class TestWhatNodesAreAsked:
         assert order.shared == CHECKPOINTS
         assert order.marks == [preflight.make_inspect(node).mark for node in ("gpu-a", "gpu-c")]
 
-    def test_leaves_no_mark_without_such_a_folder(self) -> None:
+    def test_no_node_writes_a_mark_without_a_checkpoint_directory(self) -> None:
         preflight = Preflight(spec_of(), NONCE)
 
         assert preflight.make_inspect("gpu-a") == Inspect(Program("script", "train.py"))
@@ -136,7 +136,7 @@ class TestWhatNodesAreAsked:
 
 
 class TestCompleteness:
-    def test_wants_all_three_answers_of_every_node_that_counts(self) -> None:
+    def test_the_checks_are_complete_after_three_answers_from_every_awaited_node(self) -> None:
         preflight = Preflight(spec_of(), NONCE)
         both, one = frozenset({"gpu-a", "gpu-b"}), frozenset({"gpu-a"})
 
@@ -148,7 +148,7 @@ class TestCompleteness:
         assert preflight.is_complete(one)
         assert not preflight.is_complete(both)
 
-    def test_answers_of_a_node_that_was_never_ready_are_nothing(self) -> None:
+    def test_check_answers_of_a_node_that_was_never_ready_are_ignored(self) -> None:
         preflight = Preflight(spec_of(), NONCE)
 
         tell(preflight, "gpu-a", inspected(), Dialled([], []))
@@ -162,22 +162,24 @@ class TestAddresses:
     @pytest.mark.parametrize(
         ("failures", "expected"),
         [
-            pytest.param({}, "a.1", id="the-first-if-all-are-good"),
-            pytest.param({("gpu-b", "a.1"): "refused"}, "a.2", id="the-first-that-others-reach"),
-            pytest.param({("gpu-a", "a.1"): "no-route"}, "a.2", id="one-that-the-node-itself-reaches"),
+            pytest.param({}, "a.1", id="first-if-all-work"),
+            pytest.param({("gpu-b", "a.1"): "refused"}, "a.2", id="first-reached-by-others"),
+            pytest.param({("gpu-a", "a.1"): "no-route"}, "a.2", id="first-reached-by-itself"),
             pytest.param(
-                {("gpu-a", "a.1"): "timed-out", ("gpu-b", "a.2"): "refused"}, "a.3", id="one-that-nobody-misses"
+                {("gpu-a", "a.1"): "timed-out", ("gpu-b", "a.2"): "refused"}, "a.3", id="only-one-reached-by-all"
             ),
-            pytest.param({("gpu-b", f"a.{n}"): "refused" for n in (1, 2, 3)}, "a.1", id="the-first-if-none-is-good"),
+            pytest.param({("gpu-b", f"a.{n}"): "refused" for n in (1, 2, 3)}, "a.1", id="first-if-none-works"),
         ],
     )
-    def test_are_the_first_that_every_node_reaches(self, failures: dict[tuple[str, str], str], expected: str) -> None:
+    def test_the_first_address_that_every_node_reaches_is_chosen(
+        self, failures: dict[tuple[str, str], str], expected: str
+    ) -> None:
         answered = Answered(self.CHOICE, failures=failures)
 
         assert answered.preflight.choose_addresses() == {"gpu-a": expected, "gpu-b": "10.0.0.12"}
         assert answered.preflight.render_choices() == [f"gpu-a is reached at {expected}"]
 
-    def test_must_be_good_for_all_tasks_of_the_node(self) -> None:
+    def test_the_chosen_address_reaches_all_tasks_of_its_node(self) -> None:
         spec = spec_of({"host": "gpu-a", "addresses": ["a.1", "a.2"], "tasks": {"worker": 2}}, B)
         preflight = Answered(spec).preflight
         results = [DialResult(Target("worker:1", "a.1", 20001), ["10.0.0.1"], "refused")]
@@ -186,20 +188,20 @@ class TestAddresses:
 
         assert preflight.choose_addresses()["gpu-a"] == "a.2"
 
-    def test_are_shown_only_if_there_was_a_choice(self) -> None:
+    def test_a_chosen_address_is_shown_only_if_there_was_a_choice(self) -> None:
         assert Answered(spec_of()).preflight.render_choices() == []
 
-    def test_that_are_not_chosen_may_fail(self) -> None:
+    def test_a_failed_dial_to_an_unused_address_is_no_finding(self) -> None:
         assert Answered(self.CHOICE, failures={("gpu-b", "a.1"): "timed-out"}).findings == []
 
-    def test_that_all_fail_are_reported_once(self) -> None:
+    def test_a_node_unreachable_at_all_addresses_is_reported_once(self) -> None:
         failures = {("gpu-b", f"a.{n}"): "refused" for n in (1, 2, 3)}
 
         [finding] = Answered(self.CHOICE, failures=failures).findings
 
         assert finding.message == "gpu-b cannot reach worker:0 on gpu-a at a.1:20000: connection refused"
 
-    def test_are_all_in_the_report_with_what_came_of_them(self) -> None:
+    def test_the_check_report_lists_all_dials_with_their_failures(self) -> None:
         dials = Answered(self.CHOICE, failures={("gpu-b", "a.1"): "refused"}).report().dials
 
         assert [(dial.node, dial.task, dial.address) for dial in dials] == [
@@ -215,7 +217,7 @@ class TestAddresses:
         assert [dial.address for dial in dials if dial.failure] == ["a.1:20000"]
 
 
-class TestWhoDoesNotReachWhom:
+class TestFailedDials:
     @pytest.mark.parametrize(
         ("failure", "message", "hint"),
         [
@@ -231,7 +233,7 @@ class TestWhoDoesNotReachWhom:
             ("Permission denied", "Permission denied", ""),
         ],
     )
-    def test_is_reported_with_its_cause_and_hint(self, failure: str, message: str, hint: str) -> None:
+    def test_a_failed_dial_is_reported_with_its_cause_and_hint(self, failure: str, message: str, hint: str) -> None:
         answered = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): failure})
 
         [finding] = answered.findings
@@ -241,7 +243,7 @@ class TestWhoDoesNotReachWhom:
         assert finding.hint.startswith(hint)
         assert bool(finding.hint) == bool(hint)
 
-    def test_shows_what_a_name_stands_for(self) -> None:
+    def test_a_failed_dial_shows_the_addresses_of_a_host_name(self) -> None:
         spec = spec_of(A, {"host": "gpu-b", "address": "b.lan"})
         key = ("gpu-a", "b.lan")
 
@@ -250,7 +252,7 @@ class TestWhoDoesNotReachWhom:
         assert finding.message.endswith(" at b.lan:20001 (10.9.9.9, fd00::9): connection refused")
 
     @pytest.mark.parametrize("itself", ["127.0.1.1", "127.0.0.1", "::1"])
-    def test_tells_a_name_that_stands_for_who_dials(self, itself: str) -> None:
+    def test_a_host_name_that_resolves_to_the_dialling_node_is_reported(self, itself: str) -> None:
         spec = spec_of(A, {"host": "gpu-b", "address": "b.lan"})
         key = ("gpu-a", "b.lan")
 
@@ -264,12 +266,12 @@ class TestWhoDoesNotReachWhom:
             == "/etc/hosts on gpu-a gives that name to gpu-a itself: correct it, or give gpu-b an `address:`"
         )
 
-    def test_tells_a_node_that_does_not_reach_itself(self) -> None:
+    def test_a_node_that_cannot_reach_itself_is_reported(self) -> None:
         [finding] = Answered(spec_of(), failures={("gpu-b", "10.0.0.12"): "refused"}).findings
 
         assert finding.message == "gpu-b cannot reach itself at 10.0.0.12:20001: connection refused"
 
-    def test_tells_every_pair(self) -> None:
+    def test_every_pair_of_nodes_with_a_failed_dial_is_reported(self) -> None:
         failures = {(node, host): "timed-out" for node in ("gpu-a", "gpu-b") for host in ("10.0.0.11", "10.0.0.12")}
 
         assert [finding.message.split(" at ")[0] for finding in Answered(spec_of(), failures=failures).findings] == [
@@ -279,14 +281,14 @@ class TestWhoDoesNotReachWhom:
             "gpu-b cannot reach itself",
         ]
 
-    def test_shows_ipv6_addresses_in_brackets(self) -> None:
+    def test_a_failed_dial_shows_ipv6_addresses_in_brackets(self) -> None:
         spec = spec_of(A, {"host": "gpu-b", "address": "fd00::12"})
 
         [finding] = Answered(spec, failures={("gpu-a", "fd00::12"): "no-route"}).findings
 
         assert " at [fd00::12]:20001: no route" in finding.message
 
-    def test_is_not_reported_for_an_unknown_task(self) -> None:
+    def test_a_failed_dial_to_an_unknown_task_is_not_reported(self) -> None:
         preflight = Answered(spec_of()).preflight
         strange = DialResult(Target("worker:9", "10.0.0.9", 1), [], "refused")
 
@@ -306,7 +308,7 @@ class TestDifferences:
             ("looks", "keras", None, "keras-differs", "Keras differs: 3.15.1 on gpu-a; none on gpu-b"),
         ],
     )
-    def test_of_versions_are_warned_about(
+    def test_different_versions_on_nodes_are_warnings(
         self, kind: str, fact: str, other: str | None, reference: str, message: str
     ) -> None:
         changes: dict[str, Any] = {kind: {"gpu-b": {fact: other}}}
@@ -316,10 +318,10 @@ class TestDifferences:
         assert (finding.level, finding.reference) == ("warning", reference)
         assert finding.message.startswith(message)
 
-    def test_of_the_last_number_of_pythons_version_are_none(self) -> None:
+    def test_different_python_patch_versions_are_no_finding(self) -> None:
         assert Answered(spec_of(), facts={"gpu-b": {"python": "3.11.14"}}).findings == []
 
-    def test_of_the_program_keep_it_from_being_started(self) -> None:
+    def test_different_programs_on_nodes_are_an_error(self) -> None:
         spec = spec_of(A, B, {"host": "gpu-c"})
 
         [finding] = Answered(spec, looks={"gpu-b": {"program_hash": "cd" * 32}}).findings
@@ -330,10 +332,10 @@ class TestDifferences:
         )
         assert "--no-check" in finding.hint
 
-    def test_of_a_program_that_a_node_has_no_code_of_are_none(self) -> None:
+    def test_a_node_without_a_program_hash_is_no_finding(self) -> None:
         assert Answered(spec_of(), looks={"gpu-b": {"program_hash": ""}}).findings == []
 
-    def test_of_the_demo_which_distlaunch_brings_along_are_none(self) -> None:
+    def test_different_hashes_of_the_built_in_demo_are_no_finding(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": [A, B]})
 
         assert Answered(spec, looks={"gpu-b": {"program_hash": "cd" * 32}}).findings == []
@@ -342,10 +344,10 @@ class TestDifferences:
 class TestCheckpointDirectory:
     SPEC = spec_of(checkpoint_directory=CHECKPOINTS)
 
-    def test_is_good_if_every_node_sees_every_mark(self) -> None:
+    def test_a_checkpoint_directory_with_all_marks_visible_is_ok(self) -> None:
         assert Answered(self.SPEC).findings == []
 
-    def test_that_is_not_shared_is_reported_for_every_node_that_misses_a_mark(self) -> None:
+    def test_an_unshared_checkpoint_directory_is_reported_for_each_node_that_misses_a_mark(self) -> None:
         findings = Answered(self.SPEC, sees={"gpu-a": ["gpu-a"], "gpu-b": ["gpu-b"]}).findings
 
         told = f"checkpoint_directory {CHECKPOINTS} is not shared: "
@@ -354,7 +356,7 @@ class TestCheckpointDirectory:
             for node, other in [("gpu-a", "gpu-b"), ("gpu-b", "gpu-a")]
         ]
 
-    def test_that_one_node_cannot_write_to_is_reported_for_that_node_only(self) -> None:
+    def test_an_unwritable_checkpoint_directory_is_reported_only_for_that_node(self) -> None:
         seen = {"gpu-a": ["gpu-a"], "gpu-b": ["gpu-a"]}
 
         [finding] = Answered(self.SPEC, looks={"gpu-b": {"problem": "Read-only file system"}}, sees=seen).findings
@@ -364,15 +366,17 @@ class TestCheckpointDirectory:
             f"checkpoint_directory {CHECKPOINTS} cannot be written on gpu-b: Read-only file system"
         )
 
-    @pytest.mark.parametrize("answers", [[], [inspected()]], ids=["before-it-was-inspected", "before-it-dialled"])
-    def test_of_a_node_that_was_lost_meanwhile_is_not_reported(self, answers: list[Inspected]) -> None:
+    @pytest.mark.parametrize("answers", [[], [inspected()]], ids=["before-inspection", "before-dialling"])
+    def test_the_checkpoint_directory_of_a_node_lost_during_checks_is_not_reported(
+        self, answers: list[Inspected]
+    ) -> None:
         preflight = Preflight(self.SPEC, NONCE)
         tell(preflight, "gpu-a", ready(), inspected(), Dialled([], [preflight.make_inspect("gpu-a").mark]))
         tell(preflight, "gpu-b", ready(), *answers)
 
         assert "checkpoint-not-shared" not in [finding.reference for finding in preflight.findings()]
 
-    def test_is_not_looked_at_if_there_is_none(self) -> None:
+    def test_no_marks_are_expected_without_a_checkpoint_directory(self) -> None:
         assert Answered(spec_of(), sees={"gpu-a": [], "gpu-b": []}).findings == []
 
 
@@ -386,7 +390,7 @@ class TestWarnings:
             (-7.25, "the clock of gpu-b is 7.2 s behind ours"),
         ],
     )
-    def test_a_clock_that_is_off(self, offset: float, message: str | None) -> None:
+    def test_a_node_clock_off_by_more_than_the_limit_is_a_warning(self, offset: float, message: str | None) -> None:
         findings = Answered(spec_of(), clocks={"gpu-b": offset}).findings
 
         assert [f.message for f in findings if f.reference == "clock" and f.level == "warning"] == [
@@ -395,10 +399,10 @@ class TestWarnings:
         assert len(findings) == bool(message)
 
     @pytest.mark.parametrize(("free", "warned"), [(LITTLE_SPACE, False), (LITTLE_SPACE - 1, True), (0, True)])
-    def test_little_disk(self, free: int, warned: bool) -> None:
+    def test_little_free_disk_space_is_a_warning(self, free: int, warned: bool) -> None:
         assert Answered(spec_of(), looks={"gpu-b": {"free_bytes": free}}).references == ["disk-space"] * warned
 
-    def test_a_gpu_that_another_program_uses(self) -> None:
+    def test_a_gpu_that_another_program_uses_is_a_warning(self) -> None:
         gpus = [GpuUse("0", 100, 24000), GpuUse("1", 20000, 24000)]
 
         [finding] = Answered(spec_of(), looks={"gpu-b": {"gpus": gpus}}).findings
@@ -406,13 +410,13 @@ class TestWarnings:
         assert (finding.level, finding.reference) == ("warning", "gpu-busy")
         assert finding.message == "GPU 1 of gpu-b is busy: 19.5 GiB of 23.4 GiB are in use"
 
-    def test_proxies_that_workers_would_go_through(self) -> None:
+    def test_proxy_variables_on_a_node_are_a_warning(self) -> None:
         [finding] = Answered(spec_of(), looks={"gpu-b": {"proxies": ["https_proxy", "http_proxy"]}}).findings
 
         assert (finding.level, finding.reference) == ("warning", "proxy")
         assert finding.message.startswith("https_proxy and http_proxy on gpu-b would send workers' traffic through")
 
-    def test_come_after_errors_and_both_in_the_order_of_the_spec(self) -> None:
+    def test_findings_list_errors_before_warnings_in_the_order_of_the_spec(self) -> None:
         answered = Answered(
             spec_of(),
             clocks={"gpu-a": 9.0, "gpu-b": 9.0},
@@ -429,7 +433,7 @@ class TestWarnings:
 
 
 class TestReport:
-    def test_of_good_nodes_is_a_row_for_each_and_the_count_of_dials(self) -> None:
+    def test_the_check_report_has_a_row_per_node_and_the_count_of_dials(self) -> None:
         report = Answered(spec_of(), facts={"gpu-a": {"gpus": ["0", "1"]}}, clocks={"gpu-b": -0.0004}).report()
 
         assert report.ok
@@ -443,7 +447,7 @@ class TestReport:
             "test: ok",
         ]
 
-    def test_of_findings_shows_each_with_its_hint(self) -> None:
+    def test_the_check_report_shows_each_finding_with_its_hint(self) -> None:
         report = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): "timed-out"}, clocks={"gpu-a": 3.0}).report()
 
         assert not report.ok
@@ -455,25 +459,25 @@ class TestReport:
             "test: not startable: 1 error",
         ]
 
-    def test_of_warnings_only_is_good(self) -> None:
+    def test_a_check_report_with_only_warnings_is_ok(self) -> None:
         assert Answered(spec_of(), clocks={"gpu-a": 3.0}).report().ok
 
-    def test_of_one_task_alone_has_no_dials(self) -> None:
+    def test_the_check_report_of_a_single_task_has_no_dials(self) -> None:
         assert render_findings(Answered(spec_of(A)).report()) == ["test: ok"]
 
-    def test_without_tensorflow_says_so(self) -> None:
+    def test_the_check_report_shows_none_for_missing_tensorflow_and_keras(self) -> None:
         answered = Answered(spec_of(A), facts={"gpu-a": {"tensorflow": None}}, looks={"gpu-a": {"keras": None}})
 
         assert make_rows(answered.report())[0][3:5] == ("none", "none")
 
-    def test_shows_the_memory_in_use_of_each_gpu(self) -> None:
+    def test_the_check_report_shows_the_memory_in_use_of_each_gpu(self) -> None:
         answered = Answered(
             spec_of(A), facts={"gpu-a": {"gpus": ["0", "1"]}}, looks={"gpu-a": {"gpus": [GpuUse("1", 3, 24000)]}}
         )
 
         assert answered.report().nodes[0].gpus == ["0", "1 (3 MiB of 23.4 GiB in use)"]
 
-    def test_of_a_node_that_cannot_be_reached_has_the_rows_of_the_others(self) -> None:
+    def test_the_check_report_includes_usable_nodes_if_another_is_unreachable(self) -> None:
         spec = spec_of()
         preflight = Preflight(spec, NONCE)
         tell(preflight, "gpu-a", ready(), inspected(), Dialled([], []))
@@ -491,14 +495,14 @@ class TestReport:
             ("error", "node-unreachable", "node gpu-b cannot be used: connection refused")
         ]
 
-    def test_of_a_node_that_is_lost_meanwhile_keeps_what_is_known_of_it(self) -> None:
+    def test_the_check_report_keeps_known_facts_of_a_node_lost_during_checks(self) -> None:
         report = Answered(spec_of()).report(NodeLost("gpu-b", "the agent ended"), Checked())
 
         assert [node.usable for node in report.nodes] == [True, False]
         assert report.nodes[1].python == "3.11.7"
         assert [(f.reference, f.node) for f in report.findings] == [("node-lost", "gpu-b")]
 
-    def test_of_a_refusal_names_the_task_and_the_hint(self) -> None:
+    def test_the_check_report_of_a_refusal_names_the_task_and_the_hint(self) -> None:
         problem = Problem("port-taken", "port 20000 is held by pid 7 (nginx)", "end it", "worker:1")
 
         report = Answered(spec_of()).report(NodeRefused("gpu-b", (problem,)), Checked())
@@ -510,14 +514,14 @@ class TestReport:
             "test: not startable: 1 error",
         ]
 
-    def test_of_a_node_that_refused_and_ended_tells_only_why_it_refused(self) -> None:
+    def test_the_check_report_of_a_refusing_node_that_ended_shows_only_the_refusal(self) -> None:
         refusal = NodeRefused("gpu-b", (Problem("run-directory", "/home: Read-only file system"),))
 
         report = Answered(spec_of()).report(refusal, NodeLost("gpu-b", "the agent ended"), Checked())
 
         assert [finding.message for finding in report.findings] == ["gpu-b: /home: Read-only file system"]
 
-    def test_that_took_too_long_is_not_good_and_names_who_did_not_answer(self) -> None:
+    def test_the_check_report_of_a_timeout_names_the_nodes_that_did_not_answer(self) -> None:
         spec = spec_of()
         preflight = Preflight(spec, NONCE)
         tell(preflight, "gpu-a", ready(), inspected(), Dialled([], []))
@@ -531,7 +535,7 @@ class TestReport:
             ("start-timeout", "no answer from gpu-b within 600 s")
         ]
 
-    def test_has_nothing_in_it_that_moves_the_cursor(self) -> None:
+    def test_the_check_report_contains_no_control_characters(self) -> None:
         problem = Problem("no-program", "there is no program /x\x1b[2J\r")
 
         lines = render_findings(Answered(spec_of()).report(NodeRefused("gpu-b", (problem,)), Checked()))
@@ -540,8 +544,8 @@ class TestReport:
         assert "\r" not in "".join(lines)
 
 
-class TestGangThatChecks:
-    def test_goes_through_all_phases(self) -> None:
+class TestChecksBeforeStart:
+    def test_a_start_with_checks_syncs_prepares_checks_and_then_starts(self) -> None:
         policy = checking(TWO_NODES, syncs=["a", "b"])
         state, actions = play(policy, *asked(policy))
         assert (state.phase, actions) == (Phase.CHECKING, [SyncNodes(), PrepareNodes(), CheckNodes()])
@@ -550,14 +554,14 @@ class TestGangThatChecks:
 
         assert (state.phase, actions) == (Phase.FORMING, [StartTasks({W0: 20000, W1: 20001})])
 
-    def test_starts_nothing_before_all_is_checked(self) -> None:
+    def test_no_task_starts_before_the_checks_are_done(self) -> None:
         policy = checking(TWO_NODES)
 
         state, actions = play(policy, *asked(policy), START_S - 1, Tick(), Tick())
 
         assert (state.phase, actions) == (Phase.CHECKING, [PrepareNodes(), CheckNodes()])
 
-    def test_has_all_nodes_inspected_before_any_looks_for_the_marks_of_the_others(self) -> None:
+    def test_nodes_look_for_marks_only_after_all_nodes_were_inspected(self) -> None:
         policy = checking(TWO_NODES)
         *earlier, last = asked(policy)
         assert isinstance(last, NodeInspected)
@@ -567,7 +571,7 @@ class TestGangThatChecks:
 
         assert play_on(state, last)[1] == [CheckNodes()]
 
-    def test_takes_inspections_and_ports_in_any_order(self) -> None:
+    def test_inspections_and_ports_may_arrive_in_any_order(self) -> None:
         policy = checking(TWO_NODES)
         events = asked(policy)
 
@@ -575,7 +579,7 @@ class TestGangThatChecks:
 
         assert state.phase is Phase.CHECKING
 
-    def test_does_not_prepare_before_every_node_has_the_program(self) -> None:
+    def test_no_node_is_prepared_before_all_nodes_have_the_program(self) -> None:
         policy = checking(TWO_NODES, syncs=["b"])
 
         state, actions = play(policy, NodeReady("a"), NodeReady("b"), NodeSynced("a", 1, 10))
@@ -583,7 +587,7 @@ class TestGangThatChecks:
 
         assert play_on(state, NodeSynced("b", 1, 10))[1] == [PrepareNodes()]
 
-    def test_a_finding_refuses_the_start_and_all_of_them_are_kept(self) -> None:
+    def test_errors_of_the_checks_prevent_the_start_and_are_all_kept(self) -> None:
         policy = checking(TWO_NODES)
         refusals = [
             NodeRefused(node, (Problem("cannot-reach", f"{node} cannot reach {other}"),))
@@ -599,7 +603,7 @@ class TestGangThatChecks:
         assert verdict.evidence == ["b cannot reach a [cannot-reach]"]
 
     @pytest.mark.parametrize("length", range(2, 7))
-    def test_a_lost_node_ends_it_in_every_phase(self, length: int) -> None:
+    def test_a_node_lost_during_the_checks_ends_the_attempt_in_every_phase(self, length: int) -> None:
         policy = checking(TWO_NODES)
 
         state, actions = play(policy, *asked(policy)[:length], NodeLost("b", "the agent ended"), NodeEmpty("a"))
@@ -607,7 +611,7 @@ class TestGangThatChecks:
         assert actions[-2:] == [StopNodes(FAILURE_GRACE_S), Finish()]
         assert state.reason is Reason.NODE_LOST
 
-    def test_a_start_that_takes_too_long_names_the_nodes_that_have_not_answered(self) -> None:
+    def test_a_timeout_during_the_checks_names_the_nodes_that_have_not_answered(self) -> None:
         policy = checking(TWO_NODES)
 
         for length, silent in ((1, "b"), (2, "a, b"), (3, "a, b"), (4, "a, b"), (5, "b")):
@@ -622,7 +626,7 @@ class TestGangThatChecks:
         assert play(plain, NodeReady("a"), NodeReady("b"), NodeInspected("a"))[0].inspected == frozenset()
         assert play(early, NodeReady("a"), NodeInspected("a"))[0].inspected == frozenset()
 
-    def test_checked_means_nothing_before_the_checks(self) -> None:
+    def test_an_early_checked_event_does_not_start_tasks(self) -> None:
         policy = checking(TWO_NODES)
         events = asked(policy)
 
@@ -630,8 +634,8 @@ class TestGangThatChecks:
             assert StartTasks not in map(type, play(policy, *events[:length], Checked())[1])
 
 
-class TestGangThatOnlyChecks:
-    def test_ends_without_starting_anything(self) -> None:
+class TestOnlyChecks:
+    def test_a_check_only_attempt_ends_without_starting_tasks(self) -> None:
         policy = checking(TWO_NODES, only=True)
 
         state, actions = play(policy, *asked(policy), Checked(), NodeEmpty("a"), NodeEmpty("b"))
@@ -643,7 +647,7 @@ class TestGangThatOnlyChecks:
         "way", [NodeLost("b", "connection refused"), NodeRefused("b", ())], ids=["lost", "refused"]
     )
     @pytest.mark.parametrize("length", range(13))
-    def test_continues_with_the_others_when_a_node_cannot_be_used(self, way: Event, length: int) -> None:
+    def test_a_check_only_attempt_continues_without_unusable_nodes(self, way: Event, length: int) -> None:
         policy = checking({"a": [W0], "b": [W1], "c": [W2]}, only=True, syncs=["a", "b", "c"])
         events = asked(policy)
         rest = [event for event in events[length:] if getattr(event, "node", "") != "b"]
@@ -654,14 +658,14 @@ class TestGangThatOnlyChecks:
         assert actions == [SyncNodes(), PrepareNodes(), CheckNodes(), StopNodes(0.0), Finish()]
         assert (state.reason, state.awaited) == (Reason.CHECKED, frozenset("ac"))
 
-    def test_dials_only_the_tasks_of_nodes_that_can_be_used(self) -> None:
+    def test_a_check_only_attempt_dials_only_tasks_of_usable_nodes(self) -> None:
         policy = checking(TWO_NODES, only=True)
 
         state, _ = play(policy, NodeReady("a"), NodeReady("b"), NodeRefused("b", ()), NodePrepared("a", {W0: 20000}))
 
         assert state.ports == {W0: 20000}
 
-    def test_ends_at_once_when_no_node_can_be_reached(self) -> None:
+    def test_a_check_only_attempt_ends_when_no_node_can_be_reached(self) -> None:
         policy = checking(TWO_NODES, only=True)
 
         state, actions = play(policy, NodeLost("a", "refused"), NodeLost("b", "unknown name"))
@@ -671,7 +675,7 @@ class TestGangThatOnlyChecks:
 
     @pytest.mark.parametrize("layout", [ONE_NODE, TWO_NODES], ids=["one-node", "two-nodes"])
     @pytest.mark.parametrize("refuse", [True, False], ids=["refused", "lost"])
-    def test_ends_when_the_last_node_goes_in_whichever_phase(
+    def test_a_check_only_attempt_ends_in_any_phase_when_the_last_node_fails(
         self, layout: dict[str, list[TaskId]], refuse: bool
     ) -> None:
         policy = checking(layout, only=True)
@@ -679,13 +683,13 @@ class TestGangThatOnlyChecks:
         gone: list[Event] = [NodeRefused(n, ()) if refuse else NodeLost(n, "the agent ended") for n in layout]
 
         for length in range(len(events) + 1):
-            # The checks' end, with no node left, is an event only once they are under way.
+            # With no node left, `Checked` is an event only after the checks have started.
             told: list[Event] = [*events[:length], *gone, Tick(), Tick(), Checked(), *map(NodeEmpty, layout)]
             state, actions = play(policy, *told)
 
             assert (state.phase, state.reason, actions[-1]) == (Phase.FINISHED, Reason.CHECKED, Finish())
 
-    def test_that_takes_too_long_ends(self) -> None:
+    def test_a_check_only_attempt_ends_at_the_start_timeout(self) -> None:
         policy = checking(TWO_NODES, only=True)
 
         for length in range(len(asked(policy)) + 1):
@@ -693,13 +697,13 @@ class TestGangThatOnlyChecks:
 
             assert (state.reason, actions[-1]) == (Reason.START_TIMEOUT, Finish())
 
-    def test_waits_only_for_the_nodes_that_it_awaits(self) -> None:
+    def test_a_check_only_attempt_does_not_wait_for_lost_nodes(self) -> None:
         policy = checking(TWO_NODES, only=True)
 
         assert play(policy, NodeReady("a"))[0].silent == {"b"}
-        assert play(policy, NodeReady("a"), NodeLost("b", "refused"))[0].silent == {"a"}  # which has to prepare
+        assert play(policy, NodeReady("a"), NodeLost("b", "refused"))[0].silent == {"a"}  # it still has to prepare
 
-    def test_ctrl_c_ends_it_in_every_phase(self) -> None:
+    def test_ctrl_c_ends_a_check_only_attempt_in_every_phase(self) -> None:
         policy = checking(TWO_NODES, only=True)
 
         for length in range(len(asked(policy)) + 1):
@@ -709,7 +713,7 @@ class TestGangThatOnlyChecks:
             assert state.signal == signal.SIGINT
 
 
-# --- what holds for every history ---------------------------------------------------------------------------
+# --- properties of every history ---------------------------------------------------------------------------
 
 
 LAYOUTS: tuple[dict[str, list[TaskId]], ...] = ({"a": [W0]}, ONE_NODE, TWO_NODES)
@@ -723,7 +727,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[AttemptPolicy, list[tuple[float, Event]]]:
-    """Like those of test_gang, for gangs that check, and may send the program before."""
+    """Histories of gangs that check their nodes, and may send the program first."""
     layout = draw(st.sampled_from(LAYOUTS))
     policy = checking(layout, only=draw(st.booleans()), syncs=draw(st.lists(st.sampled_from(sorted(layout)))))
     policy = replace(policy, start_s=draw(st.sampled_from([0.0, 600.0])))
@@ -740,7 +744,7 @@ def histories(draw: st.DrawFn) -> tuple[AttemptPolicy, list[tuple[float, Event]]
 
 class TestEveryHistory:
     @given(histories())
-    def test_has_its_actions_in_the_one_possible_order(
+    def test_actions_of_a_checking_gang_follow_the_only_valid_order(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         kinds = [type(action) for action in actions_of(replay(*told))]
@@ -750,7 +754,7 @@ class TestEveryHistory:
         assert all(kinds.count(kind) <= 1 for kind in order if kind is not StopNodes)
 
     @given(histories())
-    def test_dials_only_when_every_node_that_counts_is_ready_for_it(
+    def test_no_history_dials_before_every_awaited_node_is_inspected(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         for _, action, after in replay(*told):
@@ -758,7 +762,7 @@ class TestEveryHistory:
                 assert after.awaited <= after.ready & after.prepared & after.inspected
 
     @given(histories())
-    def test_starts_only_what_is_checked_and_nothing_if_it_only_checks(
+    def test_no_history_starts_tasks_unchecked_or_in_check_only_mode(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         policy, _ = told
@@ -770,7 +774,9 @@ class TestEveryHistory:
                 assert not after.refusals
 
     @given(histories())
-    def test_ends_when_time_passes(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
+    def test_every_history_with_checks_ends_or_names_the_awaited_node(
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
+    ) -> None:
         policy, history = told
         end = history[-1][0] if history else 0.0
 
@@ -779,6 +785,6 @@ class TestEveryHistory:
         state = steps[-1][2]
         if state.phase in BEFORE_START:
             assert policy.start_s == 0
-            assert state.silent or state.phase is Phase.CHECKING  # the node that is waited for can be named
+            assert state.silent or state.phase is Phase.CHECKING  # the awaited node can be named
         elif policy.only_checks:
             assert state.phase is Phase.FINISHED

@@ -1,4 +1,4 @@
-"""A program has ended when it has ended, whatever its process still does: it waits for peers, children or a handler."""
+"""A program counts as ended even if its process still waits for peers, child processes or a signal handler."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def of(*events: Event | float, drain_s: float = DRAIN_S) -> tuple[AttemptState, 
     return play(policy, *running(policy), *events)
 
 
-class TestThatRaised:
-    def test_fails_the_attempt_although_its_process_stays(self) -> None:
+class TestRaised:
+    def test_a_program_that_raised_fails_the_attempt_although_its_process_stays(self) -> None:
         state, actions = of(RAISED, RAISED_S - 0.1, Tick())
         assert (state.phase, state.reason) == (Phase.RUNNING, None)
         state, actions = of(RAISED, RAISED_S, Tick())
@@ -49,23 +49,23 @@ class TestThatRaised:
         assert (verdict.reference, verdict.task) == ("task-failed", "worker:1")
         assert verdict.evidence[0] == "ValueError: no batch   train.py:9"
 
-    def test_whose_process_ends_is_an_ordinary_failure(self) -> None:
+    def test_a_program_that_raised_and_exited_is_an_ordinary_failure(self) -> None:
         _, actions = of(RAISED, 1.0, replace(KILLED, exit=TaskExit(1)))
         assert actions[-1] == StopNodes(FAILURE_GRACE_S)
 
-    def test_is_the_cause_even_if_its_end_is_never_seen(self) -> None:
+    def test_a_program_that_raised_is_the_cause_even_if_its_node_is_lost(self) -> None:
         state, _ = of(RAISED, RAISED_S, Tick(), exited(W0, signal=15), NodeEmpty("a"), NodeLost("b", "gone"))
         cause = find_cause(state, {})
         assert cause is not None
         assert (cause.exited.task, cause.reference) == (W1, "task-failed")
 
     @pytest.mark.parametrize("stall_s", [None, 1.0])
-    def test_is_not_a_stall(self, stall_s: float | None) -> None:
+    def test_a_program_that_raised_is_not_a_stall(self, stall_s: float | None) -> None:
         policy = replace(make_policy(TWO_NODES), stall_s=stall_s)
         state, _ = play(policy, *running(policy), RAISED, 3.0, Tick(), RAISED_S, Tick())
         assert state.reason is Reason.TASK_FAILED
 
-    def test_after_it_has_saved_lets_the_others_save(self) -> None:
+    def test_a_program_that_exited_after_saving_leaves_time_for_others_to_save(self) -> None:
         handler = TaskReported(W1, "trains", 1000.0, saves_when_preempted=True)
         state, _ = of(handler, SAVED, SAVING_S - 1, Tick(), drain_s=0.0)
         assert state.reason is None
@@ -75,15 +75,15 @@ class TestThatRaised:
         assert state.reason is Reason.TASK_FAILED
 
 
-class TestThatEndedWell:
-    def test_begins_the_drain(self) -> None:
+class TestFinished:
+    def test_a_finished_program_starts_the_drain_although_its_process_stays(self) -> None:
         waits = StacksReceived({W0: "", W1: ""}, {W0: Activity(), W1: Activity()})
         state, _ = of(ProgramEnded(W1, 1000.0), DRAIN_S, Tick(), waits)
         assert state.reason is Reason.DRAIN_TIMEOUT
         verdict = judged(play_on(state, exited(W0, signal=9), exited(W1, signal=9), NodeEmpty("a"), NodeEmpty("b"))[0])
         assert verdict.message.startswith("worker:0 did not end within 300 s")
 
-    def test_counts_as_ended_once_all_have_although_its_process_never_ends(self) -> None:
+    def test_a_finished_program_succeeds_although_its_process_never_exits(self) -> None:
         ends = (exited(W0), 10.0, ProgramEnded(W1, 1000.0))
         state, _ = of(*ends, 10.0 + DRAIN_S - 1.0, Tick())
         assert (state.reason, state.suspicion) == (None, None)
@@ -95,18 +95,18 @@ class TestThatEndedWell:
         [sentence] = verdict.evidence
         assert sentence.startswith("worker:1 finished its program before its interpreter ended with SIGKILL")
 
-    def test_gets_longer_while_its_process_is_at_work(self) -> None:
+    def test_the_drain_is_extended_while_the_process_of_a_finished_program_works(self) -> None:
         active = StacksReceived({}, {W1: Activity(idle_s=0.0)})
         state, _ = of(exited(W0), ProgramEnded(W1, 1000.0), DRAIN_S, Tick(), active)
         assert (state.reason, state.busy) == (None, {W1: "at work"})
         state, _ = play_on(state, 2 * DRAIN_S, Tick(), StacksReceived({}, {}))
         assert state.reason is Reason.SUCCEEDED
 
-    def test_makes_an_interruption_a_success_and_gives_its_process_the_users_grace(self) -> None:
+    def test_an_interruption_after_all_programs_finished_is_a_success(self) -> None:
         state, actions = of(exited(W0), ProgramEnded(W1, 1000.0), Interrupted(signal.SIGINT))
         assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, StopNodes(GRACE_S, interrupts=True))
 
-    def test_is_not_needed_any_more(self) -> None:
+    def test_the_node_of_a_finished_program_may_be_lost(self) -> None:
         state, _ = of(ProgramEnded(W1, 1000.0), NodeLost("b", "gone"))
         assert state.reason is None
         state, _ = decide(state, exited(W0), 1.0)

@@ -38,7 +38,7 @@ def slow_nodes(*speeds: float) -> list[str]:
 
 
 def slow_links(*known: str, **speeds: float) -> list[str | Pair]:
-    """What is slow, given links named by their two nodes (`ab=10`); `known`: the nodes that are known to be slow."""
+    """The slow nodes and links, given links named by their two nodes (`ab=10`); `known`: nodes known to be slow."""
     links = {(name[0], name[1]): LinkFigures(speed, speed, 10_000) for name, speed in speeds.items()}
     return [slow.subject for slow in find_slow_links(links, known)]
 
@@ -46,24 +46,24 @@ def slow_links(*known: str, **speeds: float) -> list[str | Pair]:
 # --- nodes ---
 
 
-def test_a_slow_node_is_named_whether_there_are_two_nodes_or_more() -> None:
+def test_a_slow_node_is_found_among_two_or_more_nodes() -> None:
     assert slow_nodes(FAST, SLOW) == ["b"]
     assert slow_nodes(FAST, FAST, SLOW) == ["c"]
     assert slow_nodes(SLOW, FAST, FAST, FAST, 70.0, FAST) == ["a", "e"]
 
 
-def test_nodes_that_are_equally_slow_are_not_named_and_noise_names_nobody() -> None:
+def test_equally_slow_nodes_and_small_differences_are_not_reported() -> None:
     assert slow_nodes(SLOW) == slow_nodes(SLOW, SLOW) == slow_nodes(SLOW, SLOW, SLOW) == []
     assert slow_nodes(100.0, 93.0, 81.0, 104.0) == []
 
 
-def test_a_node_that_only_copies_slowly_is_named_for_that() -> None:
+def test_a_node_with_slow_memory_copies_is_reported_for_memory() -> None:
     nodes = {"a": NodeFigures(FAST, 10.0), "b": NodeFigures(FAST, 4.0), "c": NodeFigures(FAST, 10.0)}
     [slow] = find_slow_nodes(nodes, dict.fromkeys(nodes, TENSORFLOW))
     assert (slow.subject, slow.quantity, slow.figure, slow.median, slow.share) == ("b", "memory", 4.0, 10.0, 0.4)
 
 
-def test_nodes_are_compared_only_with_those_that_compute_by_the_same_method() -> None:
+def test_node_speeds_are_compared_only_within_the_same_method() -> None:
     nodes = {name: NodeFigures(speed, 10.0) for name, speed in (("a", 9000.0), ("b", 9000.0), ("c", FAST), ("d", SLOW))}
     methods = {"a": "TensorFlow on GPU", "b": "TensorFlow on GPU", "c": TENSORFLOW, "d": TENSORFLOW}
     assert [slow.subject for slow in find_slow_nodes(nodes, methods)] == ["d"]
@@ -72,7 +72,7 @@ def test_nodes_are_compared_only_with_those_that_compute_by_the_same_method() ->
 # --- links ---
 
 
-def test_a_slow_link_is_distinguished_from_a_slow_network_of_a_node() -> None:
+def test_a_slow_link_is_distinguished_from_a_node_with_a_slow_network() -> None:
     assert slow_links(ab=SLOW, bc=FAST, ca=FAST) == [("a", "b")]
     assert slow_links(ab=SLOW, bc=SLOW, ca=FAST) == ["b"]
     assert slow_links(ab=FAST, bc=SLOW, cd=FAST, da=FAST) == [("b", "c")]
@@ -80,31 +80,31 @@ def test_a_slow_link_is_distinguished_from_a_slow_network_of_a_node() -> None:
     assert slow_links(ab=FAST, bc=SLOW, cd=SLOW, de=FAST, ef=SLOW, fa=FAST) == ["c", ("e", "f")]
 
 
-def test_links_that_are_equally_slow_are_not_named_and_noise_names_nobody() -> None:
+def test_equally_slow_links_and_small_differences_are_not_reported() -> None:
     assert slow_links(ab=SLOW, bc=SLOW, ca=SLOW) == []
     assert slow_links(ab=100.0, bc=90.0, cd=81.0, da=112.0) == []
     assert slow_links() == []
 
 
-def test_a_node_that_computes_slowly_explains_its_slow_links() -> None:
+def test_slow_links_of_a_slow_node_are_not_reported_separately() -> None:
     assert slow_links("b", ab=SLOW) == []
     assert slow_links("b", ab=SLOW, bc=SLOW, ca=FAST) == []
     assert slow_links("b", ab=SLOW, bc=SLOW, cd=FAST, de=SLOW, ea=FAST) == [("d", "e")]
 
 
-def test_a_fast_link_of_a_node_that_computes_slowly_shows_that_another_is_slow_by_itself() -> None:
+def test_a_slow_link_of_a_slow_node_with_a_fast_link_is_reported() -> None:
     assert slow_links("b", ab=SLOW, bc=FAST, ca=FAST) == [("a", "b")]
     assert slow_links("a", "b", ab=SLOW, bc=FAST, ca=FAST) == [("a", "b")]
 
 
-def test_of_a_single_link_one_direction_is_compared_with_the_other() -> None:
+def test_the_two_directions_of_a_single_link_are_compared() -> None:
     assert slow_links(ab=SLOW) == []
     for there, back in ((FAST, SLOW), (SLOW, FAST)):
         [slow] = find_slow_links({("a", "b"): LinkFigures(there, back, 10_000)})
         assert (slow.subject, slow.figure) == (("a", "b"), SLOW)
 
 
-def test_a_long_way_is_named_and_differences_below_half_a_millisecond_are_not() -> None:
+def test_high_latency_is_reported_but_differences_below_half_a_millisecond_are_not() -> None:
     def far(**latencies: float) -> list[tuple[str | Pair, str]]:
         links = {(name[0], name[1]): LinkFigures(FAST, FAST, 1 / latency) for name, latency in latencies.items()}
         return [(slow.subject, slow.quantity) for slow in find_slow_links(links)]
@@ -126,14 +126,14 @@ def subject(number: int, *, machine: str = "", methods: Sequence[str] = ("tensor
 
 
 class World:
-    """Nodes that answer what they are asked, each after some others."""
+    """Nodes that answer their orders, in random order."""
 
     def __init__(self, subjects: Sequence[Subject], seed: int = 0, **options: Any) -> None:
         self.subjects = {one.node: one for one in subjects}
         self.nodes = {one.node: FAST for one in subjects}
         self.links: dict[frozenset[str], float] = {}
         self.changing: dict[str, Iterator[float]] = {}
-        """What a node measures, one value after the other, if not always the same."""
+        """Successive measurements of a node, if they differ."""
         self.problems: dict[str, str] = {}
         self.noise = 0.0
         self.lost: set[str] = set()
@@ -188,7 +188,7 @@ def messages(report: SpeedReport) -> list[str]:
 
 
 @given(st.integers(2, 9), st.integers(1, 9), st.integers(0, 1000))
-def test_no_machine_is_in_two_measurements_at_once_and_each_node_has_two_partners(
+def test_speed_measurements_never_share_a_machine_and_give_each_node_two_partners(
     count: int, machines: int, seed: int
 ) -> None:
     world = World([subject(number, machine=f"machine-{number % machines}") for number in range(count)], seed)
@@ -206,7 +206,7 @@ def test_no_machine_is_in_two_measurements_at_once_and_each_node_has_two_partner
     assert links == len(report.links) * TIMES
 
 
-def test_a_slow_node_and_a_slow_link_are_named_with_their_figures() -> None:
+def test_a_slow_node_and_a_slow_link_are_reported_with_figures() -> None:
     world = World([subject(number) for number in range(5)])
     world.nodes["gpu-1"] = 31.0
     world.links[frozenset({"gpu-3", "gpu-4"})] = SLOW
@@ -221,7 +221,7 @@ def test_a_slow_node_and_a_slow_link_are_named_with_their_figures() -> None:
     ]
 
 
-def test_of_two_nodes_with_a_slow_link_it_is_said_that_it_may_be_either() -> None:
+def test_a_slow_link_between_two_nodes_is_reported_as_possibly_a_slow_node() -> None:
     links = SpeedCheck([subject(0), subject(1)], prefers_torch=False, nonce="", started=0.0)
     for _ in range(100):
         for node, order in [*links.take_orders({"gpu-0", "gpu-1"}, 1.0)]:
@@ -233,7 +233,7 @@ def test_of_two_nodes_with_a_slow_link_it_is_said_that_it_may_be_either() -> Non
     assert message == f"the link between gpu-0 and gpu-1 is slow: {slow}; {either}"
 
 
-def test_a_figure_that_was_never_reached_again_may_be_a_chance_and_names_nobody() -> None:
+def test_a_moderately_slow_node_is_reported_only_if_its_best_figure_repeats() -> None:
     for steady, named in ((True, ["gpu-2"]), (False, [])):
         world = World([subject(number) for number in range(4)])
         figures = iter([20.0, 30.0, 40.0, 45.0, 50.0, 55.0, 61.0, 68.0] if not steady else [68.0] * 8)
@@ -242,7 +242,7 @@ def test_a_figure_that_was_never_reached_again_may_be_a_chance_and_names_nobody(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_costs_rounds_and_names_nobody_but_the_slow(seed: int) -> None:
+def test_a_noisy_speed_check_takes_more_rounds_and_reports_only_the_slow_node(seed: int) -> None:
     world = World([subject(number) for number in range(4)], seed)
     world.noise = 0.6
     world.nodes["gpu-2"] = 30.0
@@ -251,7 +251,7 @@ def test_noise_costs_rounds_and_names_nobody_but_the_slow(seed: int) -> None:
     assert TIMES + 1 < len(rounds) <= MOST_ROUNDS + 1
 
 
-def test_a_node_that_cannot_be_measured_keeps_nobody_from_it() -> None:
+def test_a_node_that_cannot_be_measured_does_not_prevent_other_measurements() -> None:
     world = World([subject(number) for number in range(3)])
     world.problems["gpu-1"] = "ImportError: no libcudart"
     report = world.run()
@@ -261,7 +261,7 @@ def test_a_node_that_cannot_be_measured_keeps_nobody_from_it() -> None:
 
 
 @given(st.integers(0, 60))
-def test_a_node_that_is_lost_at_any_time_does_not_keep_the_check_from_its_end(when: int) -> None:
+def test_the_speed_check_ends_even_if_a_node_is_lost_at_any_time(when: int) -> None:
     world = World([subject(number) for number in range(4)])
     note, count = world.check.note, 0
 
@@ -276,7 +276,7 @@ def test_a_node_that_is_lost_at_any_time_does_not_keep_the_check_from_its_end(wh
     world.run()
 
 
-def test_all_nodes_compute_by_what_is_there_on_all_of_them() -> None:
+def test_all_nodes_use_a_method_that_is_available_on_every_node() -> None:
     def method(*methods: Sequence[str], prefers_torch: bool = False) -> str:
         subjects = [subject(number, methods=found) for number, found in enumerate(methods)]
         check = SpeedCheck(subjects, prefers_torch=prefers_torch, nonce="", started=0.0)
@@ -295,13 +295,13 @@ def test_all_nodes_compute_by_what_is_there_on_all_of_them() -> None:
     assert method(everything, ()) == "python"
 
 
-def test_nobody_gets_tf_config_which_would_make_tensorflow_wait_for_a_cluster() -> None:
+def test_the_speed_check_runs_without_tf_config() -> None:
     world = World([subject(0), subject(1)])
     world.run()
     assert {tuple(order.unset) for _, order in world.orders if isinstance(order, MeasureNode)} == {("TF_CONFIG",)}
 
 
-def test_the_figures_are_shown_in_two_tables() -> None:
+def test_speed_figures_are_shown_in_a_node_table_and_a_link_table() -> None:
     world = World([subject(0), subject(1)])
     tables = [(tuple(column.title for column in columns), rows) for columns, rows in make_speed_tables(world.run())]
     assert tables == [

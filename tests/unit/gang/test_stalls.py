@@ -45,38 +45,38 @@ def all_told(step: int, **how: float) -> list[Event]:
     return [told(task, step, **how) for task in (W0, W1, W2)]  # type: ignore[arg-type]  # floats, all of them
 
 
-class TestWhen:
-    def test_without_a_word_about_steps_a_cluster_is_not_stopped(self) -> None:
+class TestDetection:
+    def test_a_cluster_that_reports_no_steps_is_not_stopped_as_stalled(self) -> None:
         assert stalled(1e6, Tick()).phase is Phase.RUNNING
 
     @pytest.mark.parametrize(("step_s", "limit_s"), [(0.5, 120.0), (10.0, 200.0)])
-    def test_twenty_steps_are_too_long_for_one_and_two_minutes_always_enough(
+    def test_a_stall_is_suspected_after_20_usual_steps_but_not_before_two_minutes(
         self, step_s: float, limit_s: float
     ) -> None:
         steps = (10.0, *all_told(50, step_s=step_s))
         assert stalled(*steps, 10.0 + limit_s - 0.1, Tick()).suspicion is None
         assert stalled(*steps, 10.0 + limit_s, Tick()).suspicion is Reason.STALLED
 
-    def test_before_two_steps_nothing_is_known_of_their_time(self) -> None:
+    def test_no_stall_is_suspected_before_two_steps(self) -> None:
         assert stalled(*all_told(0), 1e4, Tick(), *all_told(1), 1e6, Tick()).suspicion is None
 
-    def test_once_training_is_over_the_program_may_take_its_time(self) -> None:
+    def test_no_stall_is_suspected_after_training_has_ended(self) -> None:
         assert stalled(*all_told(50), *all_told(50, training=False), 1e6, Tick()).suspicion is None
 
-    def test_a_task_that_has_ended_leaves_it_to_the_rules_of_the_end(self) -> None:
+    def test_a_cluster_with_an_ended_task_has_a_drain_timeout_and_no_stall(self) -> None:
         state = stalled(*all_told(50), 10.0, exited(W0), 200.0, Tick(), 310.0, Tick(), StacksReceived({}))
         assert state.reason is Reason.DRAIN_TIMEOUT
 
-    def test_a_limit_counts_from_when_the_cluster_is_up(self) -> None:
+    def test_the_stall_limit_starts_when_the_cluster_is_up_and_0_disables_it(self) -> None:
         assert stalled(30.0, Tick(), stall_s=30.0).suspicion is Reason.STALLED
         assert stalled(1e6, Tick(), stall_s=0.0).suspicion is None
         assert stalled(*all_told(50), 1e6, Tick(), stall_s=0.0).suspicion is None
 
-    def test_output_counts_only_for_programs_that_report_no_steps(self) -> None:
+    def test_output_counts_as_progress_only_for_programs_without_steps(self) -> None:
         assert stalled(20.0, TaskWrote(W1), 49.0, Tick(), stall_s=30.0).suspicion is None
         assert stalled(*all_told(5), 20.0, TaskWrote(W1), 31.0, Tick(), stall_s=30.0).suspicion is Reason.STALLED
 
-    def test_a_program_may_count_its_steps_from_0(self) -> None:
+    def test_stall_detection_works_for_steps_counted_from_0(self) -> None:
         reports = [
             TaskReported(task, "is training", 990.0, Progress(9, 0, 10, 1000.0, 1010.0)) for task in (W0, W1, W2)
         ]
@@ -84,22 +84,22 @@ class TestWhen:
         assert stalled(*reports, 120.0, Tick()).suspicion is Reason.STALLED
         assert stalled(*reports).status[W0].stepping is not None
 
-    def test_a_batch_of_any_task_counts(self) -> None:
+    def test_a_step_of_any_task_counts_as_progress(self) -> None:
         state = stalled(*all_told(5), 29.0, told(W2, 6), 58.0, Tick(), stall_s=30.0)
         assert state.suspicion is None
 
 
-class TestThen:
+class TestResponse:
     LATE = (*all_told(50), 120.0, Tick())
 
-    def test_all_are_asked_for_their_stacks_before_they_are_stopped(self) -> None:
+    def test_stacks_are_requested_before_a_stalled_cluster_is_stopped(self) -> None:
         policy = make_policy(THREE)
         state, actions = play(policy, *running(policy), *self.LATE, StacksReceived({W0: WAITING}))
         assert actions[2:] == [AskStacks(), FAILURE_STOP]
         assert (state.reason, state.stacks, state.stalled_s) == (Reason.STALLED, {W0: WAITING}, 120.0)
         assert render_stall(state) == "no step for 120 s (a step usually takes 0.5 s)"
 
-    def test_a_step_calls_it_off(self) -> None:
+    def test_a_step_while_stacks_are_requested_cancels_the_stall(self) -> None:
         policy = make_policy(THREE)
         state, actions = play(
             policy, *running(policy), *self.LATE, 121.0, told(W1, 51), StacksReceived({}), 200.0, Tick()
@@ -107,15 +107,15 @@ class TestThen:
         assert (state.phase, state.suspicion, state.deadline) == (Phase.RUNNING, None, None)
         assert actions[2:] == [AskStacks()]
 
-    def test_it_does_not_wait_for_their_stacks_for_ever(self) -> None:
+    def test_a_stalled_cluster_is_stopped_even_if_no_stacks_arrive(self) -> None:
         assert stalled(*self.LATE, 130.0, Tick()).reason is Reason.STALLED
 
-    def test_a_failure_meanwhile_is_the_reason(self) -> None:
+    def test_a_task_failure_while_stacks_are_requested_replaces_the_stall(self) -> None:
         assert stalled(*self.LATE, exited(W1, 1)).reason is Reason.TASK_FAILED
 
 
 class TestAtWork:
-    """A task at work is named, and not stopped, unless the user has set a limit."""
+    """A task at work is reported, and not stopped unless the user has set a limit."""
 
     LATE = (*all_told(50), 120.0, Tick())
     CALLBACK = STACK.format(file="/home/me/train.py", line=40, function="on_epoch_end")
@@ -148,7 +148,7 @@ class TestAtWork:
             (FEEDING + WAITING, LOCKED, "in on_epoch_end at /home/me/train.py:40"),
         ],
     )
-    def test_it_is_named_and_left_at_it(self, text: str, activity: Activity, place: str) -> None:
+    def test_a_task_at_work_is_reported_and_not_stopped(self, text: str, activity: Activity, place: str) -> None:
         state = self.asked(w0=(text, activity))
         assert (state.phase, state.suspicion, state.busy) == (Phase.RUNNING, None, {W0: place})
         assert render_busy(state) == f"worker:0 has been {place} for 120 s; the others wait"
@@ -157,18 +157,18 @@ class TestAtWork:
         ("text", "activity"),
         [(SAVING, IDLE), (CALLBACK, LOCKED), (LOCK, IDLE), (CALLBACK + WAITING, LOCKED), ("", IDLE), ("", Activity())],
     )
-    def test_a_task_that_waits_is_not_at_work(self, text: str, activity: Activity) -> None:
+    def test_a_task_that_waits_or_idles_does_not_prevent_a_stall(self, text: str, activity: Activity) -> None:
         assert self.asked(w0=(text, activity)).reason is Reason.STALLED
 
-    def test_a_limit_of_the_users_is_exact(self) -> None:
+    def test_a_configured_stall_limit_is_exact_even_for_a_task_at_work(self) -> None:
         assert self.asked(w0=(self.CALLBACK, self.ACTIVE), stall_s=60.0).reason is Reason.STALLED
 
-    def test_a_task_that_a_signal_stopped_is_not_excused_by_another(self) -> None:
+    def test_a_halted_task_is_a_stall_despite_another_task_at_work(self) -> None:
         state = self.asked(TaskHalted(W2, signal.SIGSTOP, 1.0), w0=(self.CALLBACK, self.ACTIVE))
         assert state.reason is Reason.STALLED
 
-    def test_it_is_asked_again_after_a_minute_and_stopped_once_all_have_waited_for_as_long_as_usual(self) -> None:
-        """Its work may have just ended, and TensorFlow may take a minute to drop the iterator of a long epoch."""
+    def test_a_cluster_is_stopped_if_no_step_follows_the_work_of_a_task(self) -> None:
+        """The work may have just ended, and TensorFlow may take a minute to drop the iterator of a long epoch."""
         state = self.asked(w0=(self.CALLBACK, self.IDLE))
         state, actions = play_on(state, 179.0, Tick(), 180.0, Tick(), StacksReceived({}))
         assert (state.phase, state.suspicion, actions) == (Phase.RUNNING, None, [AskStacks()])
@@ -178,42 +178,42 @@ class TestAtWork:
         state, actions = play_on(state, 300.0, Tick(), StacksReceived({}))
         assert (state.reason, actions) == (Reason.STALLED, [AskStacks(), FAILURE_STOP])
 
-    def test_slow_steps_have_their_time_after_work_too(self) -> None:
+    def test_the_stall_limit_after_work_is_longer_for_slow_steps(self) -> None:
         steps = (10.0, *all_told(50, step_s=10.0), 210.0, Tick())
         work, none = StacksReceived({W0: self.CALLBACK}, {W0: self.IDLE}), StacksReceived({})
         state = stalled(*steps, work, 270.0, Tick(), none, 469.0, Tick())
         assert (state.phase, state.suspicion) == (Phase.RUNNING, None)
         assert play_on(state, 470.0, Tick(), none)[0].reason is Reason.STALLED
 
-    def test_a_task_that_is_at_work_again_gets_its_time_again(self) -> None:
+    def test_a_task_that_is_at_work_again_is_not_stopped(self) -> None:
         state = self.asked(w0=(self.CALLBACK, self.IDLE))
         work = StacksReceived({W0: self.CALLBACK}, {W0: self.IDLE})
         for time in (180.0, 300.0, 360.0, 480.0):
             state, _ = play_on(state, time, Tick(), work if time in (300.0, 480.0) else StacksReceived({}))
             assert (state.phase, state.suspicion) == (Phase.RUNNING, None)
 
-    def test_a_step_ends_it(self) -> None:
+    def test_a_step_after_work_restarts_the_stall_limit(self) -> None:
         state = self.asked(w0=(self.CALLBACK, self.IDLE))
         state, _ = play_on(state, 130.0, told(W0, 51), 249.0, Tick())
         assert (state.busy, state.suspicion) == ({}, None)
         assert play_on(state, 250.0, Tick())[0].suspicion is Reason.STALLED
 
 
-class TestTogether:
-    """Whether training tasks that should be one cluster are one."""
+class TestSeparateTraining:
+    """Whether tasks that should train as one cluster do."""
 
     RULES = make_policy({"a": [W0, W1]})
     STARTED = (*preparing(RULES), *started(W0, W1))
 
-    def test_steps_show_that_a_cluster_is_up(self) -> None:
+    def test_steps_of_all_tasks_show_that_a_cluster_is_up(self) -> None:
         state, _ = play(self.RULES, *self.STARTED, *listening(W0), told(W0, 1))
         assert state.phase is Phase.FORMING
         state, _ = play_on(state, told(W1, 1), START_S, Tick())
         assert (state.phase, state.separate) == (Phase.RUNNING, frozenset())
 
     @pytest.mark.parametrize("strategy", ["", "jax", "MultiWorkerMirroredStrategy"])
-    def test_tasks_that_do_steps_without_a_port_may_train_together(self, strategy: str) -> None:
-        """They may name other ports, or use Horovod, MPI or JAX."""
+    def test_tasks_that_train_without_an_open_port_are_not_reported_as_separate(self, strategy: str) -> None:
+        """They may use other ports, or Horovod, MPI or JAX."""
         steps = [replace(told(task, 1), strategy=strategy) for task in (W0, W1)]
         state, _ = play(self.RULES, *self.STARTED, *steps, START_S, Tick())
         assert (state.phase, state.separate) == (Phase.RUNNING, frozenset())
@@ -221,19 +221,19 @@ class TestTogether:
         assert judged(state).evidence == []
 
     @pytest.mark.parametrize("strategy", ["MirroredStrategy", "no strategy"])
-    def test_tasks_that_are_known_to_train_alone_do(self, strategy: str) -> None:
+    def test_tasks_with_a_single_process_strategy_are_reported_as_separate(self, strategy: str) -> None:
         said = [TaskReported(task, "is busy", 1.0, strategy=strategy) for task in (W0, W1)]
         state, _ = play(self.RULES, *self.STARTED, said[0])
         assert state.separate == frozenset()
         state, _ = play_on(state, said[1], START_S, Tick())
         assert (state.phase, state.separate) == (Phase.RUNNING, frozenset({W0, W1}))
 
-    def test_one_task_alone_is_no_cluster(self) -> None:
+    def test_a_single_task_is_not_reported_as_separate(self) -> None:
         policy = make_policy({"a": [W0]})
         state, _ = play(policy, *preparing(policy), *started(W0), told(W0, 1))
         assert state.separate == frozenset()
 
-    def test_tasks_at_work_before_any_port_is_open_get_more_time_to_form(self) -> None:
+    def test_the_start_timeout_is_extended_for_tasks_at_work_before_any_port_opens(self) -> None:
         late = (START_S, Tick())
         at_work = StacksReceived({}, {task: Activity(idle_s=1.0) for task in (W0, W1)})
         state, _ = play(self.RULES, *self.STARTED, *late, at_work)
@@ -242,36 +242,36 @@ class TestTogether:
         assert state.reason is Reason.START_TIMEOUT
 
 
-class TestWhom:
+class TestBlame:
     def staller(self, *events: Event | float, **stacks: str) -> TaskId | None:
         texts = {task: stacks.get(name, WAITING) for name, task in (("w0", W0), ("w1", W1), ("w2", W2))}
         return find_staller(stalled(*events, 300.0, Tick(), StacksReceived(texts), stall_s=120.0))
 
-    def test_nobody_if_all_are_alike(self) -> None:
+    def test_no_task_is_blamed_for_a_stall_if_all_stacks_are_equal(self) -> None:
         assert self.staller(*all_told(50)) is None
 
-    def test_the_one_that_a_signal_stopped(self) -> None:
+    def test_a_task_stopped_by_a_signal_is_blamed_for_a_stall(self) -> None:
         assert self.staller(*all_told(50), TaskHalted(W2, signal.SIGSTOP, 1.0), w1=SLEEPING) == W2
 
-    def test_the_one_that_is_in_the_programs_own_code(self) -> None:
+    def test_a_task_in_user_code_is_blamed_for_a_stall(self) -> None:
         assert self.staller(*all_told(50), w1=SLEEPING) == W1
 
-    def test_the_one_whose_other_thread_is(self) -> None:
+    def test_a_task_with_another_thread_in_user_code_is_blamed_for_a_stall(self) -> None:
         assert self.staller(*all_told(50), w1=SLEEPING + WAITING) == W1
 
-    def test_the_one_that_is_a_step_behind(self) -> None:
+    def test_a_task_one_step_behind_is_blamed_for_a_stall(self) -> None:
         gang_events = (*all_told(50), told(W1, 49))
         assert self.staller(*gang_events) == W1
         assert render_steps(stalled(*gang_events)) == "steps done: 49 by worker:1, 50 by the others"
 
-    def test_the_one_that_is_elsewhere(self) -> None:
+    def test_the_only_task_with_a_different_stack_is_blamed_for_a_stall(self) -> None:
         assert self.staller(*all_told(50), w1=WAITING.replace("53", "99")) == W1
 
-    def test_nobody_if_two_are_elsewhere(self) -> None:
+    def test_no_task_is_blamed_for_a_stall_if_two_are_in_user_code(self) -> None:
         assert self.staller(*all_told(50), w1=SLEEPING, w2=SLEEPING) is None
 
 
-def test_the_leaders_lines_about_missing_tasks_are_parsed() -> None:
+def test_log_lines_of_the_leader_about_missing_tasks_are_parsed() -> None:
     first = b"I0000 coordination_service.cc:502] Waiting for 2/3 tasks to connect.\nI0000 Example stragglers:\n"
     first += b"/job:worker/replica:0/task:1\n/job:worker/replica:0/task:2\n"
     then = first + b"I0000 Waiting for 1/3 tasks to connect.\nExample stragglers:\n/job:worker/replica:0/task:2\n"

@@ -1,4 +1,4 @@
-"""The worker that keeps the others waiting is named, with the reason; one bad second is not enough."""
+"""A worker that keeps the others waiting is reported with a reason; one slow second is not enough."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def steady(**own: float) -> OwnTimes:
     return {TaskId("worker", int(name[1:])): [seconds] * ENOUGH_S for name, seconds in own.items()}
 
 
-class TestNaming:
-    def test_a_task_is_compared_with_the_others_and_not_with_itself(self) -> None:
+class TestDetection:
+    def test_a_straggler_is_compared_with_the_median_of_the_other_tasks(self) -> None:
         watch = StragglerWatch()
         [news] = follow(steady(w0=0.1, w1=0.15), watch)
         assert news.message == (
@@ -91,14 +91,14 @@ class TestNaming:
             {"w0": 0.0, "w1": 0.0},
         ],
     )
-    def test_a_task_that_is_not_slow_or_does_not_matter_is_not_named(self, own: dict[str, float]) -> None:
+    def test_a_task_without_a_significant_delay_is_no_straggler(self, own: dict[str, float]) -> None:
         assert follow(steady(**own), StragglerWatch()) == []
 
-    def test_every_slow_task_is_named(self) -> None:
+    def test_every_slow_task_is_reported_as_a_straggler(self) -> None:
         news = follow(steady(w0=0.1, w1=0.3, w2=0.1, w3=0.3, w4=0.1), StragglerWatch())
         assert {each.task for each in news} == {W1, TaskId("worker", 3)}
 
-    def test_a_task_is_named_after_some_windows_and_not_again_soon(self) -> None:
+    def test_a_straggler_is_reported_after_several_windows_and_not_again_soon(self) -> None:
         watch = StragglerWatch()
         slow, fast = {W0: [0.1] * ENOUGH_S, W1: [0.3] * ENOUGH_S}, {W0: [0.1] * ENOUGH_S, W1: [0.1] * ENOUGH_S}
         few = round(WINDOW_S * (WINDOWS - 1))
@@ -114,7 +114,7 @@ class TestNaming:
         assert follow(fast, watch, 500.0) == []  # no news: its second slowness was not reported
         assert len(follow(slow, watch, 100.0 + REPEAT_S + ENOUGH_S)) == 1
 
-    def test_a_window_waits_for_measurements_of_every_task(self) -> None:
+    def test_a_straggler_window_waits_for_measurements_of_every_task(self) -> None:
         """Steps may take longer than a window."""
         watch = StragglerWatch()
         news: list[News] = []
@@ -125,14 +125,14 @@ class TestNaming:
                 news += watch.note(TaskReported(task, "is training", 0.0, progress), 20.0 * number + 1, dict)
         assert [each.task for each in news] == [W1]
 
-    def test_tasks_that_tell_nothing_of_their_own_time_are_not_compared(self) -> None:
+    def test_tasks_that_report_no_step_time_of_their_own_are_not_compared(self) -> None:
         watch = StragglerWatch()
         for progress in (None, Progress(1, 1, 1, 0.0, 1.0), Progress(1, 1, 1, 0.0, 1.0, step_s=0.1)):
             assert watch.note(TaskReported(W0, "is training", 0.0, progress), 100.0, dict) == ()
         assert watch.standings == {}
 
     @given(st.dictionaries(st.integers(0, 20), st.floats(0, 10), min_size=2))
-    def test_the_medians_of_the_others_are_medians(self, values: dict[int, float]) -> None:
+    def test_medians_of_others_equal_the_statistical_medians(self, values: dict[int, float]) -> None:
         own = {TaskId("worker", number): value for number, value in values.items()}
         expected = {
             task: pytest.approx(statistics.median(value for other, value in own.items() if other != task))
@@ -159,7 +159,7 @@ def noisy_times(draw: st.DrawFn) -> OwnTimes:
 
 class TestNoise:
     @given(noisy_times())
-    def test_bursts_name_nobody(self, times: OwnTimes) -> None:
+    def test_short_bursts_of_load_make_no_task_a_straggler(self, times: OwnTimes) -> None:
         assert follow(times, StragglerWatch()) == []
 
     @given(
@@ -167,7 +167,7 @@ class TestNoise:
         st.floats(1.6, 10.0),
         st.data(),
     )
-    def test_a_slow_task_is_named_whatever_the_noise(
+    def test_a_slow_task_is_reported_as_a_straggler_despite_noise(
         self, noise: list[list[float]], factor: float, data: st.DataObject
     ) -> None:
         slow = data.draw(st.integers(0, len(noise) - 1))
@@ -221,7 +221,7 @@ class TestReason:
                 "own computation",
             ),
             (
-                # it sleeps: the little that it computes waits, but not for long
+                # it sleeps: its little computation waits only briefly
                 Pace(step_s=0.2, own_s=0.15, data_s=0.0, cpu=0.01, starved=0.02),
                 USUAL,
                 "own computation",
@@ -238,14 +238,16 @@ class TestReason:
             ),
         ],
     )
-    def test_it_is_what_explains_most_of_the_additional_time(self, slow: Pace, usual: Pace, reason: str) -> None:
+    def test_the_straggler_reason_explains_most_of_the_additional_time(
+        self, slow: Pace, usual: Pace, reason: str
+    ) -> None:
         assert str(find_reason(slow, usual)) == reason
 
     @given(PACES, PACES)
-    def test_there_is_one_whatever_is_known(self, slow: Pace, usual: Pace) -> None:
+    def test_every_straggler_has_a_reason_for_any_measurements(self, slow: Pace, usual: Pace) -> None:
         assert find_reason(slow, usual).what in {"input pipeline", "CPU starved", "swapping", "own computation"}
 
-    def test_it_comes_from_what_the_tasks_report_and_use(self) -> None:
+    def test_the_straggler_reason_uses_reported_input_time_and_cpu_use(self) -> None:
         times = steady(w0=0.1, w1=0.3, w2=0.1)
         [by_input] = follow(times, StragglerWatch(), data_s={W0: 0.01, W1: 0.2, W2: 0.01})
         assert by_input.reason == "input pipeline"
@@ -257,7 +259,7 @@ class TestReason:
         assert watch.standings[W1] == Standing(by_cpu.score, "CPU starved")
 
 
-def test_a_straggler_of_an_earlier_version_is_read() -> None:
+def test_a_straggler_record_of_an_earlier_version_is_read() -> None:
     line = b'{"time":1.0,"attempt":1,"event":"straggler","task":"worker:1","message":"worker:1 takes 2 \xc3\x97"}\n'
     record = parse_record(line)
     assert record is not None

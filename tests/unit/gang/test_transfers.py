@@ -26,26 +26,26 @@ def ask(left: int) -> Fetch:
 
 
 def sending(rate: int, total: int, seconds: int, node: str = "gpu-a") -> Transfers:
-    """`rate` MiB per second are asked for, one by one."""
+    """Requests for `rate` MiB per second, one MiB each."""
     transfers = Transfers()
     for number in range(seconds * rate + 1):
         transfers.note(node, ask(total - number), number / rate)
     return transfers
 
 
-def test_a_node_shows_bytes_rate_and_time_left() -> None:
+def test_a_transfer_shows_bytes_rate_and_time_left() -> None:
     assert sending(10, 300, 12).render() == "gpu-a 120 MiB of 300 MiB, 10 MiB/s, 18.0 s left"
     assert sending(1, 300, 0).render() == "gpu-a 0 B of 300 MiB"
 
 
-def test_the_rate_is_that_of_the_last_seconds() -> None:
+def test_the_transfer_rate_covers_only_the_last_seconds() -> None:
     transfers = sending(10, 1000, 30)
     for second in range(1, 2 * int(WINDOW_S)):
         transfers.note("gpu-a", ask(700 - second), 30.0 + second)
     assert transfers.render() == "gpu-a 319 MiB of 1,000 MiB, 1 MiB/s, 11 min 21 s left"
 
 
-def test_the_slowest_nodes_come_first_and_are_not_all_named() -> None:
+def test_the_slowest_transfers_are_listed_first_and_the_rest_is_counted() -> None:
     transfers = Transfers()
     for number in range(SHOWN_NODES + 2):
         for sent in range(number + 1):
@@ -55,20 +55,20 @@ def test_the_slowest_nodes_come_first_and_are_not_all_named() -> None:
     assert shown.endswith("; and 2 more")
 
 
-def test_a_node_that_has_all_files_is_no_longer_named() -> None:
+def test_a_node_that_has_all_files_is_no_longer_listed() -> None:
     transfers = sending(1, 10, 3)
     transfers.end("gpu-a")
     assert transfers.render() == ""
     assert transfers.current == {}
 
 
-def test_a_node_that_asks_again_after_a_reconnection_is_not_ahead_of_itself() -> None:
+def test_a_piece_requested_again_after_a_reconnect_is_not_counted_twice() -> None:
     transfers = sending(1, 10, 3)
     transfers.note("gpu-a", ask(9), 4.0)
     assert transfers.current["gpu-a"] == Transfer(1 * MIB, 10 * MIB, MIB / 4)
 
 
-def test_each_request_lets_time_pass(tmp_path: Path) -> None:
+def test_each_file_request_produces_a_tick(tmp_path: Path) -> None:
     """Otherwise, a queue that is never empty would leave no time for reminders."""
     timing = SimpleNamespace(monotonic=lambda: 1.0)
     links = SimpleNamespace(
@@ -85,7 +85,7 @@ def test_each_request_lets_time_pass(tmp_path: Path) -> None:
     assert observer.transfers.current == {"gpu-a": Transfer(0, 3 * MIB, 0.0)}
 
 
-def test_a_line_comes_every_ten_seconds() -> None:
+def test_the_progress_of_transfers_is_shown_every_ten_seconds() -> None:
     policy = replace(make_policy(TWO_NODES), syncs=frozenset("ab"))
     state, _ = play(policy, NodeReady("a"))
     state, _ = decide(state, NodeReady("b"), 0.0)

@@ -1,4 +1,4 @@
-"""Which tasks count for what: trainers decide, servers serve them, and the others only watch."""
+"""Trainers decide how an attempt ends, servers serve them, and the other tasks only watch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def of(*events: Event | float) -> AttemptState:
 
 
 class TestProgress:
-    def test_of_an_evaluator_does_not_hide_that_the_training_hangs(self) -> None:
+    def test_progress_of_an_evaluator_does_not_hide_stalled_training(self) -> None:
         policy = make_policy(APART)
         state, _ = play(policy, *running(policy), *steps(W0, W1))
         actions = []
@@ -54,51 +54,51 @@ class TestProgress:
         assert AskStacks() in actions
         assert state.reason is Reason.STALLED
 
-    def test_of_an_evaluator_does_not_make_the_usual_step_longer(self) -> None:
+    def test_slow_steps_of_an_evaluator_do_not_extend_the_stall_limit(self) -> None:
         slow = TaskReported(EVALUATOR, "trains", 1000.0, Progress(2, 1, 2, 1000.0, 9000.0))
         state = of(*steps(W0, W1), slow, LEAST_S + 1, Tick())
         assert state.suspicion is Reason.STALLED
 
-    def test_is_that_of_any_trainer(self) -> None:
+    def test_a_step_of_any_trainer_counts_as_progress(self) -> None:
         state = of(*steps(W0, W1), 100.0, *steps(W0, done=10), LEAST_S + 1, Tick())
         assert state.suspicion is None
 
 
-class TestANode:
+class TestNodes:
     @pytest.mark.parametrize("what", [NodeLost("c", "gone"), NodeRefused("c", REFUSED.problems)])
-    def test_of_an_evaluator_alone_is_not_needed(self, what: Event) -> None:
+    def test_the_loss_of_an_evaluator_node_does_not_fail_the_attempt(self, what: Event) -> None:
         state = of(what)
         assert (state.phase, state.reason) == (Phase.RUNNING, None)
         state, _ = play_on(state, exited(W0), exited(W1))
         assert state.reason is (Reason.SUCCEEDED if isinstance(what, NodeLost) else None)
 
-    def test_that_is_not_needed_is_named_when_it_is_lost(self) -> None:
+    def test_the_loss_of_an_evaluator_node_is_reported_as_harmless(self) -> None:
         before = of()
         event = NodeLost("c", "gone")
         after, _ = decide(before, event, 0.0)
         assert render_news(before, after, event) == "Node c was lost: gone; the training does not need it"
 
     @pytest.mark.parametrize("what", [NodeLost("b", "gone"), NodeRefused("b", REFUSED.problems)])
-    def test_whose_trainer_has_ended_is_not_needed(self, what: Event) -> None:
+    def test_the_loss_of_a_node_matters_only_while_its_trainer_runs(self, what: Event) -> None:
         assert of(exited(W1), what).reason is None
         assert of(what).reason is not None
 
-    def test_that_is_announced_to_go_does_not_matter_if_it_is_not_needed(self) -> None:
+    def test_an_announced_end_matters_only_on_nodes_with_trainers(self) -> None:
         assert of(replace(TAKEN, node="c")).reason is None
         later = of(replace(TAKEN, node="c"), replace(TAKEN, node="b"))
         assert later.reason is Reason.ANNOUNCED
 
-    def test_counts_before_the_start_whatever_it_is_for(self) -> None:
+    def test_the_loss_of_any_node_before_the_start_fails_the_attempt(self) -> None:
         policy = make_policy(APART)
         state, _ = play(policy, *running(policy)[:4], NodeLost("c", "gone"))
         assert state.reason is Reason.NODE_LOST
 
 
-class TestOnceAllTrainersHaveSucceeded:
-    """An evaluator drains, or TensorBoard is kept."""
+class TestAfterSuccess:
+    """All trainers have succeeded; an evaluator drains, or TensorBoard is kept."""
 
     @pytest.mark.parametrize("lost", ["a", "b", "c"])
-    def test_a_lost_node_changes_nothing(self, lost: str) -> None:
+    def test_a_node_lost_after_all_trainers_succeeded_changes_nothing(self, lost: str) -> None:
         policy = replace(make_policy({"a": [W0, TENSORBOARD], "b": [W1], "c": [EVALUATOR]}), keeps_auxiliary=True)
         state, _ = play(policy, *running(policy), exited(W0), exited(W1), NodeLost(lost, "gone"))
         assert state.reason in (None, Reason.SUCCEEDED)
@@ -108,7 +108,7 @@ class TestOnceAllTrainersHaveSucceeded:
         "end",
         [Interrupted(signal.SIGINT), Interrupted(signal.SIGTERM), TAKEN, EndAnnounced("interrupted", "cancelled")],
     )
-    def test_every_end_is_a_success(self, end: Event) -> None:
+    def test_an_attempt_ended_after_all_trainers_succeeded_is_a_success(self, end: Event) -> None:
         state = of(exited(W0), exited(W1), end)
         assert state.reason is Reason.SUCCEEDED
         assert (outcome(state), exit_status(state, judged(state)), judged(state).reference) == (
@@ -117,12 +117,12 @@ class TestOnceAllTrainersHaveSucceeded:
             "succeeded",
         )
 
-    def test_slurms_signal_before_its_words_does_not_delay_the_end(self) -> None:
+    def test_a_slurm_signal_after_success_does_not_delay_the_end(self) -> None:
         state = of(exited(W0), exited(W1), NodeSignalled("a", 1010.0), TAKEN)
         assert state.reason is Reason.SUCCEEDED
         assert state.deadline is not None
         assert state.deadline < 60
 
-    def test_an_interruption_before_is_an_interruption(self) -> None:
+    def test_an_interruption_before_all_trainers_succeeded_is_an_interruption(self) -> None:
         state = of(exited(W0), Interrupted(signal.SIGINT))
         assert (state.reason, outcome(state)) == (Reason.INTERRUPTED, "interrupted")

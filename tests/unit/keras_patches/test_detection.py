@@ -1,8 +1,7 @@
-"""Keras 3's `model.fit` under MultiWorkerMirroredStrategy: the faults that the patch finds, and training with it.
+"""Keras 3's `model.fit` under MultiWorkerMirroredStrategy: which faults the patch finds and replaces.
 
-The first half needs no TensorFlow: it patches small packages that are written like Keras. The second half runs
-tests/programs/keras_cases.py, an ordinary user's script of many cases, once per configuration, and compares the
-numbers: worker with worker, cluster with one process, Keras 3 with tf_keras.
+These tests need no TensorFlow: they patch small packages that are written like Keras. `tests/training/keras/` trains
+with the patch.
 """
 
 from __future__ import annotations
@@ -360,7 +359,7 @@ def import_patched() -> tuple[ModuleType, list[str]]:
     return sys.modules[keras_trainer.TRAINER], lines
 
 
-def test_the_version_and_the_number_of_patches_are_reported(write_keras: WriteKeras) -> None:
+def test_the_keras_version_and_the_number_of_patches_are_reported(write_keras: WriteKeras) -> None:
     write_keras()
     told: list[KerasPatch] = []
     patching.install(lambda _: None, told.append)
@@ -368,7 +367,7 @@ def test_the_version_and_the_number_of_patches_are_reported(write_keras: WriteKe
     assert told == [KerasPatch("3.99.0", len(EVERYTHING))]
 
 
-def test_nothing_is_reported_if_nothing_was_patched(write_keras: WriteKeras) -> None:
+def test_no_keras_patch_is_reported_if_nothing_was_patched(write_keras: WriteKeras) -> None:
     write_keras(**FIXED)
     told: list[KerasPatch] = []
     patching.install(lambda _: None, told.append)
@@ -384,14 +383,14 @@ def without(*fixed: str) -> list[str]:
     return [name for name in EVERYTHING if name not in fixed]
 
 
-def test_faulty_code_is_replaced_and_named_in_one_line(write_keras: WriteKeras) -> None:
+def test_faulty_keras_code_is_patched_and_listed_in_one_log_line(write_keras: WriteKeras) -> None:
     write_keras()
     _, lines = import_patched()
     off = "(--set keras.patch=false turns this off)"
     assert lines == [f"patched Keras 3.99.0 for distributed training: {', '.join(EVERYTHING)} {off}"]
 
 
-def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras) -> None:
+def test_keras_code_that_upstream_has_fixed_is_not_patched(write_keras: WriteKeras) -> None:
     write_keras(**FIXED)
     trainer, lines = import_patched()
     assert lines == ["Keras 3.99.0 needs no patch for distributed training"]
@@ -420,7 +419,7 @@ def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras)
     ],
     ids=["trainer", "loss", "metrics", "seeds", "layer", "scaling", "optimizer", "optimizer's condition", "variable"],
 )
-def test_only_the_remaining_faults_are_patched(
+def test_only_the_remaining_keras_faults_are_patched(
     write_keras: WriteKeras, sources: dict[str, str], patched: list[str]
 ) -> None:
     write_keras(**sources)
@@ -428,7 +427,7 @@ def test_only_the_remaining_faults_are_patched(
     assert f": {', '.join(patched)} (" in line
 
 
-def test_weights_that_aggregate_by_default_are_left_untouched(write_keras: WriteKeras) -> None:
+def test_keras_weights_with_mean_aggregation_by_default_are_not_patched(write_keras: WriteKeras) -> None:
     """In older versions of Keras, a layer's weights are averaged by default."""
     write_keras(layer=LAYER.format(default="mean", aggregation="", call="self._moments(inputs)"))
     _, (line,) = import_patched()
@@ -441,7 +440,7 @@ def test_weights_that_aggregate_by_default_are_left_untouched(write_keras: Write
     [{"loss": FAULTY_LOSS.replace("scale_", "other_")}, {"metric": METRIC.replace(', synchronization="on_read"', "")}],
     ids=["gradients are summed", "metrics do not cover the whole batch"],
 )
-def test_keras_that_would_train_wrongly_even_with_patches_is_left_untouched(
+def test_keras_versions_that_train_wrongly_even_with_patches_are_not_patched(
     write_keras: WriteKeras, sources: dict[str, str]
 ) -> None:
     """Keras before 3.8, and Keras before 3.10: an error is better than a wrong model."""
@@ -451,7 +450,7 @@ def test_keras_that_would_train_wrongly_even_with_patches_is_left_untouched(
     assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
 
 
-def test_the_hook_waits_for_the_import_of_keras(write_keras: WriteKeras) -> None:
+def test_the_import_hook_waits_until_the_program_imports_keras(write_keras: WriteKeras) -> None:
     write_keras()
     lines: list[str] = []
     patching.install(lines.append)
@@ -461,13 +460,13 @@ def test_the_hook_waits_for_the_import_of_keras(write_keras: WriteKeras) -> None
     assert lines == []
 
 
-def test_the_hook_is_gone_after_the_import(write_keras: WriteKeras) -> None:
+def test_the_import_hook_is_removed_after_the_import_of_keras(write_keras: WriteKeras) -> None:
     write_keras()
     import_patched()
     assert finders() == []
 
 
-def test_the_hook_survives_a_search_for_keras(write_keras: WriteKeras) -> None:
+def test_the_import_hook_survives_find_spec_for_keras(write_keras: WriteKeras) -> None:
     write_keras()
     lines: list[str] = []
     patching.install(lines.append)
@@ -477,7 +476,7 @@ def test_the_hook_survives_a_search_for_keras(write_keras: WriteKeras) -> None:
     assert finders() == []
 
 
-def test_keras_that_is_already_imported_is_patched_at_once(write_keras: WriteKeras) -> None:
+def test_keras_that_is_already_imported_is_patched_immediately(write_keras: WriteKeras) -> None:
     write_keras()
     importlib.import_module("keras")
     lines: list[str] = []
@@ -486,7 +485,7 @@ def test_keras_that_is_already_imported_is_patched_at_once(write_keras: WriteKer
     assert finders() == []
 
 
-def test_an_error_in_an_inspection_breaks_neither_the_import_nor_the_other_patches(write_keras: WriteKeras) -> None:
+def test_a_failed_inspection_of_one_module_prevents_no_other_keras_patch(write_keras: WriteKeras) -> None:
     write_keras(layer="BatchNormalization = None")
     _, (problem, patched) = import_patched()
     assert problem.startswith(f"could not inspect {layers.BATCH_NORMALIZATION} of Keras 3.99.0, which runs unpatched (")
@@ -501,7 +500,7 @@ def test_keras_that_cannot_be_inspected_is_imported_unpatched(write_keras: Write
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_single_process_is_patched_when_it_makes_a_strategy_of_several_replicas(
+def test_a_single_process_is_patched_when_it_creates_a_multi_replica_strategy(
     write_keras: WriteKeras, monkeypatch: pytest.MonkeyPatch, replicas: int
 ) -> None:
     class Strategy:
@@ -521,7 +520,7 @@ def test_a_single_process_is_patched_when_it_makes_a_strategy_of_several_replica
     assert [line[:20] for line in lines] == ["patched Keras 3.99.0"] * (replicas - 1)
 
 
-def test_keras_without_the_tensorflow_trainer_is_left_alone(tmp_path: Path, write_keras: WriteKeras) -> None:
+def test_keras_without_the_tensorflow_trainer_is_not_patched(tmp_path: Path, write_keras: WriteKeras) -> None:
     """Keras 2, or Keras 3 on JAX or PyTorch."""
     write_keras()
     (tmp_path / "keras" / "__init__.py").write_text("import keras.src.version")
@@ -552,7 +551,7 @@ class Unread:
 Spec = functools.partial(SimpleNamespace, shape=SimpleNamespace(rank=2))
 
 
-def test_a_model_is_built_without_reading_the_data(write_keras: WriteKeras) -> None:
+def test_the_patched_trainer_builds_a_model_without_reading_data(write_keras: WriteKeras) -> None:
     write_keras()
     trainer, _ = import_patched()
     model = trainer.TensorFlowTrainer()
@@ -562,7 +561,7 @@ def test_a_model_is_built_without_reading_the_data(write_keras: WriteKeras) -> N
     assert model.built_with is of_replica
 
 
-def test_a_model_is_not_built_from_data_of_unknown_rank(write_keras: WriteKeras) -> None:
+def test_the_patched_trainer_builds_no_model_from_data_of_unknown_rank(write_keras: WriteKeras) -> None:
     write_keras()
     trainer, _ = import_patched()
     model = trainer.TensorFlowTrainer()
@@ -572,13 +571,13 @@ def test_a_model_is_not_built_from_data_of_unknown_rank(write_keras: WriteKeras)
 
 
 @pytest.mark.parametrize("reduction", ["auto", "mean"])
-def test_log_values_of_several_workers_are_averaged_over_replicas_only(write_keras: WriteKeras, reduction: str) -> None:
+def test_log_values_of_several_workers_are_averaged_only_over_replicas(write_keras: WriteKeras, reduction: str) -> None:
     write_keras()
     trainer, _ = import_patched()
     assert trainer.reduce_per_replica(1.5, FakeStrategy(2), reduction) == ("MEAN", 1.5, None)
 
 
-def test_one_worker_and_other_reductions_use_the_original_code(write_keras: WriteKeras) -> None:
+def test_reduce_per_replica_is_unchanged_for_one_worker_and_other_reductions(write_keras: WriteKeras) -> None:
     write_keras()
     trainer, _ = import_patched()
     assert trainer.reduce_per_replica(1.5, FakeStrategy(1), "auto") == ("MEAN", 1.5, 0)
@@ -590,7 +589,7 @@ def test_one_worker_and_other_reductions_use_the_original_code(write_keras: Writ
     [(2, 4, False), (2, 1, True), (1, 4, True)],
     ids=["two workers, several steps", "two workers, one step", "one worker"],
 )
-def test_the_step_is_traced_in_the_loop_only_if_necessary(
+def test_a_train_step_loses_its_tf_function_only_with_several_workers_and_steps(
     write_keras: WriteKeras, workers: int, steps: int, step_has_own_function: bool
 ) -> None:
     write_keras()
@@ -609,7 +608,7 @@ def test_the_step_is_traced_in_the_loop_only_if_necessary(
     assert model.run_eagerly is False
 
 
-def test_only_the_moving_statistics_get_an_aggregation(write_keras: WriteKeras) -> None:
+def test_only_moving_statistics_of_batch_normalization_get_an_aggregation(write_keras: WriteKeras) -> None:
     write_keras()
     import_patched()
     layer = sys.modules[layers.BATCH_NORMALIZATION].BatchNormalization()

@@ -44,7 +44,7 @@ NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_names_of_objects_and_volumes_are_valid(name: str, kind: Kind) -> None:
+def test_exported_names_of_objects_and_volumes_are_valid_in_kubernetes(name: str, kind: Kind) -> None:
     objects = export_case(name, kind).objects
     for manifest in objects.values():
         assert NAME.fullmatch(manifest["metadata"]["name"])
@@ -54,14 +54,14 @@ def test_names_of_objects_and_volumes_are_valid(name: str, kind: Kind) -> None:
             assert len(volume["name"]) <= 63
 
 
-def test_names_that_kubernetes_does_not_accept_are_changed() -> None:
+def test_run_names_that_kubernetes_rejects_are_changed_in_the_export() -> None:
     long = export(f"name: {'n' * 63}\n{PODS}").objects["JobSet"]["metadata"]["name"]
     assert len(f"{long}-evaluator-0-9999-abcde") <= 63
     assert export(f"name: 2nd_Run.\n{PODS}").objects["JobSet"]["metadata"]["name"] == "run-2nd-run"
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_pods_have_minimal_rights(name: str, kind: Kind) -> None:
+def test_exported_pods_have_minimal_privileges(name: str, kind: Kind) -> None:
     for template in pods_of(export_case(name, kind).objects):
         spec = template["spec"]
         assert spec["automountServiceAccountToken"] is False
@@ -90,7 +90,7 @@ def test_pods_have_minimal_rights(name: str, kind: Kind) -> None:
         ("trainjob", [f"cluster-node-0-{index}.cluster:2222" for index in range(3)]),
     ],
 )
-def test_tf_config_has_the_names_that_the_pods_will_have(kind: Kind, hosts: list[str]) -> None:
+def test_exported_tf_config_has_the_host_names_of_the_future_pods(kind: Kind, hosts: list[str]) -> None:
     exported = export_case("pods", kind)
     for index in range(3):
         env = env_of(exported, index)
@@ -101,7 +101,7 @@ def test_tf_config_has_the_names_that_the_pods_will_have(kind: Kind, hosts: list
         assert env["DISTLAUNCH_TASK"] == f"worker:{index}"
 
 
-def test_pods_get_the_subdomain_of_the_service_that_names_them() -> None:
+def test_exported_pods_have_the_subdomain_of_their_headless_service() -> None:
     objects = export_case("pods", "job").objects
     service, spec = objects["Service"], objects["Job"]["spec"]["template"]
     assert spec["spec"]["subdomain"] == service["metadata"]["name"] == "cluster"
@@ -109,7 +109,7 @@ def test_pods_get_the_subdomain_of_the_service_that_names_them() -> None:
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
 
 
-def test_each_task_type_is_a_job_and_only_the_evaluator_sees_itself() -> None:
+def test_a_jobset_has_a_job_per_task_type_and_hides_the_evaluator() -> None:
     exported = export_case("chief", "jobset")
     jobs = exported.objects["JobSet"]["spec"]["replicatedJobs"]
     assert [(job["name"], job["template"]["spec"]["completions"]) for job in jobs] == [
@@ -128,11 +128,11 @@ def test_each_task_type_is_a_job_and_only_the_evaluator_sees_itself() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("pods", "tfjob"), ("one pod", "jobset"), ("mirrored", "job")])
-def test_tf_config_is_left_to_tfjob_and_to_processes_without_peers(name: str, kind: Kind) -> None:
+def test_tf_config_is_not_exported_for_tfjob_or_a_single_process(name: str, kind: Kind) -> None:
     assert "TF_CONFIG" not in env_of(export_case(name, kind), 0)
 
 
-def test_a_tf_job_has_the_names_that_its_controller_expects() -> None:
+def test_an_exported_tfjob_has_the_names_that_its_controller_expects() -> None:
     spec = export_case("servers", "tfjob").objects["TFJob"]["spec"]
     assert {role: each["replicas"] for role, each in spec["tfReplicaSpecs"].items()} == {
         "Chief": 1,
@@ -147,7 +147,7 @@ def test_a_tf_job_has_the_names_that_its_controller_expects() -> None:
         assert each["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
 
 
-def test_a_train_job_has_its_variables_in_order_and_refers_to_its_runtime() -> None:
+def test_an_exported_trainjob_refers_to_its_runtime_and_orders_its_variables() -> None:
     objects = export_case("everything", "trainjob").objects
     job, runtime = objects["TrainJob"]["spec"], objects["TrainingRuntime"]
     assert job["runtimeRef"] == {"name": runtime["metadata"]["name"], "kind": "TrainingRuntime"}
@@ -160,7 +160,7 @@ def test_a_train_job_has_its_variables_in_order_and_refers_to_its_runtime() -> N
     assert "env" not in node["template"]["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_only_tasks_that_compute_ask_for_gpus() -> None:
+def test_only_workers_of_an_exported_parameter_server_cluster_request_gpus() -> None:
     exported = export("nodes: {from: kubernetes, image: a, count: 2, gpus: 4}\nstrategy: parameter_server\n")
     jobs = exported.objects["JobSet"]["spec"]["replicatedJobs"]
     specs = {job["name"]: job["template"]["spec"] for job in jobs}
@@ -169,7 +169,7 @@ def test_only_tasks_that_compute_ask_for_gpus() -> None:
     assert asking == ["worker"]
 
 
-def test_text_of_the_user_is_not_expanded() -> None:
+def test_dollar_references_in_user_text_are_not_expanded_by_kubernetes() -> None:
     exported = export_case("everything", "jobset")
     assert env_of(exported, 0)["MODE"] == "a $(HOME) $$"
     [template] = pods_of(exported.objects)
@@ -178,14 +178,14 @@ def test_text_of_the_user_is_not_expanded() -> None:
     assert words[:-5] == ["--stop-grace", "90", "--no-keras-patch", "--no-progress", "--keep-own-tf-config"]
 
 
-def test_torch_gets_its_own_variables() -> None:
+def test_exported_pytorch_pods_have_torch_variables_and_no_tf_config() -> None:
     env = env_of(export_case("torch", "jobset"), 2)
     assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == ("2", "3", "0")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("cluster-worker-0-0.cluster", "2222")
     assert "TF_CONFIG" not in env
 
 
-def test_each_worker_of_a_machine_gets_a_pod_with_its_gpus() -> None:
+def test_each_worker_of_a_machine_is_exported_as_a_pod_with_its_gpus() -> None:
     [template] = pods_of(export_case("machines", "jobset").objects)
     [job] = jobs_of(export_case("machines", "jobset").objects)
     assert job["completions"] == job["parallelism"] == 3
@@ -194,7 +194,7 @@ def test_each_worker_of_a_machine_gets_a_pod_with_its_gpus() -> None:
     assert container["image"] == "registry/other:2"
 
 
-def test_the_fields_of_the_spec_reach_the_pods() -> None:
+def test_spec_fields_for_resources_and_scheduling_reach_the_exported_pods() -> None:
     objects = export_case("everything", "jobset").objects
     job_set = objects["JobSet"]
     assert {manifest["metadata"]["namespace"] for manifest in objects.values()} == {"team"}
@@ -214,7 +214,7 @@ def test_the_fields_of_the_spec_reach_the_pods() -> None:
     assert mounts == {"checkpoints": "/checkpoints", "data.v2": "/data"}
 
 
-def test_the_users_template_comes_first(tmp_path: Path) -> None:
+def test_a_pod_template_of_the_user_is_kept_except_for_tf_config(tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text(
         "metadata: {labels: {team: a}}\nspec:\n  nodeSelector: {pool: gpu}\n  securityContext: {runAsUser: 7}\n"
@@ -235,18 +235,18 @@ def test_the_users_template_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_no_variable_is_set_twice(name: str, kind: Kind) -> None:
-    """Server-side apply would refuse it."""
+def test_no_exported_container_sets_a_variable_twice(name: str, kind: Kind) -> None:
+    """Server-side apply would reject it."""
     for template in pods_of(export_case(name, kind).objects):
         names = [each["name"] for each in template["spec"]["containers"][0].get("env", ())]
         assert len(names) == len(set(names))
 
 
-# --- who may reach the tasks ---
+# --- network policy ---
 
 
 @pytest.mark.parametrize("kind", ["jobset", "job", "tfjob", "trainjob"])
-def test_only_pods_of_the_same_run_reach_its_port(kind: Kind) -> None:
+def test_the_network_policy_admits_only_pods_of_the_same_run(kind: Kind) -> None:
     objects = export_case("pods", kind).objects
     policy = objects["NetworkPolicy"]["spec"]
     selector = policy["podSelector"]
@@ -258,7 +258,7 @@ def test_only_pods_of_the_same_run_reach_its_port(kind: Kind) -> None:
         assert selector["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
-def test_allowed_networks_reach_the_port_and_nccl_opens_all_ports_between_the_pods() -> None:
+def test_the_network_policy_admits_allowed_networks_and_all_ports_for_nccl() -> None:
     blocks = [{"ipBlock": {"cidr": "10.0.0.0/24"}}, {"ipBlock": {"cidr": "fd00::/8"}}]
     rules = export_case("everything", "jobset").objects["NetworkPolicy"]["spec"]["ingress"]
     assert rules[1] == {"from": blocks, "ports": [{"port": 2222, "protocol": "TCP"}]}
@@ -267,7 +267,7 @@ def test_allowed_networks_reach_the_port_and_nccl_opens_all_ports_between_the_po
     assert ["ports" in rule for rule in nccl["ingress"]] == [False, True]
 
 
-def test_guard_off_leaves_the_policy_out() -> None:
+def test_guard_off_exports_no_network_policy() -> None:
     assert "NetworkPolicy" not in export_case("unguarded", "jobset").objects
 
 
@@ -319,7 +319,7 @@ def follow(job_set: Mapping[str, Any], job: Mapping[str, Any], status: int, *, d
 
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_every_exit_status_has_its_consequence(kind: Kind) -> None:
+def test_exported_failure_policies_handle_every_exit_status_and_disruption(kind: Kind) -> None:
     objects = export_case("restarted", kind).objects
     spec = objects["JobSet"]["spec"] if kind == "jobset" else objects["TrainingRuntime"]["spec"]["template"]["spec"]
     [job] = jobs_of(objects)
@@ -329,7 +329,7 @@ def test_every_exit_status_has_its_consequence(kind: Kind) -> None:
     assert disrupted == {**dict.fromkeys(STATUSES, FREE), 0: "succeeded"}
 
 
-def test_nothing_restarts_where_the_spec_allows_none() -> None:
+def test_an_exported_jobset_without_restarts_does_not_restart() -> None:
     objects = export_case("pods", "jobset").objects
     [job] = jobs_of(objects)
     followed = {status: follow(objects["JobSet"]["spec"], job, status) for status in STATUSES}
@@ -337,7 +337,7 @@ def test_nothing_restarts_where_the_spec_allows_none() -> None:
     assert follow_pod(export_case("pods", "job").objects["Job"]["spec"], 143)[0] == "PodFailurePolicy"
 
 
-def test_a_job_replaces_preempted_pods_and_fails_with_the_first_failure() -> None:
+def test_an_exported_job_replaces_preempted_pods_and_fails_with_the_first_failure() -> None:
     [job] = jobs_of(export_case("restarted", "job").objects)
     ends = {0: "succeeded", **dict.fromkeys((2, 93), "PodFailurePolicy"), **dict.fromkeys((42, 76, 143), "replaced")}
     followed = {status: follow_pod(job, status)[0] for status in STATUSES}
@@ -346,7 +346,7 @@ def test_a_job_replaces_preempted_pods_and_fails_with_the_first_failure() -> Non
     assert disrupted == {"replaced"}
 
 
-def test_a_failed_server_restarts_the_cluster_and_a_failed_worker_or_evaluator_does_not() -> None:
+def test_only_a_failed_chief_or_server_restarts_an_exported_parameter_server_cluster() -> None:
     job_set = export_case("servers", "jobset").objects["JobSet"]["spec"]
     jobs = {job["name"]: job["template"]["spec"] for job in job_set["replicatedJobs"]}
     assert job_set["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
@@ -365,7 +365,7 @@ def test_a_failed_server_restarts_the_cluster_and_a_failed_worker_or_evaluator_d
     assert (jobs["worker"]["backoffLimitPerIndex"], jobs["worker"]["maxFailedIndexes"]) == (3, 0)
 
 
-def test_an_evaluator_does_not_decide_whether_training_has_succeeded() -> None:
+def test_the_success_policy_of_a_jobset_ignores_the_evaluator() -> None:
     assert export_case("chief", "jobset").objects["JobSet"]["spec"]["successPolicy"] == {
         "operator": "All",
         "targetReplicatedJobs": ["chief", "worker"],
@@ -373,14 +373,14 @@ def test_an_evaluator_does_not_decide_whether_training_has_succeeded() -> None:
     assert "successPolicy" not in export_case("pods", "jobset").objects["JobSet"]["spec"]
 
 
-def test_tfjob_restarts_preempted_pods_and_no_others() -> None:
+def test_an_exported_tfjob_restarts_only_preempted_pods() -> None:
     """TFJob restarts only pods with an exit status of 128 or more."""
     told = {status: pod_statuses.for_tfjob(status) for status in STATUSES}
     assert {status for status in STATUSES if told[status] >= 128} == {42, 76, 143}
     assert {status for status in STATUSES if told[status] == 0} == {0}
 
 
-def test_tfjob_restarts_nothing_where_the_spec_allows_none() -> None:
+def test_an_exported_tfjob_without_restarts_never_restarts_pods() -> None:
     policies = [
         {
             role["restartPolicy"]
@@ -395,7 +395,7 @@ def test_tfjob_restarts_nothing_where_the_spec_allows_none() -> None:
 
 
 @pytest.mark.parametrize("kind", ["jobset", "job", "tfjob", "trainjob"])
-def test_secrets_come_from_a_secret_and_the_file_says_how_to_create_it(kind: Kind) -> None:
+def test_exported_secrets_are_references_with_a_command_that_creates_the_secret(kind: Kind) -> None:
     exported = export_case("everything", kind)
     assert "hunter2" not in exported.text
     assert "Secret" not in exported.objects
@@ -407,13 +407,13 @@ def test_secrets_come_from_a_secret_and_the_file_says_how_to_create_it(kind: Kin
     assert "kubectl create secret" not in export_case("pods", kind).text
 
 
-def test_the_commands_of_the_file_name_the_context() -> None:
+def test_commands_in_the_exported_file_name_the_kubectl_context() -> None:
     text = export(f"{PODS.replace('count: 3', 'context: lab a')}env_from: [A]\n").text
     assert "kubectl --context 'lab a' apply --server-side -f THIS_FILE" in text
     assert "kubectl --context 'lab a' create secret generic" in text
 
 
-def test_comments_name_the_fields_of_the_spec() -> None:
+def test_comments_in_the_exported_file_name_the_spec_fields() -> None:
     text = export_case("everything", "jobset").text
     for field, key in (
         ("nodes.queue", "kueue.x-k8s.io/queue-name: team-a"),
@@ -430,11 +430,11 @@ def test_comments_name_the_fields_of_the_spec() -> None:
         assert re.search(rf"# {re.escape(field)}\n\s*{re.escape(key)}", text), field
 
 
-def test_the_same_spec_gives_the_same_bytes() -> None:
+def test_exporting_a_spec_twice_gives_the_same_bytes() -> None:
     assert export(EVERYTHING).text == export(EVERYTHING).text
 
 
-def test_the_archive_has_the_demo_only_for_the_demo() -> None:
+def test_the_exported_archive_contains_the_demo_only_if_it_runs() -> None:
     names = {name: archived(export_case(name, "jobset")) for name in ("pods", "machines")}
     assert names["pods"] - names["machines"] == {"demo"}
 
@@ -486,7 +486,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("field", REFUSED)
-def test_a_spec_that_no_manifest_can_express_is_refused_with_its_field(field: str) -> None:
+def test_a_spec_field_that_no_manifest_can_express_is_rejected(field: str) -> None:
     with pytest.raises(UsageError) as raised:
         make(REFUSED[field])
     assert {line.partition(": ")[0] for line in raised.value.evidence} == {field}
@@ -501,13 +501,13 @@ def test_a_spec_that_no_manifest_can_express_is_refused_with_its_field(field: st
         (f"{PODS}strategy: parameter_server\n", "job", "strategy"),
     ],
 )
-def test_a_spec_that_one_kind_cannot_express_is_refused(text: str, kind: Kind, field: str) -> None:
+def test_a_spec_field_that_one_manifest_kind_cannot_express_is_rejected(text: str, kind: Kind, field: str) -> None:
     with pytest.raises(UsageError) as raised:
         make(text, kind)
     assert any(line.startswith(f"{field}: ") for line in raised.value.evidence)
 
 
-def test_a_cluster_too_large_for_a_variable_is_refused() -> None:
+def test_a_cluster_too_large_for_an_environment_variable_is_not_exported() -> None:
     with pytest.raises(UsageError, match="too long for an environment variable"):
         export("nodes: {from: kubernetes, image: a, count: 9000}\n")
 
@@ -520,7 +520,7 @@ def run_command(*words: str) -> tuple[int, str]:
     return ran.exit_code if ran.exception is None else 2, ran.output + str(ran.exception or "")
 
 
-def test_the_command_prints_manifests_with_its_options(tmp_path: Path) -> None:
+def test_the_export_command_applies_its_options_to_the_manifests(tmp_path: Path) -> None:
     spec = tmp_path / "a.yaml"
     spec.write_text(f"{TWO_MACHINES}program: {{script: train.py}}\n")
     words = [str(spec), "--image", "registry/x:3", "--volume", "ckpt:/ckpt", "--as", "job"]
@@ -535,7 +535,7 @@ def test_the_command_prints_manifests_with_its_options(tmp_path: Path) -> None:
     assert {"name": "claim-ckpt", "mountPath": "/ckpt"} in container["volumeMounts"]
 
 
-def test_the_command_writes_only_new_files(tmp_path: Path) -> None:
+def test_the_export_command_does_not_overwrite_a_file(tmp_path: Path) -> None:
     spec, out = tmp_path / "a.yaml", tmp_path / "out.yaml"
     spec.write_text(PODS)
     assert run_command(str(spec), "-o", str(out)) == (0, "")
@@ -545,7 +545,7 @@ def test_the_command_writes_only_new_files(tmp_path: Path) -> None:
     assert "exists" in text
 
 
-def test_machines_need_an_image(tmp_path: Path) -> None:
+def test_exporting_a_spec_of_machines_requires_an_image(tmp_path: Path) -> None:
     spec = tmp_path / "a.yaml"
     spec.write_text(TWO_MACHINES)
     status, text = run_command(str(spec))
@@ -553,13 +553,13 @@ def test_machines_need_an_image(tmp_path: Path) -> None:
     assert "--image" in text
 
 
-def test_every_kind_can_be_chosen() -> None:
+def test_the_export_command_offers_every_manifest_kind() -> None:
     assert isinstance(specs.export.commands["kubernetes"].params[0].type, click.Choice)
     assert tuple(specs.export.commands["kubernetes"].params[0].type.choices) == KINDS
 
 
 @pytest.mark.parametrize("volume", ["ckpt", "ckpt:relative", "A_B:/x", ":/x"])
-def test_a_volume_is_a_claim_and_a_path(tmp_path: Path, volume: str) -> None:
+def test_the_export_command_rejects_a_volume_without_claim_and_absolute_path(tmp_path: Path, volume: str) -> None:
     spec = tmp_path / "a.yaml"
     spec.write_text(PODS)
     status, text = run_command("--volume", volume, str(spec))

@@ -1,4 +1,4 @@
-"""What a run makes of what Kubernetes shows of a pod, including what only newer clusters say."""
+"""How a run interprets the state of a pod, including fields that only newer clusters have."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shown(
     }
 
 
-def test_a_pod_is_usable_once_it_is_ready_and_not_leaving() -> None:
+def test_a_pod_is_usable_only_while_it_is_ready_and_not_being_deleted() -> None:
     assert parse_pod(shown()).is_usable
     assert parse_pod(shown()).address == "10.1.2.3"
     assert not parse_pod(shown("Pending")).is_usable
@@ -84,7 +84,9 @@ def test_a_pod_is_usable_once_it_is_ready_and_not_leaving() -> None:
         ),
     ],
 )
-def test_the_reason_why_a_pod_waits(pod: dict[str, Any], events: list[str], reason: str) -> None:
+def test_the_reason_for_a_waiting_pod_is_found_in_its_state_and_events(
+    pod: dict[str, Any], events: list[str], reason: str
+) -> None:
     assert explain_wait(parse_pod(pod), events) == reason
 
 
@@ -151,7 +153,7 @@ def disruption(reason: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_why_a_pod_is_taken_away(
+def test_the_reason_for_an_evicted_pod_is_found_in_its_state_and_events(
     pod: dict[str, Any], events: list[str], is_there: bool, reference: str, words: str
 ) -> None:
     end = explain_end(parse_pod(pod), events, is_there=is_there, grace_s=7)
@@ -162,18 +164,18 @@ def test_why_a_pod_is_taken_away(
     assert not any("Started" in line for line in end.evidence)
 
 
-def test_a_pod_that_runs_is_not_taken_away() -> None:
+def test_a_running_pod_has_no_announced_end() -> None:
     assert explain_end(parse_pod(shown()), ["Started: once"], is_there=True) is None
 
 
-def test_names_are_labels() -> None:
+def test_names_of_runs_become_valid_kubernetes_labels() -> None:
     assert make_name("20261122-My_Cluster.a-9f") == "20261122-my-cluster-a-9f"
     assert len(make_name("x" * 80, 52)) == 52
     assert make_name("a" * 51 + "--b", 52) == "a" * 51
     assert make_name("___") == "run"
 
 
-def test_the_job_has_what_the_spec_and_its_template_say() -> None:
+def test_the_job_of_pods_combines_the_spec_with_the_pod_template() -> None:
     source = PodsSpec(
         image="i", count=3, gpus=2, cpus="4", memory="8Gi", queue="q", priority_class="low", volumes={"data": "/data"}
     )

@@ -1,4 +1,4 @@
-"""The page of a run, made from values: no foreign text runs or breaks it, it stays small, it shows what happened."""
+"""The report page of a run, rendered from values: foreign text cannot break it, it is small and complete."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestCurves:
         st.lists(st.tuples(st.floats(0, 1e6), st.one_of(st.none(), st.floats(-1e9, 1e9))), min_size=1, max_size=400),
         st.integers(4, 60),
     )
-    def test_downsampling_keeps_the_ends_the_extremes_and_the_order(self, points: list[Point], limit: int) -> None:
+    def test_downsampling_a_curve_keeps_its_ends_extremes_and_order(self, points: list[Point], limit: int) -> None:
         points = sorted(points, key=lambda point: point[0])
         kept = downsample(points, limit)
         gaps = sum(value is None for _, value in points)
@@ -85,24 +85,24 @@ class TestCurves:
         if values:
             assert (min(left), max(left)) == (min(values), max(values))
 
-    def test_a_spike_of_one_second_in_a_week_is_seen(self) -> None:
+    def test_a_spike_of_one_sample_in_a_week_survives_downsampling(self) -> None:
         week: list[Point] = [(float(second), 1.0) for second in range(0, 604_800, 10)]
         week[31_234] = (week[31_234][0], 99.0)
         kept = downsample(week, 1000)
         assert len(kept) <= 1000
         assert max(value for _, value in kept if value is not None) == 99.0
 
-    def test_attempts_are_not_connected(self) -> None:
+    def test_curves_of_different_attempts_are_not_connected(self) -> None:
         series = make_series("worker:0", [[(1.0, 5.0), (2.0, 4.0)], [], [(9.0, 4.5)]])
         assert series.points == [(1.0, 5.0), (2.0, 4.0), (5.5, None), (9.0, 4.5)]
 
-    def test_values_that_are_not_finite_are_left_out(self) -> None:
+    def test_a_curve_leaves_out_values_that_are_not_finite(self) -> None:
         assert make_series("x", [[(1.0, float("nan")), (2.0, None), (3.0, float("inf")), (4.0, 1.0)]]).points == [
             (4.0, 1.0)
         ]
 
     @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e12, 1e12)), max_size=50))
-    def test_packed_times_come_back_to_the_millisecond(self, points: list[Point]) -> None:
+    def test_packed_times_of_a_curve_keep_millisecond_precision(self, points: list[Point]) -> None:
         points = sorted(points, key=lambda point: point[0])
         packed = pack([(T0 + time, value) for time, value in points], start=T0)
         now = 0.0
@@ -111,10 +111,10 @@ class TestCurves:
             now += step
             assert now / 1000 == pytest.approx(time, abs=0.002)
 
-    def test_values_keep_five_digits(self) -> None:
+    def test_curve_values_keep_five_digits(self) -> None:
         assert [shorten(value) for value in (0.123456789, 1234567.0, 3.0, 0.0)] == [0.12346, 1234600, 3, 0]
 
-    def test_all_curves_together_stay_within_the_page(self) -> None:
+    def test_all_curves_of_a_page_together_have_a_limited_number_of_points(self) -> None:
         samples = [
             TaskSamples(
                 attempt=1,
@@ -134,7 +134,7 @@ class TestCurves:
         assert min(counts) >= LEAST_POINTS
         assert sum(counts) < 65_000
 
-    def test_rates_are_between_two_samples(self) -> None:
+    def test_rates_on_the_page_are_computed_between_two_samples(self) -> None:
         progress = [ProgressSample(T0 + 2 * n, 10 * n, step_s=0.2, own_s=0.15) for n in range(4)]
         use = [TaskUseSample(T0 + 2 * n, TaskSample("worker:0", 3.0 * n, 1 << 30)) for n in range(3)]
         node = [NodeUseSample(T0 + n, "gpu-a", NodeSample(2.0 * n, 8, 5, 9, 100 * n, 50 * n)) for n in range(3)]
@@ -151,7 +151,7 @@ class TestCurves:
         assert values["node-received"] == [100.0, 100.0]
         assert values["node-memory"] == [5, 5, 5]
 
-    def test_gpus_have_curves_of_their_own(self) -> None:
+    def test_each_gpu_has_its_own_curves_on_the_page(self) -> None:
         gpus = [GpuSample("0", 0.5, 1 << 30, 2 << 30, 250.0, 70.0), GpuSample("1", None, 5, 10)]
         use = [NodeUseSample(T0 + n, "gpu-a", NodeSample(1.0, 8, 5, 9, gpus=gpus)) for n in range(2)]
         charts = {
@@ -162,7 +162,7 @@ class TestCurves:
         assert [(series.label, series.values) for series in charts["gpu-use"].series] == [("gpu-a GPU 0", [50.0, 50.0])]
 
     @pytest.mark.parametrize(("count", "grouped"), [(12, 0), (13, 13), (64, 64)])
-    def test_many_curves_are_a_median_a_band_and_those_that_differ(self, count: int, grouped: int) -> None:
+    def test_more_than_12_curves_become_a_median_a_band_and_the_outliers(self, count: int, grouped: int) -> None:
         def losses(number: int) -> list[ProgressSample]:
             value = 900.0 if number == 7 else float(number)
             return [ProgressSample(T0 + at, at, metrics={"loss": value}) for at in range(3)]
@@ -180,13 +180,13 @@ class TestCurves:
             assert 0 <= low < mid < high < count
         assert odd.values == [900.0] * 3
 
-    def test_curves_that_are_alike_are_not_named(self) -> None:
+    def test_only_outlier_curves_are_shown_individually(self) -> None:
         curves = [Series(str(n), [(T0, 1.0 + n / 1000), (T0 + 1, 1.0)]) for n in range(20)]
         assert find_odd(curves) == []
         far = [*curves, *(Series(f"far {n}", [(T0, 10.0 * n)]) for n in range(2, 12))]
         assert [each.label for each in find_odd(far)] == [f"far {n}" for n in range(6, 12)]
 
-    def test_a_window_of_time_has_one_value_of_each_curve(self) -> None:
+    def test_each_curve_counts_once_in_a_time_window_of_grouped_curves(self) -> None:
         often = Series("often", [(T0 + n / 1000, 100.0) for n in range(500)])
         rarely = [Series(str(n), [(T0, 1.0), (T0 + 100, 1.0)]) for n in range(12)]
         middle = group_curves([often, *rarely])[0]
@@ -194,7 +194,7 @@ class TestCurves:
 
 
 class TestSteps:
-    def test_the_slow_worker_has_the_low_score(self) -> None:
+    def test_the_page_gives_the_slow_worker_a_low_score(self) -> None:
         def samples(task: str, own_s: float) -> TaskSamples:
             progress = [ProgressSample(T0 + n, n, step_s=0.25, own_s=own_s, data_s=0.04) for n in range(5)]
             return TaskSamples(attempt=1, task=task, progress=progress)
@@ -208,7 +208,7 @@ class TestSteps:
 
 
 class TestTimeline:
-    def test_a_task_passes_through_its_states(self) -> None:
+    def test_the_timeline_shows_the_states_of_each_task(self) -> None:
         attempt = make_attempt(1, T0, T0 + 20, failed=True)
         data = make_page_data(records=one_attempt(1, 0, 20, failed=True), attempts=[attempt], ended=T0 + 20)
         spans = [(span.state, round(span.begin), round(span.end)) for span in row_of(data, "worker:1").spans]
@@ -223,7 +223,7 @@ class TestTimeline:
         assert row_of(data, "worker:0").spans[-1].state == "stopped"
         assert row_of(data, "worker:0").marks == []
 
-    def test_imports_before_the_first_task_starts_are_shown_as_importing(self) -> None:
+    def test_the_timeline_shows_imports_before_the_first_task_as_importing(self) -> None:
         records = one_attempt(1, 0, 20, failed=False)
         records[1:1] = [record(0.5, State("forming"))]
         spans = row_of(make_page_data(records=records), "worker:0").spans
@@ -232,19 +232,19 @@ class TestTimeline:
             ("importing", 0.5, 3.0),
         ]
 
-    def test_marks_of_one_moment_stand_side_by_side(self) -> None:
+    def test_timeline_marks_close_in_time_are_drawn_side_by_side(self) -> None:
         records = one_attempt(1, 0, 100, failed=True)
         records[7:7] = [record(98.5, reported(W1, 5, injected=("exit@step=20",)))]
         marks = row_of(make_page_data(records=records), "worker:1").marks
         assert [(mark.kind, mark.shift) for mark in marks] == [("chaos", 0), ("failure", 16)]
 
-    def test_a_run_that_is_not_over_is_drawn_up_to_now(self) -> None:
+    def test_the_timeline_of_a_running_run_ends_now(self) -> None:
         records = one_attempt(1, 0, 50, failed=False)[:7]
         data = make_page_data(records=records, running=True, ended=None, now=T0 + 30, state="running")
         last = row_of(data, "worker:0").spans[-1]
         assert (last.state, last.end) == ("training", 30.0)
 
-    def test_events_are_marked(self) -> None:
+    def test_the_timeline_has_one_mark_for_each_event(self) -> None:
         records = [
             *one_attempt(1, 0, 40, failed=True)[:-1],
             record(20, LinkDropped("gpu-b", "no answer")),
@@ -260,7 +260,7 @@ class TestTimeline:
         assert marks["worker:0"] == ["straggler", "chaos"]
         assert timeline.restarts == [50.0]
 
-    def test_a_stopped_process_continues_in_its_earlier_state(self) -> None:
+    def test_the_timeline_shows_a_halted_task_return_to_its_earlier_state(self) -> None:
         records = one_attempt(1, 0, 50, failed=False)
         records[7:7] = [
             record(20, gang.TaskHalted(W0, 19, T0 + 20), node="x"),
@@ -269,7 +269,7 @@ class TestTimeline:
         states = [span.state for span in row_of(make_page_data(records=records), "worker:0").spans]
         assert states[3:6] == ["training", "held", "training"]
 
-    def test_a_program_that_reports_no_steps_trains_when_its_port_is_open(self) -> None:
+    def test_the_timeline_without_steps_shows_training_from_the_open_port(self) -> None:
         records = [
             record(0, State("connecting")),
             record(1, gang.TaskStarted(W0, 7, T0 + 1), node="x"),
@@ -283,7 +283,7 @@ class TestTimeline:
         ]
 
     @given(st.lists(st.floats(0.001, 50), min_size=1, max_size=300), st.floats(0.01, 100))
-    def test_merging_loses_no_time(self, lengths: list[float], least_s: float) -> None:
+    def test_merging_timeline_spans_loses_no_time(self, lengths: list[float], least_s: float) -> None:
         spans, at = [], 0.0
         for length in lengths:
             spans.append(Span(at, at + length, "training", 1))
@@ -294,7 +294,7 @@ class TestTimeline:
         assert all(before.end == after.begin for before, after in pairwise(merged))
         assert len(merged) <= 2 * at / least_s + 2
 
-    def test_a_run_of_a_thousand_attempts_stays_small(self) -> None:
+    def test_the_page_of_a_run_with_a_thousand_attempts_stays_small(self) -> None:
         records = [
             each
             for number in range(1, 1001)
@@ -307,7 +307,7 @@ class TestTimeline:
         assert len(render_page(data).encode()) < 2_000_000
 
     @pytest.mark.parametrize("duration", [0.02, 3, 59, 3600, 86_400, 700_000, 6e7])
-    def test_the_axis_has_a_few_labels_within_it(self, duration: float) -> None:
+    def test_the_time_axis_has_1_to_14_distinct_labels_within_it(self, duration: float) -> None:
         ticks = make_ticks(duration)
         assert 1 <= len(ticks) <= 14
         assert all(0 <= at <= 97.1 for at, _ in ticks)
@@ -315,7 +315,7 @@ class TestTimeline:
 
 
 class TestOutcome:
-    def test_a_failure_names_task_node_line_message_and_consequences(self) -> None:
+    def test_the_page_of_a_failed_run_shows_node_line_and_exception(self) -> None:
         attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
         report = make_report(attempts)
         outcome = make_outcome(make_page_data(report=report, attempts=attempts))
@@ -325,7 +325,7 @@ class TestOutcome:
         assert outcome.cause.place == "train.py:88"
         assert outcome.cause.exception == "ValueError: no label"
 
-    def test_goodput_is_shown_if_it_is_known(self) -> None:
+    def test_the_page_shows_goodput_if_it_is_known(self) -> None:
         attempts = [make_attempt(1, T0, T0 + 20, failed=False)]
         goodput = Goodput(connecting_s=10, training_s=75, lost_s=15, share=0.75)
         outcome = make_outcome(make_page_data(report=make_report(attempts, goodput=goodput), attempts=attempts))
@@ -337,14 +337,14 @@ class TestOutcome:
         ]
         assert make_outcome(make_page_data(report=make_report(attempts), attempts=attempts)).portions == []
 
-    def test_rates_of_the_program_are_shown(self) -> None:
+    def test_the_page_shows_rates_reported_by_the_program(self) -> None:
         progress = [ProgressSample(T0 + n, 4 * n, metrics={"images_per_sec": 1240.0}) for n in range(5)]
         tasks = [TaskSamples(attempt=1, task="worker:0", progress=progress)]
         facts = {fact.label: fact.value for fact in make_outcome(make_page_data(tasks=tasks)).facts}
         assert facts["images per second"] == "1,240"
         assert facts["steps per second"] == "4"
 
-    def test_the_last_step_is_that_of_the_table_of_tasks(self) -> None:
+    def test_the_last_step_on_the_page_equals_that_in_the_task_table(self) -> None:
         """A task that is being stopped may take one more step, which is in its samples only."""
         attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
         tasks = [TaskSamples(attempt=1, task="worker:0", progress=[ProgressSample(T0 + 19, 41)])]
@@ -356,8 +356,8 @@ class TestOutcome:
             data = make_page_data(report=report, attempts=attempts_known, tasks=tasks)
             assert {fact.key: fact.value for fact in make_outcome(data).facts}["step"] == shown
 
-    def test_the_last_step_is_that_of_the_last_attempt(self) -> None:
-        """An attempt that resumed from an earlier checkpoint may have ended before it was as far again."""
+    def test_the_last_step_on_the_page_belongs_to_the_last_attempt(self) -> None:
+        """An attempt that resumed from an earlier checkpoint may have ended before it reached the same step again."""
         attempts = [make_attempt(1, T0, T0 + 20, failed=True), make_attempt(2, T0 + 20, T0 + 40, failed=True)]
         task = attempts[0].tasks[0]
         assert task.progress is not None
@@ -367,7 +367,7 @@ class TestOutcome:
         assert {fact.key: fact.value for fact in outcome.facts}["step"] == "40"
         assert max(row.step or 0 for row in outcome.tasks) == 40
 
-    def test_restarts_do_not_count_as_training(self) -> None:
+    def test_steps_per_second_exclude_the_time_between_attempts(self) -> None:
         pieces = [
             TaskSamples(
                 attempt=number,
@@ -379,7 +379,7 @@ class TestOutcome:
         facts = {fact.key: fact.value for fact in make_outcome(make_page_data(tasks=pieces)).facts}
         assert facts["steps-per-second"] == "10"
 
-    def test_a_lost_run_says_so(self) -> None:
+    def test_the_page_of_a_lost_run_has_the_title_lost(self) -> None:
         attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
         outcome = make_outcome(make_page_data(state="lost", attempts=attempts))
         assert outcome.cause is not None
@@ -406,12 +406,12 @@ class Elements(HTMLParser):
 
 
 def without_plotly(page: str) -> str:
-    """The part of the page that we write; Plotly's is long."""
+    """The page without Plotly, which is long."""
     return page.replace(read_plotly(), "")
 
 
 class TestPage:
-    def test_text_of_others_adds_no_element_and_no_attribute(self) -> None:
+    def test_foreign_text_adds_no_element_or_attribute_to_the_page(self) -> None:
         hostile = Elements(render_page(hostile_page_data()))
         assert {tag for tag, attributes in hostile.found if "onerror" in attributes} == set()
         assert "img" not in hostile.tags
@@ -420,7 +420,7 @@ class TestPage:
         assert kinds.count("text/plain") == 1
         assert set(kinds) == {None, "text/plain", "application/json"}
 
-    def test_no_control_character_is_left(self) -> None:
+    def test_the_page_contains_no_control_characters(self) -> None:
         page = render_page(hostile_page_data())
         assert page.count(read_plotly()) == 1
         page = without_plotly(page)
@@ -429,32 +429,32 @@ class TestPage:
         assert "\\u202e" in page
 
     @pytest.mark.parametrize("read", [read_plotly, read_script])
-    def test_content_that_the_policy_admits_is_embedded_unchanged(self, read: Callable[[], str]) -> None:
+    def test_embedded_scripts_contain_nothing_that_an_html_parser_changes(self, read: Callable[[], str]) -> None:
         """An HTML parser would end the script, or change some of its characters."""
         assert len(read()) > 5_000
         assert not re.search(r"</script|<!--|\r|\0|[\ud800-\udfff]", read(), re.IGNORECASE)
 
-    def test_plotly_is_as_its_authors_publish_it(self) -> None:
+    def test_the_embedded_plotly_equals_the_published_version(self) -> None:
         assert read_plotly() == offline.get_plotlyjs()
         assert read_plotly().startswith("/**\n* plotly.js v")
         assert "MIT license" in read_plotly()[:200]
 
-    def test_a_script_does_not_end_its_element(self) -> None:
+    def test_an_inlined_script_cannot_close_its_script_element(self) -> None:
         script = 'const end = "</script><!-- </SCRIPT >"'
         found = Elements(f"<script>{inline(script)}</script><p>").found
         assert found == [("script", {}), ("p", {})]
         assert inline('"</script>"') == r'"\x3c/script>"'
 
-    def test_a_page_without_curves_has_no_plotly(self) -> None:
+    def test_a_page_without_curves_does_not_embed_plotly(self) -> None:
         assert len(render_page(make_page_data())) < 200_000
 
     @given(st.recursive(st.text() | st.floats(allow_nan=False, allow_infinity=False), lambda inner: st.lists(inner)))
-    def test_data_never_ends_its_element(self, value: object) -> None:
+    def test_embedded_json_data_cannot_close_its_element(self, value: object) -> None:
         text = to_script({"x": value})
         assert not set(text) & set("<>&\u2028\u2029")
         json.loads(text)
 
-    def test_it_fetches_nothing(self) -> None:
+    def test_the_page_loads_nothing_from_the_network(self) -> None:
         elements = Elements(without_plotly(render_page(make_page_data())))
         addresses = [
             value
@@ -470,14 +470,14 @@ class TestPage:
         assert policy.count("unsafe") == 1
         assert "style-src 'unsafe-inline'" in policy
 
-    def test_no_style_is_written_into_elements(self) -> None:
+    def test_no_element_of_the_page_has_a_style_attribute(self) -> None:
         assert [
             tag
             for tag, attributes in Elements(without_plotly(render_page(hostile_page_data()))).found
             if "style" in attributes
         ] == []
 
-    def test_has_the_speeds_measured_before_the_start_and_the_use_of_the_compile_cache(self) -> None:
+    def test_the_page_shows_measured_speeds_and_compile_cache_use(self) -> None:
         attempt = make_attempt(1, T0, T0 + 20, failed=False)
         attempt = attempt.model_copy(update={"compile_cache": CompileCacheReport(loaded=4, stored=1)})
         nodes = [
@@ -494,7 +494,7 @@ class TestPage:
         assert "gpu-b is slow: 0.19 × a" in text
         assert "compile cache 4 loaded, 1 added" in text
 
-    def test_anchors_are_there_once(self) -> None:
+    def test_every_anchor_of_the_page_is_unique(self) -> None:
         ids = [
             each["id"] for _, each in Elements(without_plotly(render_page(hostile_page_data()))).found if "id" in each
         ]
@@ -504,7 +504,7 @@ class TestPage:
         )
 
     @pytest.mark.parametrize("count", [12, 13])
-    def test_a_table_of_many_tasks_is_folded_below_its_ends(self, count: int) -> None:
+    def test_a_page_table_of_more_than_12_tasks_is_collapsed(self, count: int) -> None:
         attempt = make_attempt(1, T0, T0 + 20, failed=True)
         first, *_ = attempt.tasks
         tasks = [first.model_copy(update={"task": f"worker:{number}"}) for number in range(count)]
@@ -514,7 +514,7 @@ class TestPage:
         assert page.count("<details") == page.count("</details>")
         assert page.count(f"<summary>{count} tasks: {render_end(first)}</summary>") == (count > 12)
 
-    def test_the_parts_are_in_their_order(self) -> None:
+    def test_the_sections_of_the_page_are_in_a_fixed_order(self) -> None:
         elements = Elements(without_plotly(render_page(hostile_page_data())))
         assert [each["id"] for tag, each in elements.found if tag == "h2"] == [
             "verdict",
@@ -525,7 +525,7 @@ class TestPage:
         ]
 
     @pytest.mark.parametrize("state", ["succeeded", "failed", "interrupted", "lost", "ended"])
-    def test_a_run_of_which_nothing_is_known_has_a_page(self, state: str) -> None:
+    def test_a_run_without_any_data_has_a_page_that_explains_each_gap(self, state: str) -> None:
         page = render_page(make_page_data(state=state, plan={}))
         assert "No steps were reported. Steps of <code>model.fit</code> are counted" in page
         assert "Nothing was measured: the run was too short, or <code>sample_every_s: 0</code>" in page
@@ -533,16 +533,16 @@ class TestPage:
         assert "The command was not recorded" in page
 
     @pytest.mark.parametrize("plan", [{"tasks": 5}, {"tasks": [3, None]}, {"tasks": [{}]}, {"x": [[[]]]}])
-    def test_an_invalid_plan_has_a_page(self, plan: dict[str, Any]) -> None:
+    def test_the_page_can_be_rendered_from_an_invalid_plan(self, plan: dict[str, Any]) -> None:
         assert "</html>" in render_page(make_page_data(plan=plan))
 
-    def test_a_moment_beyond_all_calendars_has_a_page(self) -> None:
+    def test_the_page_can_be_rendered_with_times_beyond_the_calendar(self) -> None:
         assert "</html>" in render_page(make_page_data(started=1e20, ended=1e20, now=1e20))
 
 
 @settings(max_examples=30)
 @given(*[st.floats()] * 4)
-def test_no_number_keeps_a_page_from_being_made(one: float, two: float, three: float, four: float) -> None:
+def test_the_page_can_be_rendered_with_any_float_values(one: float, two: float, three: float, four: float) -> None:
     """Files of a run may hold NaN, infinities, and times in any order."""
     progress = [ProgressSample(one, 5, 1, two, three, four, {"loss": two, "x": four}), ProgressSample(two, 3, 1, one)]
     use = [NodeUseSample(time, "gpu-a", NodeSample(two, 0, 5, 9)) for time in (one, three)]
@@ -561,12 +561,12 @@ def test_no_number_keeps_a_page_from_being_made(one: float, two: float, three: f
     assert not re.search(r'\b(?:x|width)="(?:nan|inf|-)', page)
 
 
-def test_a_curve_without_a_value_is_no_curve() -> None:
+def test_a_curve_without_values_is_left_out_of_the_page() -> None:
     assert Series("x", [(1.0, None)]).values == []
     assert make_training_charts(make_page_data(tasks=[TaskSamples(attempt=1, task="worker:0")])) == []
 
 
-def test_durations_sizes_and_times_are_written_as_people_do() -> None:
+def test_durations_sizes_and_times_on_the_page_are_human_readable() -> None:
     assert [render_duration(value) for value in (0, 0.0123, 2.83, 200)] == ["0 s", "12.3 ms", "2.8 s", "3 min 20 s"]
     assert [render_offset(value) for value in (0, 65, 3723, 90_000)] == ["0:00", "1:05", "1:02:03", "1 d 1:00:00"]
     assert render_value(1536, "B") == "1.5 KiB"

@@ -7,7 +7,7 @@ import pytest
 from launcher.console.palette import CYAN, GREEN, ORANGE, RED, TASKS
 
 LEVELS = (0, 95, 135, 175, 215, 255)
-"""Of the cube of 6 × 6 × 6 colours, which begins at 16."""
+"""Levels of the cube of 6 × 6 × 6 colours, which begins at 16."""
 
 
 def luminance(number: int) -> float:
@@ -19,12 +19,12 @@ def luminance(number: int) -> float:
 
 
 @pytest.mark.parametrize("number", sorted({*TASKS, CYAN, GREEN, ORANGE, RED}))
-def test_a_colour_has_a_contrast_to_black_and_to_white(number: int) -> None:
+def test_every_console_colour_has_contrast_on_black_and_on_white(number: int) -> None:
     assert 16 <= number < 232
     assert (luminance(number) + 0.05) / 0.05 >= 3.5
     assert 1.05 / (luminance(number) + 0.05) >= 3.5
 
 
-def test_no_two_tasks_have_the_same_colour() -> None:
+def test_the_ten_task_colours_are_distinct_and_exclude_red() -> None:
     assert len({*TASKS}) == len(TASKS) == 10
     assert RED not in TASKS  # it means an error

@@ -25,7 +25,7 @@ def plan_as_json(spec: ClusterSpec) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", SPECS, ids=lambda file: file.stem)
 def test_the_plan_of_an_example_spec_matches_its_golden_plan(file: Path) -> None:
-    """After an intended change, run it again with UPDATE_GOLDEN=1, and review the difference."""
+    """After an intended change, run this test with UPDATE_GOLDEN=1, and review the difference."""
     golden = GOLDEN / f"{file.stem}.json"
     actual = plan_as_json(load_example(file))
     if os.environ.get("UPDATE_GOLDEN"):

@@ -31,20 +31,20 @@ def shown(spec: ClusterSpec, *lost: str) -> tuple[dict[str, str], list[str]] | N
     return {str(task): node.host for node, task in nodes.placements()}, notes
 
 
-def test_a_spare_runs_nothing_at_first() -> None:
+def test_a_spare_runs_no_task_before_a_loss() -> None:
     spec = spec_of(A, SPARE, C)
     assert [str(task) for _, task in spec.placements()] == ["worker:0", "worker:1"]
     assert [node.host for node in without_spares(spec).nodes] == ["gpu-a", "gpu-c"]
     assert shown(spec) == ({"worker:0": "gpu-a", "worker:1": "gpu-c"}, [])
 
 
-def test_a_spare_takes_the_place_and_the_tasks_of_the_node_that_was_lost() -> None:
+def test_a_spare_takes_over_all_tasks_of_a_lost_node() -> None:
     spec = spec_of(SPARE, A, B, C)
     placed = {"worker:0": "gpu-a", "worker:1": "gpu-x", "worker:2": "gpu-x", "worker:3": "gpu-c"}
     assert shown(spec, "gpu-b") == (placed, ["gpu-x takes the place of gpu-b"])
 
 
-def test_a_spare_that_is_lost_as_well_is_replaced_by_the_next_one() -> None:
+def test_a_lost_spare_is_replaced_by_the_next_spare() -> None:
     spec = spec_of(A, C, SPARE, SPARE_2)
     assert shown(spec, "gpu-c", "gpu-x") == (
         {"worker:0": "gpu-a", "worker:1": "gpu-y"},
@@ -53,11 +53,11 @@ def test_a_spare_that_is_lost_as_well_is_replaced_by_the_next_one() -> None:
     assert shown(spec, "gpu-c", "gpu-x", "gpu-y") is None
 
 
-def test_without_a_spare_a_cluster_ends() -> None:
+def test_a_cluster_cannot_continue_after_a_loss_without_a_spare() -> None:
     assert shown(spec_of(A, B, C), "gpu-b") is None
 
 
-def test_fewer_workers_continue_if_that_is_allowed_and_enough_are_left() -> None:
+def test_a_cluster_continues_with_fewer_workers_down_to_min_workers() -> None:
     spec = spec_of(A, B, C, SPARE, min_workers=2)
     assert shown(spec, "gpu-b", "gpu-x") == (
         {"worker:0": "gpu-a", "worker:1": "gpu-c"},
@@ -83,19 +83,19 @@ class TestRoles:
         )
 
     @pytest.mark.parametrize("host", ["chief", "ps"])
-    def test_a_role_that_the_strategy_needs_is_never_gone_on_without(self, host: str) -> None:
+    def test_a_lost_chief_or_server_is_replaced_and_never_left_out(self, host: str) -> None:
         assert shown(self.cluster(), host) is None
         chosen = shown(self.cluster(SPARE), host)
         assert chosen is not None
         assert chosen[1] == [f"gpu-x takes the place of {host}"]
 
-    def test_only_workers_count_as_such(self) -> None:
+    def test_min_workers_counts_only_workers(self) -> None:
         chosen = shown(self.cluster(), "gpu-a")
         assert chosen is not None
         assert chosen[1] == ["continuing without gpu-a", "1 of 2 workers is left"]
         assert shown(self.cluster(min_workers=2), "gpu-a") is None  # the chief is no worker
 
-    def test_a_spare_takes_only_a_place_that_fits_it(self) -> None:
+    def test_a_spare_replaces_only_a_node_that_it_fits(self) -> None:
         small = {"host": "small", "spare": True, "gpus": ["0"], "gpus_per_worker": 1}
         last = {"host": "last", "spare": True, "port": 65535}
         spec = spec_of(A, B, small, last, SPARE)
@@ -134,7 +134,7 @@ def clusters_and_losses(draw: st.DrawFn) -> tuple[ClusterSpec, list[str]]:
 
 
 @given(clusters_and_losses())
-def test_whatever_is_lost_the_remaining_cluster_can_succeed(case: tuple[ClusterSpec, list[str]]) -> None:
+def test_any_cluster_after_any_loss_is_valid_and_can_succeed(case: tuple[ClusterSpec, list[str]]) -> None:
     spec, lost = case
     chosen = select_nodes(spec, lost)
     if chosen is None:

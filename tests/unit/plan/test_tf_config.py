@@ -21,7 +21,7 @@ def written(addresses: dict[TaskId, str]) -> dict[TaskId, TfConfig]:
 
 
 @given(clusters())
-def test_only_job_names_that_tensorflow_knows_are_used(addresses: dict[TaskId, str]) -> None:
+def test_tf_config_uses_only_job_names_that_tensorflow_knows(addresses: dict[TaskId, str]) -> None:
     for config in written(addresses).values():
         assert set(config["cluster"]) <= {"chief", "worker", "ps", "evaluator"}
         assert config["task"]["type"] in config["cluster"]
@@ -29,7 +29,7 @@ def test_only_job_names_that_tensorflow_knows_are_used(addresses: dict[TaskId, s
 
 
 @given(clusters())
-def test_unset_exactly_in_a_run_of_one_task(addresses: dict[TaskId, str]) -> None:
+def test_tf_config_is_unset_exactly_in_a_run_of_one_task(addresses: dict[TaskId, str]) -> None:
     configs = make_tf_configs(addresses)
 
     assert configs.keys() == addresses.keys()
@@ -37,13 +37,13 @@ def test_unset_exactly_in_a_run_of_one_task(addresses: dict[TaskId, str]) -> Non
 
 
 @given(clusters())
-def test_only_the_evaluator_sees_the_evaluator(addresses: dict[TaskId, str]) -> None:
+def test_only_the_evaluator_has_the_evaluator_in_its_tf_config(addresses: dict[TaskId, str]) -> None:
     for task, config in written(addresses).items():
         assert ("evaluator" in config["cluster"]) == (task.type == "evaluator")
 
 
 @given(clusters())
-def test_all_but_the_evaluator_see_the_same_cluster_and_the_evaluator_sees_it_beside_itself(
+def test_all_tasks_have_the_same_cluster_in_tf_config_apart_from_the_evaluator(
     addresses: dict[TaskId, str],
 ) -> None:
     seen = {
@@ -55,14 +55,14 @@ def test_all_but_the_evaluator_see_the_same_cluster_and_the_evaluator_sees_it_be
 
 
 @given(clusters())
-def test_every_task_finds_its_own_address_at_its_type_and_index(addresses: dict[TaskId, str]) -> None:
+def test_every_task_finds_its_own_address_in_tf_config(addresses: dict[TaskId, str]) -> None:
     for task, config in written(addresses).items():
         assert config["task"] == {"type": task.type, "index": task.index}
         assert config["cluster"][task.type][task.index] == addresses[task]
 
 
 @given(clusters())
-def test_the_cluster_lists_every_task_once(addresses: dict[TaskId, str]) -> None:
+def test_tf_config_lists_every_visible_task_once(addresses: dict[TaskId, str]) -> None:
     for task, config in written(addresses).items():
         listed = [address for tasks in config["cluster"].values() for address in tasks]
         visible = [a for other, a in addresses.items() if other.type != "evaluator" or task.type == "evaluator"]
@@ -70,13 +70,13 @@ def test_the_cluster_lists_every_task_once(addresses: dict[TaskId, str]) -> None
 
 
 @given(clusters())
-def test_survives_json(addresses: dict[TaskId, str]) -> None:
+def test_tf_config_survives_a_json_round_trip(addresses: dict[TaskId, str]) -> None:
     for config in written(addresses).values():
         assert json.loads(json.dumps(config)) == config
 
 
 @given(specs())
-def test_the_environment_of_a_task_holds_it_whole_or_not_at_all(spec: ClusterSpec) -> None:
+def test_the_task_environment_has_the_complete_tf_config_or_none(spec: ClusterSpec) -> None:
     environ = dict.fromkeys(spec.env_from, "value")
     tasks = make_plan(spec, directory="/work", environ=environ, python="python").tasks
 
@@ -89,7 +89,7 @@ def test_the_environment_of_a_task_holds_it_whole_or_not_at_all(spec: ClusterSpe
 
 
 @given(specs())
-def test_all_addresses_of_a_plan_differ_and_can_be_read_back(spec: ClusterSpec) -> None:
+def test_all_addresses_of_a_plan_are_distinct_and_parseable(spec: ClusterSpec) -> None:
     environ = dict.fromkeys(spec.env_from, "value")
     tasks = make_plan(spec, directory="/work", environ=environ, python="python").tasks
     addresses = {
@@ -113,5 +113,5 @@ def test_ipv6_addresses_get_brackets_once(address: ipaddress.IPv6Address, port: 
 
 
 @given(st.ip_addresses(v=4).map(str) | st.sampled_from(["gpu-a", "gpu-a.example.org"]), st.integers(1, 65535))
-def test_names_and_ipv4_addresses_stay_as_they_are(host: str, port: int) -> None:
+def test_host_names_and_ipv4_addresses_are_formatted_without_brackets(host: str, port: int) -> None:
     assert format_address(host, port) == f"{host}:{port}"

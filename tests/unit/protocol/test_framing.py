@@ -1,4 +1,4 @@
-"""Frames: whatever is sent arrives unchanged, and whatever is no frame is refused, at a bounded cost."""
+"""Frames: every message arrives unchanged, and invalid frames are rejected at a bounded cost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def header(kind: str, **fields: object) -> bytes:
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a field's type within its limits: where they allow it, strings with every code point there is."""
+    """Any value of a field's type within its limits, including strings with any code point where allowed."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return limited(kind.__origin__, kind.__metadata__)
@@ -105,11 +105,11 @@ frames: st.SearchStrategy[Frame] = st.builds(
 HELLO = {"version": 1, "run_id": "", "directory": "", "cwd": "", "lease_s": 1, "stream_logs": True}
 
 
-# --- what is sent arrives ---
+# --- valid frames ---
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
-def test_every_type_of_message_arrives_as_it_was_sent(kind: type[Any]) -> None:
+def test_every_message_type_survives_encoding_and_decoding(kind: type[Any]) -> None:
     @given(values(kind), st.binary(max_size=300))
     def arrives(message: Message, data: bytes) -> None:
         sent, body = with_body(message, data)
@@ -119,7 +119,9 @@ def test_every_type_of_message_arrives_as_it_was_sent(kind: type[Any]) -> None:
 
 
 @given(st.lists(frames, max_size=5), st.randoms(use_true_random=False), st.integers(1, 400))
-def test_pieces_of_any_size_give_the_same_frames(sent: list[Frame], choose: random.Random, longest: int) -> None:
+def test_the_decoder_yields_the_same_frames_for_pieces_of_any_size(
+    sent: list[Frame], choose: random.Random, longest: int
+) -> None:
     data = b"".join(encode(*frame) for frame in sent)
     decoder = Decoder()
     received: list[Frame] = []
@@ -131,7 +133,7 @@ def test_pieces_of_any_size_give_the_same_frames(sent: list[Frame], choose: rand
 
 
 @given(frames)
-def test_a_header_is_one_line_of_ascii_whatever_is_in_it(frame: Frame) -> None:
+def test_a_frame_header_is_always_one_line_of_ascii(frame: Frame) -> None:
     message, body = frame
     data = encode(message, body)
     line = data[: len(data) - len(body)]
@@ -139,7 +141,7 @@ def test_a_header_is_one_line_of_ascii_whatever_is_in_it(frame: Frame) -> None:
     assert line.index(b"\n") == len(line) - 1
 
 
-def test_bodies_are_raw() -> None:
+def test_a_frame_body_may_contain_any_bytes() -> None:
     everything = bytes(range(256)) * 2 + b'\n{"type":"Goodbye"}\n'
     log = Log(1, "worker:0", 0, len(everything))
     data = encode(log, everything)
@@ -147,7 +149,7 @@ def test_bodies_are_raw() -> None:
     assert decode(data + encode(Goodbye())) == [(log, everything), (Goodbye(), b"")]
 
 
-def test_a_body_of_the_greatest_length_arrives() -> None:
+def test_a_frame_body_of_the_maximum_length_is_accepted() -> None:
     log, body = Log(1, "worker:0", 0, BODY_LIMIT), bytes(BODY_LIMIT)
     assert decode(encode(log, body)) == [(log, body)]
 
@@ -160,12 +162,12 @@ def test_a_frame_is_delivered_with_its_last_byte_and_not_before() -> None:
     assert list(decoder.feed(data[-1:])) == [(Log(1, "worker:0", 0, 3), b"abc")]
 
 
-def test_fields_with_a_default_may_be_missing() -> None:
+def test_message_fields_with_a_default_may_be_missing() -> None:
     line = header("Exited", task="worker:0", exit={"code": 1}, time=2.5)
     assert decode(line) == [(parse(Exited, {"task": "worker:0", "exit": {"code": 1}, "time": 2.5}, "Exited"), b"")]
 
 
-# --- what is no frame is refused ---
+# --- invalid frames ---
 
 
 @pytest.mark.parametrize(
@@ -234,13 +236,13 @@ def test_fields_with_a_default_may_be_missing() -> None:
         (header("Log", attempt=1, task="ps:0", offset=0, length=4 << 30), "Log.length: 4294967296 is not between"),
     ],
 )
-def test_an_invalid_frame_is_refused_and_named(data: bytes, said: str) -> None:
+def test_an_invalid_frame_is_rejected_with_the_reason(data: bytes, said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
         decode(data)
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5))
-def test_garbage_raises_nothing_but_a_protocol_error(pieces: list[bytes]) -> None:
+def test_random_bytes_raise_only_a_protocol_error(pieces: list[bytes]) -> None:
     decoder = Decoder()
     try:
         for piece in pieces:
@@ -258,11 +260,11 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.data())
-def test_frames_with_wrong_values_raise_nothing_but_a_protocol_error(data: st.DataObject) -> None:
+def test_frames_with_wrong_values_raise_only_a_protocol_error(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(TYPES))
     line = json.loads(encode(data.draw(values(kind))))
     spot = line
-    while True:  # goes down to some place inside, to put something else there
+    while True:  # descends to a random place, to replace the value there
         name = data.draw(st.sampled_from(list(spot) if isinstance(spot, dict) else range(len(spot))))
         if not (isinstance(spot[name], (dict, list)) and spot[name]) or data.draw(st.booleans()):
             break
@@ -277,7 +279,7 @@ def test_frames_with_wrong_values_raise_nothing_but_a_protocol_error(data: st.Da
 
 
 @pytest.mark.parametrize("kind", get_args(ToController), ids=lambda kind: kind.__name__)
-def test_every_field_of_what_a_node_sends_has_its_limits(kind: type[Any]) -> None:
+def test_every_field_of_a_message_from_a_node_has_limits(kind: type[Any]) -> None:
     def unlimited(kind: Any, where: str) -> list[str]:
         origin, arguments = get_origin(kind), get_args(kind)
         if dataclasses.is_dataclass(kind):
@@ -293,7 +295,7 @@ def test_every_field_of_what_a_node_sends_has_its_limits(kind: type[Any]) -> Non
     assert unlimited(kind, kind.__name__) == []
 
 
-def test_every_task_that_a_node_names_is_its_own_but_those_that_it_dials() -> None:
+def test_every_task_named_by_a_node_message_is_marked_as_its_own() -> None:
     def names(kind: Any) -> list[str]:
         return [name for name, hint in hints(kind).items() if "task" in name or "ports" in name]
 
@@ -305,7 +307,7 @@ def test_every_task_that_a_node_names_is_its_own_but_those_that_it_dials() -> No
             assert list(marked(hints(kind)[name], value, OfSender)) == ["worker:7"], f"{kind.__name__}.{name}"
 
 
-def test_half_characters_become_escapes_and_long_text_is_cut() -> None:
+def test_surrogates_in_messages_become_escapes_and_long_text_is_cut() -> None:
     line = json.loads(encode(Noted("a")))
     [(noted, _)] = decode(json.dumps({**line, "text": "caf\udce9 \ud83d" + "x" * 20_000}).encode() + b"\n")
     assert isinstance(noted, Noted)
@@ -313,7 +315,7 @@ def test_half_characters_become_escapes_and_long_text_is_cut() -> None:
     assert (len(noted.text), noted.text[-1]) == (8192, "…")
 
 
-def test_text_in_an_error_is_short_however_long_the_wrong_part_is() -> None:
+def test_a_protocol_error_is_short_even_for_long_input() -> None:
     long = "x" * 1_000_000
     for data in (long.encode() + b"\n", header(long), header("Stop", grace_s=1, **{long[:60_000]: 1})):
         with pytest.raises(ProtocolError) as caught:
@@ -321,11 +323,11 @@ def test_text_in_an_error_is_short_however_long_the_wrong_part_is() -> None:
         assert len(str(caught.value)) < 300
 
 
-# --- at a bounded cost ---
+# --- bounded cost ---
 
 
 @pytest.mark.parametrize("piece", [1 << 16, HEADER_LIMIT + (1 << 16)])
-def test_a_header_without_an_end_is_refused_at_the_limit(piece: int) -> None:
+def test_an_endless_frame_header_is_rejected_at_the_limit(piece: int) -> None:
     decoder, fed = Decoder(), 0
 
     def feed_on() -> None:
@@ -339,13 +341,13 @@ def test_a_header_without_an_end_is_refused_at_the_limit(piece: int) -> None:
     assert fed <= HEADER_LIMIT + 2 * piece
 
 
-def test_a_long_header_below_the_limit_arrives() -> None:
+def test_a_long_frame_header_below_the_limit_is_accepted() -> None:
     start = Start(1, [], {"worker": ["x" * (HEADER_LIMIT - 1000)]})
     assert decode(encode(start)) == [(start, b"")]
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
-def test_a_header_that_is_too_long_for_its_type_is_refused_before_it_is_kept(kind: type[Any]) -> None:
+def test_a_header_too_long_for_its_message_type_is_rejected_early(kind: type[Any]) -> None:
     limit = FRAME_LIMITS.get(kind, FRAME_LIMIT)
     begins = b'{"type":"%s",' % kind.__name__.encode()
     decoder = Decoder()
@@ -354,19 +356,19 @@ def test_a_header_that_is_too_long_for_its_type_is_refused_before_it_is_kept(kin
         list(decoder.feed(b" "))
 
 
-def test_a_header_whose_type_cannot_be_seen_is_short() -> None:
+def test_a_header_with_an_unrecognised_type_has_the_default_limit() -> None:
     with pytest.raises(ProtocolError, match=f"a header of more than {FRAME_LIMIT} bytes"):
         decode(b' {"type":"Start","attempt":1,' + b" " * FRAME_LIMIT)
 
 
-def test_only_messages_of_the_other_side_are_taken() -> None:
+def test_the_decoder_accepts_only_messages_of_the_other_side() -> None:
     decoder = Decoder(ToController)
     assert list(decoder.feed(encode(Noted("x")))) == [(Noted("x"), b"")]
     with pytest.raises(ProtocolError, match="unexpected frame type 'Goodbye'"):
         list(decoder.feed(encode(Goodbye())))
 
 
-def test_memory_does_not_grow_with_what_has_passed() -> None:
+def test_decoder_memory_does_not_grow_with_the_data_received() -> None:
     data = encode(Log(1, "worker:0", 0, 1 << 16), bytes(1 << 16))
     decoder = Decoder()
     tracemalloc.start()
@@ -380,7 +382,7 @@ def test_memory_does_not_grow_with_what_has_passed() -> None:
         tracemalloc.stop()
 
 
-def test_a_long_header_in_small_pieces_is_searched_once() -> None:
+def test_the_decoder_searches_a_header_in_small_pieces_only_once() -> None:
     """16 MB in pieces of 4 KB: searching it from its beginning each time would be 32 GB."""
     decoder = Decoder()
     assert list(decoder.feed(b'{"type":"Start",')) == []

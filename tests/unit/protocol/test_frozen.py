@@ -45,7 +45,7 @@ class Named:
 
 
 @pytest.mark.parametrize("cls", [Ours, Theirs])
-def test_values_are_created_compared_shown_and_refuse_changes(cls: Any) -> None:
+def test_frozen_values_can_be_compared_printed_and_copied_but_not_changed(cls: Any) -> None:
     value = cls(1, ["a"], secret="s")
     assert value == cls(number=1, names=["a"], secret="s") != cls(1)
     assert (value.number, cls(2).names, cls.limit, cls.secret) == (1, [], 3, "")
@@ -68,12 +68,12 @@ def test_values_are_created_compared_shown_and_refuse_changes(cls: Any) -> None:
 
 @pytest.mark.parametrize("cls", [Ours, Theirs])
 @pytest.mark.parametrize(("args", "named"), [((), {}), ((1, [], "", 2), {}), ((1,), {"number": 1}), ((1,), {"x": 1})])
-def test_wrong_arguments_are_refused(cls: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+def test_frozen_dataclasses_reject_wrong_arguments(cls: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         cls(*args, **named)
 
 
-def test_the_fields_match_the_standard_dataclasses() -> None:
+def test_frozen_dataclass_fields_match_the_standard_dataclasses() -> None:
     def facts(cls: Any) -> list[Any]:
         return [(of.name, of.type, of.default, of.default_factory, of.repr) for of in dataclasses.fields(cls)]
 
@@ -82,7 +82,7 @@ def test_the_fields_match_the_standard_dataclasses() -> None:
     assert dataclasses.is_dataclass(Ours)
 
 
-def test_a_subclass_has_the_fields_of_its_parent_first() -> None:
+def test_a_frozen_subclass_has_the_fields_of_its_parent_first() -> None:
     value = Child(1, parts=(Ours(2, ["b"]),))
     assert [of.name for of in dataclasses.fields(Child)] == ["number", "names", "secret", "parts"]
     assert value.secret == "known"
@@ -91,7 +91,7 @@ def test_a_subclass_has_the_fields_of_its_parent_first() -> None:
     assert value != Ours(1, secret="known")
 
 
-def test_a_subclass_may_be_a_standard_dataclass() -> None:
+def test_a_standard_dataclass_may_subclass_a_frozen_one() -> None:
     @dataclasses.dataclass(frozen=True)
     class Later(Ours):
         more: int = 0
@@ -101,7 +101,7 @@ def test_a_subclass_may_be_a_standard_dataclass() -> None:
     assert frozen.replace(value, number=3) == Later(3, more=2) != Later(3)
 
 
-def test_a_class_without_fields_has_one_value() -> None:
+def test_all_values_of_a_frozen_dataclass_without_fields_are_equal() -> None:
     @frozen.dataclass(frozen=True)
     class Nothing:
         pass
@@ -111,7 +111,7 @@ def test_a_class_without_fields_has_one_value() -> None:
     assert repr(Nothing()).endswith("Nothing()")
 
 
-def test_fields_can_be_keyword_only_and_are_checked() -> None:
+def test_frozen_dataclasses_support_keyword_only_fields_and_post_init() -> None:
     assert Named(first=1) == Named(last=0, first=1)
     assert hash(Named(first=1)) == hash(Named(first=1))
     with pytest.raises(TypeError):

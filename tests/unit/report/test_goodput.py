@@ -176,7 +176,7 @@ HISTORIES: dict[str, tuple[History, float, dict[str, float]]] = {
         # Step 4 of the second epoch was done after 24 s.
         {"connecting": 2, "forming": 8 + 6, "training": 14 + 4, "lost": 6, "restarting": 4, "ending": 2},
     ),
-    "an optimizer that was not restored says nothing about restored weights": (
+    "an optimizer that was not restored does not mean lost weights": (
         [
             *BEGINS,
             *trained(10, 30, epoch_steps=10, resumed=0),
@@ -391,7 +391,7 @@ def total(goodput: Goodput) -> float:
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_each_second_is_counted_as_the_right_kind(name: str) -> None:
+def test_goodput_counts_each_second_as_the_right_kind(name: str) -> None:
     history, now, expected = HISTORIES[name]
     goodput = count(history).count(BEGAN + now)
     assert seconds_of(goodput) == expected
@@ -399,7 +399,7 @@ def test_each_second_is_counted_as_the_right_kind(name: str) -> None:
     assert goodput.share == pytest.approx(expected.get("training", 0) / now)
 
 
-def test_under_parameter_server_only_the_chief_decides() -> None:
+def test_goodput_of_a_parameter_server_cluster_counts_only_chief_steps() -> None:
     history = [
         controller(0, 0),
         *start(2, tasks=[W0, CHIEF]),
@@ -412,12 +412,12 @@ def test_under_parameter_server_only_the_chief_decides() -> None:
     assert seconds_of(goodput) == {"connecting": 2, "forming": 8, "training": 20}
 
 
-def test_steps_of_an_auxiliary_task_do_not_count() -> None:
+def test_goodput_ignores_steps_of_auxiliary_tasks() -> None:
     history = [*BEGINS, steps(7, 5, 1, 6, task=TENSORBOARD), *trained(10, 30)]
     assert seconds_of(count(history).count(BEGAN + 30)) == {"connecting": 2, "forming": 8, "training": 20}
 
 
-def test_samples_of_an_earlier_attempt_supply_progress_that_the_journal_lacks() -> None:
+def test_goodput_uses_samples_for_progress_missing_from_the_journal() -> None:
     first, *told = trained(10, 30, resumed=0)
     counted = count([*BEGINS, first])
     assert counted.guide == (1, W0)
@@ -471,7 +471,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 3), EVENTS), max_size=40))
-def test_whatever_happens_each_second_is_counted_once(
+def test_goodput_counts_each_second_once_in_any_history(
     timed: list[tuple[float, int, RunEvent]],
 ) -> None:
     """No kind is negative, and the lost time never decreases."""
@@ -516,7 +516,7 @@ def test_a_late_report_does_not_move_the_training_line_back() -> None:
 # --- text ---
 
 
-def test_the_text_names_the_largest_kinds() -> None:
+def test_the_goodput_message_lists_the_largest_kinds_of_lost_time() -> None:
     spent = dict.fromkeys(KINDS, 0.0)
     short = make_goodput({**spent, "training_s": 41.2, "forming_s": 3.1, "restarting_s": 5.0, "ending_s": 0.3})
     assert render_goodput(short) == "Goodput 83 %: 41.2 s of 49.6 s trained; 5.0 s restarting, 3.1 s forming"

@@ -1,4 +1,4 @@
-"""The last words on the console, exactly as a user reads them, and report.json."""
+"""The final summary on the console, exactly as a user reads it, and report.json."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def history(layout: dict[str, list[TaskId]], *events: Event | float, left_behind
 
 
 class TestSummary:
-    def test_of_success(self) -> None:
+    def test_the_summary_of_a_successful_run_shows_every_task(self) -> None:
         assert render_summary(make_report(history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0)))) == (
             "  worker:0  exit status 0\n"
             "  worker:1  exit status 0\n"
@@ -82,7 +82,7 @@ class TestSummary:
             "Logs: /runs/x · page: distlaunch report"
         )
 
-    def test_of_success_that_cleaned_up_behind_a_task(self) -> None:
+    def test_the_summary_counts_stopped_processes_that_outlived_their_task(self) -> None:
         clean = [ended(W0, 1050.0), ended(W1, 1051.0)]
 
         one = render_summary(make_report(history(LOCAL, *clean, left_behind=1)))
@@ -91,7 +91,7 @@ class TestSummary:
         assert "\n  0 processes left on this machine (1 process that outlived its task was stopped)\n" in one
         assert "\n  0 processes left on this machine (2 processes that outlived their task were stopped)\n" in two
 
-    def test_of_a_failure(self) -> None:
+    def test_the_summary_of_a_failed_run_shows_every_exit_and_the_status(self) -> None:
         state = history(TWO_NODES, failed(W1, 1050.0), ended(W0, 1052.0, by=signal.SIGKILL))
 
         assert render_summary(make_report(state)) == (
@@ -102,14 +102,14 @@ class TestSummary:
             "Logs: /runs/x · page: distlaunch report"
         )
 
-    def test_aligns_names_of_different_lengths(self) -> None:
+    def test_the_summary_aligns_task_names_of_different_lengths(self) -> None:
         workers = [TaskId("worker", 9), TaskId("worker", 10)]
 
         lines = render_summary(make_report(history({"a": workers}, *(ended(task, 1050.0) for task in workers))))
 
         assert lines.splitlines()[:2] == ["  worker:9   exit status 0", "  worker:10  exit status 0"]
 
-    def test_of_many_tasks_has_a_line_for_each_end(self) -> None:
+    def test_the_summary_of_many_tasks_groups_them_by_exit(self) -> None:
         workers = [TaskId("worker", index) for index in range(64)]
         all_good = render_summary(make_report(history({"a": workers}, *(ended(task, 1050.0) for task in workers))))
         assert all_good.splitlines()[:2] == ["  64 tasks: exit status 0", "  0 processes left on 1 node"]
@@ -120,7 +120,7 @@ class TestSummary:
             "  63 tasks: SIGTERM (signal 15), stopped by distlaunch",
         ]
 
-    def test_of_success_says_that_servers_have_done_their_work(self) -> None:
+    def test_the_summary_of_success_shows_stopped_servers_as_finished(self) -> None:
         chief, server = TaskId("chief", 0), TaskId("ps", 0)
         tasks = [chief, W0, server]
         policy = replace(make_policy({"a": tasks}), strategy=RULES["parameter_server"])
@@ -132,14 +132,14 @@ class TestSummary:
             "  worker:0  stopped: training has finished",
         ]
 
-    def test_of_nodes_that_were_never_reached_counts_no_processes(self) -> None:
+    def test_the_summary_counts_no_processes_on_nodes_never_reached(self) -> None:
         state, _ = play(make_policy(TWO_NODES), NodeLost("b", "no route"), NodeLost("a", "no route"))
         assert render_summary(make_report(state, left={"a": 0, "b": 0})).splitlines() == [
             "Failed after 62.5 s, exit status 3",
             "Logs: /runs/x · page: distlaunch report",
         ]
 
-    def test_of_an_interruption(self) -> None:
+    def test_the_summary_of_an_interrupted_run_shows_exits_and_status_130(self) -> None:
         ends = [ended(W0, 1052.0, by=signal.SIGTERM), ended(W1, 1052.0, 143)]
 
         assert render_summary(make_report(history(LOCAL, Interrupted(signal.SIGINT), *ends))) == (
@@ -150,7 +150,7 @@ class TestSummary:
             "Logs: /runs/x · page: distlaunch report"
         )
 
-    def test_of_a_refusal_names_no_tasks(self) -> None:
+    def test_the_summary_of_a_refused_start_names_no_tasks(self) -> None:
         refusal = NodeRefused("a", (Problem("no-program", "there is no program /x"),))
         state, _ = play(make_policy(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
 
@@ -158,7 +158,7 @@ class TestSummary:
             "  0 processes left on 1 node\nFailed after 62.5 s, exit status 2\nLogs: /runs/x · page: distlaunch report"
         )
 
-    def test_of_a_lost_node_does_not_claim_to_know(self) -> None:
+    def test_the_summary_of_a_lost_node_reports_unknown_processes(self) -> None:
         state = history(TWO_NODES, NodeLost("b", "the agent ended"), ended(W0, 1051.0, by=signal.SIGTERM))
 
         assert render_summary(make_report(state, left={"a": 0, "b": None})) == (
@@ -171,18 +171,18 @@ class TestSummary:
             "Logs: /runs/x · page: distlaunch report"
         )
 
-    def test_counts_one_process_as_one(self) -> None:
+    def test_the_summary_uses_the_singular_for_one_process(self) -> None:
         state = history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0))
 
         assert "  1 process left on this machine\n" in render_summary(make_report(state, left={"local": 1}))
 
-    def test_tells_a_task_that_was_not_started(self) -> None:
+    def test_the_summary_shows_a_task_that_was_not_started(self) -> None:
         policy = make_policy(TWO_NODES)
         state, _ = play(policy, *preparing(policy), *started(W0), failed(W0, 1001.0), *map(NodeEmpty, policy.nodes))
 
         assert "  worker:1  not started\n" in render_summary(make_report(state))
 
-    def test_does_not_name_a_report_that_could_not_be_written(self) -> None:
+    def test_the_summary_does_not_mention_a_report_that_could_not_be_written(self) -> None:
         report = make_report(history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0)))
 
         assert render_summary(report, written=False).endswith("ended with status 0\nLogs: /runs/x")
@@ -191,7 +191,7 @@ class TestSummary:
 class TestEnd:
     """What ended a run outside its attempts."""
 
-    def test_by_a_wrong_usage_says_that_nothing_was_started_only_where_that_is_so(self) -> None:
+    def test_a_usage_error_has_status_2_only_if_nothing_was_started(self) -> None:
         never_started, _ = play(make_policy(ONE_NODE), NodeReady("a"))
         error = TooFewGpusError("c has 0 GPUs", hint="lower it")
 
@@ -200,7 +200,7 @@ class TestEnd:
         assert (report.outcome, report.exit_status) == ("failed", 3)
         assert report.verdict == Verdict(reference="too-few-gpus", message="c has 0 GPUs", hint="lower it")
 
-    def test_by_a_refusal_after_another_attempt_does_not_say_so_either(self) -> None:
+    def test_a_refusal_has_status_2_only_in_the_first_attempt(self) -> None:
         refusal = NodeRefused("a", (Problem("no-program", "there is no program /x"),))
         refused, _ = play(make_policy(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
         report = make_report(refused)
@@ -213,21 +213,21 @@ class TestEnd:
         assert (report.exit_status, again.exit_status) == (2, 3)
         assert again.verdict.reference == "no-program"
 
-    def test_by_an_unexpected_exception_is_a_bug(self) -> None:
+    def test_an_unexpected_exception_is_reported_as_a_bug(self) -> None:
         report = make_report(history(ONE_NODE), end=end_by_error(KeyError("worker:7")))
 
         assert (report.exit_status, report.verdict.reference) == (70, "bug")
         assert report.verdict.message == "a bug in distlaunch: KeyError('worker:7')"
 
-    def test_by_a_signal_between_attempts_is_an_interruption(self) -> None:
+    def test_a_signal_between_attempts_is_reported_as_an_interruption(self) -> None:
         report = make_report(history(ONE_NODE, failed(W0, 1050.0)), end=end_by_signal(signal.SIGTERM))
 
         assert (report.outcome, report.exit_status, report.verdict.reference) == ("interrupted", 143, "interrupted")
         assert report.attempts[0].verdict.reference == "task-failed"
 
 
-def test_words_of_others_are_printable_in_all_of_the_report() -> None:
-    """So they are in report.json, in what `check --json` prints, and wherever the report is shown."""
+def test_foreign_text_is_printable_everywhere_in_the_report() -> None:
+    """This covers report.json, the output of `check --json`, and every place that shows the report."""
     crash = CrashRecord(1050.0, "E\x1b[2J", "\u202egnp.\x9b31m", "\udce9.py", 3)
     progress = ProgressReport(step=1, first_step=1, began=1.0, metrics={"loss\x1b]0;x\x07": 1.0})
     report = make_report(history(LOCAL, replace(failed(W1, 1050.0), crash=crash)))
@@ -264,13 +264,13 @@ class TestManyAttempts:
             versions={},
         )
 
-    def test_are_all_reported_up_to_a_hundred(self) -> None:
+    def test_up_to_100_attempts_are_all_reported(self) -> None:
         report = self.report(100)
 
         assert [attempt.attempt for attempt in report.attempts] == [*range(1, 101)]
         assert report.left_out is None
 
-    def test_are_counted_where_there_are_more(self) -> None:
+    def test_the_report_of_more_than_100_attempts_counts_those_left_out(self) -> None:
         report = self.report(2001)
 
         assert [attempt.attempt for attempt in report.attempts] == [*range(1, 21), *range(1922, 2002)]
@@ -280,7 +280,7 @@ class TestManyAttempts:
         assert sum(report.left_out.references.values()) == 1901
         assert report.left_out.references == {"preempted": 1711, "task-killed": 190}
 
-    def test_are_summed_up_in_a_few_lines(self) -> None:
+    def test_the_summary_of_2001_attempts_has_fewer_than_40_lines(self) -> None:
         lines = render_summary(self.report(2001)).splitlines()
 
         assert "  2,001 attempts; before the last one:" in lines
@@ -291,7 +291,7 @@ class TestManyAttempts:
 
 
 class TestError:
-    def test_shows_message_evidence_log_and_hint(self) -> None:
+    def test_an_error_shows_message_evidence_log_and_hint(self) -> None:
         state = history(
             TWO_NODES,
             failed(W0, 1044.0, "UnavailableError", UNAVAILABLE, raised=1042.9),
@@ -308,12 +308,12 @@ class TestError:
             "  install the module for the Python that the tasks use, or set PYTHONPATH"
         )
 
-    def test_without_more_is_one_line(self) -> None:
+    def test_an_error_without_evidence_or_hint_is_one_line(self) -> None:
         assert render_error(Verdict(reference="start-timeout", message="no answer from b within 600 s")) == (
             "Error: no answer from b within 600 s [start-timeout]"
         )
 
-    def test_passes_nothing_on_that_would_move_the_cursor_or_colour_the_terminal(self) -> None:
+    def test_an_error_on_the_console_contains_no_control_sequences(self) -> None:
         verdict = Verdict(
             reference="task-failed", message="it", task="worker:0", evidence=["\x1b[31mValueError\x1b[0m: \x1b[2J"]
         )
@@ -328,7 +328,7 @@ class TestError:
 
 
 class TestReport:
-    def test_holds_all_that_is_known_of_a_task(self) -> None:
+    def test_the_report_contains_all_known_facts_of_a_task(self) -> None:
         crash = CrashRecord(1042.0, "ValueError", "no", "train.py", 88)
         policy = make_policy(TWO_NODES)
         state, _ = play(
@@ -369,12 +369,12 @@ class TestReport:
         assert attempt.tasks[0].port_opened == 1001.0
         assert attempt.cluster_up is None
 
-    def test_says_when_the_cluster_was_up(self) -> None:
+    def test_the_report_records_when_the_cluster_was_up(self) -> None:
         state = history(TWO_NODES, ended(W0, 1050.0), ended(W1, 1051.0))
 
         assert make_report(state).attempts[0].cluster_up == 1001.0
 
-    def test_sums_up_what_the_nodes_cleaned(self) -> None:
+    def test_the_report_sums_up_cleaned_processes_of_all_nodes(self) -> None:
         policy = make_policy(TWO_NODES)
         state, _ = play(policy, *running(policy), failed(W0, 1050.0), NodeEmpty("a", 1, 2), NodeEmpty("b", 3, 4))
 
@@ -382,13 +382,13 @@ class TestReport:
 
         assert (attempt.left_behind, attempt.killed) == (4, 6)
 
-    def test_survives_json_and_back(self) -> None:
+    def test_the_report_survives_a_json_round_trip(self) -> None:
         report = make_report(history(TWO_NODES, failed(W1, 1050.0), ended(W0, 1052.0, by=signal.SIGKILL)))
 
         assert RunReport.model_validate(json.loads(json.dumps(report.model_dump(mode="json")))) == report
         assert RunReport.model_validate_json(report.model_dump_json()) == report
 
-    def test_keeps_texts_that_are_not_unicode_as_escapes(self) -> None:
+    def test_the_report_stores_text_that_is_not_unicode_as_escapes(self) -> None:
         state = history(ONE_NODE, failed(W0, 1050.0, message="no file 'caf\udce9'"))
 
         report = make_report(state)
@@ -399,14 +399,14 @@ class TestReport:
         json.dumps(report.model_dump(mode="json"), ensure_ascii=False).encode()
         assert "no file 'caf\\udce9'" in render_error(report.attempts[0].verdict)
 
-    def test_knows_no_other_fields(self) -> None:
+    def test_the_report_rejects_unknown_fields(self) -> None:
         data = make_report(history(ONE_NODE, failed(W0, 1050.0))).model_dump(mode="json")
 
         with pytest.raises(ValueError, match="surprise"):
             RunReport.model_validate({**data, "surprise": 1})
 
 
-def test_schema_describes_every_field() -> None:
+def test_the_report_schema_describes_every_field() -> None:
     schema = RunReport.model_json_schema()
     models: dict[str, Any] = {"RunReport": schema, **schema["$defs"]}
 

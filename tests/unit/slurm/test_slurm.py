@@ -35,17 +35,17 @@ from launcher.spec.parts import ProgramSpec
         ("n[1-2]-ib,a", ["n1-ib", "n2-ib", "a"]),
     ],
 )
-def test_hosts_keep_slurms_order_and_their_zeros(text: str, hosts: list[str]) -> None:
+def test_a_slurm_host_list_is_expanded_in_order_with_leading_zeros(text: str, hosts: list[str]) -> None:
     assert parse_host_list(text) == hosts
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "n[1-", "n]1[", "n[a-b]", "n[[1]]", "n[1-999999999]", "n[1-]", ","])
-def test_an_invalid_list_of_hosts_is_refused(text: str) -> None:
+def test_an_invalid_slurm_host_list_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|bracket|name|more than"):
         parse_host_list(text)
 
 
-def test_counts_are_one_for_each_node() -> None:
+def test_slurm_task_counts_are_expanded_to_one_per_node() -> None:
     assert parse_counts("2(x3),1") == [2, 2, 2, 1]
     assert parse_counts("16") == [16]
     for text in ("", "x", "1(x)", "1(3)", "1(x99999999)"):
@@ -54,7 +54,7 @@ def test_counts_are_one_for_each_node() -> None:
 
 
 @given(st.text(alphabet="ab1290[],-(x)", max_size=20))
-def test_strange_lists_raise_only_value_errors(text: str) -> None:
+def test_random_slurm_lists_raise_only_value_errors(text: str) -> None:
     for parse in (parse_host_list, parse_counts):
         with contextlib.suppress(ValueError):
             assert all(map(str, parse(text)))
@@ -63,7 +63,7 @@ def test_strange_lists_raise_only_value_errors(text: str) -> None:
 # --- the job that this process is in ---
 
 
-def test_the_nodes_of_a_job_are_those_of_its_environment() -> None:
+def test_the_nodes_of_a_slurm_job_are_read_from_its_environment() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[09-11]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
     allocation = find_allocation(environ)
     assert (allocation.hosts, allocation.tasks) == (("n09", "n10", "n11"), (2, 2, 1))
@@ -77,7 +77,7 @@ def test_the_nodes_of_a_job_are_those_of_its_environment() -> None:
     assert [node.tasks for node in nodes[:2]] == [{"worker": 2}] * 2
 
 
-def test_all_parts_of_a_heterogeneous_job_take_part() -> None:
+def test_all_components_of_a_heterogeneous_slurm_job_are_used() -> None:
     environ = {
         "SLURM_JOB_ID": "7",
         "SLURM_HET_SIZE": "2",
@@ -90,24 +90,24 @@ def test_all_parts_of_a_heterogeneous_job_take_part() -> None:
     assert (allocation.hosts, allocation.tasks) == (("a", "b1", "b2"), (1, 4, 4))
 
 
-def test_parameter_servers_get_a_chief_and_a_server_on_the_first_node() -> None:
+def test_the_first_slurm_node_gets_the_chief_and_the_parameter_server() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
     spec = ClusterSpec.model_validate({"nodes": "slurm", "strategy": "parameter_server"})
     nodes = make_nodes(find_allocation(environ), spec)
     assert [node["tasks"] for node in nodes] == [{"worker": 1, "chief": 1, "ps": 1}, {"worker": 1}]
 
 
-def test_outside_of_a_job_it_says_what_to_do() -> None:
+def test_reading_the_allocation_outside_a_slurm_job_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="not in a Slurm job"):
         find_allocation({})
 
 
-def test_within_a_step_the_number_of_tasks_is_not_the_steps() -> None:
+def test_the_task_count_of_a_slurm_step_does_not_limit_the_nodes() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "1"}
     assert find_allocation(environ).tasks == (1, 1, 1)
 
 
-def test_the_requests_of_a_job_do_not_reach_distlaunchs_steps() -> None:
+def test_resource_requests_of_a_slurm_job_are_not_passed_to_its_steps() -> None:
     request = {"SLURM_NTASKS": "4", "SLURM_MEM_PER_CPU": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_EXPORT_ENV": "NONE"}
     kept = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "PATH": "/bin", "SLURM_CLUSTER_NAME": "c"}
     assert make_environment({**request, **kept}) == {**kept, "SLURM_CPU_BIND": "none"}
@@ -160,7 +160,7 @@ def job(**changes: object) -> Job:
         (None, [STEP.format("")], None, False),
     ],
 )
-def test_each_end_of_a_job_has_its_class(
+def test_each_end_of_a_slurm_job_has_its_failure_class(
     found: Job | None, said: list[str], reference: str | None, stays: bool
 ) -> None:
     end = explain_end(found, "7", said, restarts=0, since=1000.5, now=2000.0)
@@ -171,7 +171,7 @@ def test_each_end_of_a_job_has_its_class(
         assert all(any(line in text for text in end.evidence) for line in said)
 
 
-def test_the_fields_of_a_job_are_read() -> None:
+def test_the_fields_of_a_slurm_job_are_parsed() -> None:
     line = (
         "JobId=12 JobName=a b=c UserId=root(0) Requeue=1 Restarts=2 BatchFlag=1 JobState=RUNNING Reason=None "
         "EndTime=2026-11-22T16:29:04 PreemptTime=None Partition=batch Comment=x y"
@@ -184,28 +184,28 @@ def test_the_fields_of_a_job_are_read() -> None:
     assert parse_job({}).can_requeue is False
 
 
-def test_durations_are_read_as_slurm_writes_them() -> None:
+def test_slurm_durations_are_parsed() -> None:
     texts = {"30 sec": 30, "20": 20, "00:00:20": 20, "1-00:00:01": 86_401, "": 0, "UNLIMITED": 0}
     assert {text: parse_seconds(text) for text in texts} == texts
 
 
 @pytest.mark.parametrize("field", ["partition", "account", "time", "gpus_per_node"])
 @pytest.mark.parametrize("value", ["a b", "a\n#SBATCH --uid=0", "a'b", "a#b", "", "$HOME", "`id`"])
-def test_no_field_adds_another_option_to_the_script(field: str, value: str) -> None:
+def test_no_slurm_field_can_inject_an_option_into_the_batch_script(field: str, value: str) -> None:
     with pytest.raises(ValueError, match=re.escape(field)):
         ClusterSpec.model_validate({"nodes": "slurm", "slurm": {field: value}})
     with pytest.raises(ValueError, match="extra"):
         ClusterSpec.model_validate({"nodes": "slurm", "slurm": {"extra": [f"--comment={value}\n"]}})
 
 
-def test_folders_with_spaces_are_quoted_as_sbatch_reads_them(tmp_path: Path) -> None:
+def test_folders_with_spaces_are_quoted_for_sbatch(tmp_path: Path) -> None:
     spec = ClusterSpec.model_validate({"nodes": "slurm"})
     script = render_script(spec, Path('/a "b\\ c'), ["true"], "/d e")
     assert '#SBATCH --chdir="/d e"' in script
     assert '#SBATCH --output="/a \\"b\\\\ c/slurm-%j.log"' in script
 
 
-def test_a_spec_for_other_nodes_is_not_queued() -> None:
+def test_a_spec_that_does_not_fit_a_slurm_job_is_rejected() -> None:
     with pytest.raises(UsageError, match="names its own nodes"):
         check_fits(ClusterSpec.model_validate({"nodes": [{"host": "a"}]}))
     with pytest.raises(UsageError, match="does not fit the spec"):
@@ -216,7 +216,7 @@ def test_a_spec_for_other_nodes_is_not_queued() -> None:
 # --- the program ---
 
 
-def test_the_resolver_is_found_where_it_is_used_and_not_where_it_is_spoken_of(tmp_path: Path) -> None:
+def test_slurm_cluster_resolver_is_found_in_code_but_not_in_comments_or_strings(tmp_path: Path) -> None:
     texts = {
         "import tensorflow as tf\ntf.distribute.cluster_resolver.SlurmClusterResolver()\n": True,
         "# SlurmClusterResolver\nx = 'SlurmClusterResolver'\n": False,

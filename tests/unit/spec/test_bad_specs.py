@@ -32,7 +32,7 @@ def expected(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_mistake_is_reported_with_its_place_and_a_hint(file: Path) -> None:
+def test_each_bad_spec_has_the_expected_error_with_position_and_hint(file: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_spec(file, ENVIRONMENT)
 
@@ -40,7 +40,7 @@ def test_the_mistake_is_reported_with_its_place_and_a_hint(file: Path) -> None:
     assert caught.value.message == "the spec has a mistake; nothing was started"
 
 
-def test_every_expectation_belongs_to_a_spec() -> None:
+def test_every_expected_message_belongs_to_a_bad_spec() -> None:
     assert {file.stem for file in FOLDER.glob("*.txt")} <= {file.stem for file in FILES}
     assert len(FILES) > 100
 
@@ -59,7 +59,7 @@ SHOWN = [
 
 @pytest.mark.parametrize("verb", ["up", "check", "plan"])
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_command_prints_the_mistake_on_stderr_and_starts_nothing(
+def test_commands_print_a_spec_error_on_stderr_and_start_nothing(
     in_process: Distlaunch, tmp_path: Path, verb: str, name: str
 ) -> None:
     file = FOLDER / f"{name}.yaml"
@@ -76,7 +76,7 @@ def test_a_command_prints_the_mistake_on_stderr_and_starts_nothing(
 @pytest.mark.parametrize(
     ("path", "reason"), [("missing.yaml", "No such file or directory"), (".", "Is a directory"), ("", "Is a directory")]
 )
-def test_a_path_without_a_spec_is_an_error_of_the_same_kind(
+def test_commands_report_an_unreadable_spec_path_as_a_spec_error(
     in_process: Distlaunch, tmp_path: Path, verb: str, path: str, reason: str
 ) -> None:
     ran = in_process(verb, path, run_dir=verb == "up", env={"XDG_STATE_HOME": str(tmp_path / "state")})

@@ -1,4 +1,4 @@
-"""Shorter ways to a cluster than a spec: arguments after it, hosts instead of it, `init`, `-e` and `--set`."""
+"""Command lines that extend or replace a spec: program arguments, hosts, `init`, `-e` and `--set`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestArgumentsAfterASpec:
             (["x", "--set", "timeouts.lease_s=9", "y", "--no-check"], ["x", "y"]),
         ],
     )
-    def test_follow_those_of_its_program(
+    def test_arguments_after_a_spec_are_appended_to_those_of_its_program(
         self, in_process: Distlaunch, folder: Path, words: list[str], more: list[str]
     ) -> None:
         assert programs(in_process, "spec.yaml", *words) == [["local", "show.py", "first", *more]]
@@ -54,7 +54,7 @@ class TestArgumentsAfterASpec:
         ],
     )
     @pytest.mark.parametrize("command", [["up"], ["submit"], ["export", "kubernetes"]], ids=" ".join)
-    def test_a_word_with_a_dash_before_the_dashes_is_an_option_or_an_error(
+    def test_an_unknown_option_before_the_double_dash_is_a_usage_error(
         self, folder: Path, command: list[str], words: list[str], meant: str
     ) -> None:
         given = [word for word in words if command == ["up"] or word != "-v"]
@@ -67,23 +67,23 @@ class TestArgumentsAfterASpec:
 
 
 class TestPython:
-    def test_goes_into_a_spec_that_init_writes(self, in_process: Distlaunch, folder: Path) -> None:
+    def test_init_writes_the_python_option_into_the_spec(self, in_process: Distlaunch, folder: Path) -> None:
         assert run_here("init", "-H", "a,b", "--python", "/opt/b", "show.py", cwd=folder).returncode == 0
         assert load_spec(folder / "cluster.yaml").python == "/opt/b"
 
 
-class TestCheckOfHosts:
-    def test_uses_the_python_that_it_is_given(self, folder: Path) -> None:
+class TestCheck:
+    def test_check_of_hosts_uses_the_given_python(self, folder: Path) -> None:
         done = run_here("check", "-H", "local", "--python", "/opt/none/bin/python", cwd=folder)
         assert done.returncode == 2
         assert "no Python interpreter at /opt/none/bin/python" in done.stderr
 
-    def test_of_a_program_says_that_no_machine_is_named(self, folder: Path) -> None:
+    def test_check_of_a_program_without_hosts_is_a_usage_error(self, folder: Path) -> None:
         said = [run_here(command, "show.py", cwd=folder).stderr for command in ("check", "up")]
         assert said[0] == said[1]
         assert said[0].startswith("Error: show.py is a program, but no machine is named [usage]\n")
 
-    def test_of_only_the_spec_takes_hosts_as_well(self, folder: Path) -> None:
+    def test_check_with_spec_only_accepts_hosts(self, folder: Path) -> None:
         done = run_here("check", "--spec-only", "-H", "gpu-a:2,gpu-b", cwd=folder)
         assert done.stdout == "the command line: ok, 3 tasks on 2 nodes\n"
 
@@ -106,7 +106,7 @@ class TestHosts:
             (["--bogus", "spec.yaml"], "`distlaunch up` has no option --bogus"),
         ],
     )
-    def test_a_command_line_without_a_machine_or_a_program_starts_nothing(
+    def test_an_incomplete_or_contradictory_command_line_starts_nothing(
         self, in_process: Distlaunch, folder: Path, words: list[str], message: str
     ) -> None:
         ran = in_process("up", *words)
@@ -125,7 +125,7 @@ class TestVariablesAndSettings:
             (["-e", "1=x"], "-e '1': expected NAME or NAME=VALUE"),
         ],
     )
-    def test_a_mistake_starts_nothing(
+    def test_an_invalid_set_or_env_option_starts_nothing(
         self, in_process: Distlaunch, folder: Path, verb: str, words: list[str], message: str
     ) -> None:
         ran = in_process(verb, *words, "spec.yaml")
@@ -135,17 +135,17 @@ class TestVariablesAndSettings:
 
 
 class TestInit:
-    def test_alone_it_writes_two_workers_on_this_machine(self, in_process: Distlaunch) -> None:
+    def test_init_without_arguments_writes_two_local_workers(self, in_process: Distlaunch) -> None:
         spec = init(in_process)
         assert spec == ClusterSpec.model_validate({"nodes": [{"host": "local", "tasks": {"worker": 2}}]})
 
-    def test_a_dash_prints_it(self, in_process: Distlaunch, tmp_path: Path) -> None:
+    def test_init_prints_the_spec_if_the_output_is_a_dash(self, in_process: Distlaunch, tmp_path: Path) -> None:
         ran = in_process("init", "-o", "-", "-H", "gpu-a", "--", "./run", run_dir=False)
         assert (ran.status, ran.stderr, [*tmp_path.iterdir()]) == (0, "", [])
         spec = parse_spec(ran.stdout.encode())
         assert (spec.nodes[0].host, spec.program.command) == ("gpu-a", ["./run"])
 
-    def test_a_file_is_overwritten_only_by_force(self, in_process: Distlaunch, tmp_path: Path) -> None:
+    def test_init_overwrites_a_file_only_with_force(self, in_process: Distlaunch, tmp_path: Path) -> None:
         path = tmp_path / "mine.yaml"
         path.write_text("mine")
         refused = in_process("init", "-o", "mine.yaml", run_dir=False)
@@ -165,7 +165,7 @@ class TestInit:
             (["--set", "nam=x"], "--set nam: unknown field; did you mean `name`?"),
         ],
     )
-    def test_a_mistake_writes_nothing(
+    def test_init_with_an_invalid_argument_writes_nothing(
         self, in_process: Distlaunch, tmp_path: Path, words: list[str], message: str
     ) -> None:
         ran = in_process("init", *words, run_dir=False)
@@ -174,7 +174,7 @@ class TestInit:
         assert [*tmp_path.iterdir()] == []
 
     @given(specs())
-    def test_every_spec_that_is_written_is_read_back_as_the_same(self, spec: ClusterSpec) -> None:
+    def test_every_spec_written_by_init_is_read_back_unchanged(self, spec: ClusterSpec) -> None:
         again = parse_spec(render_commented(spec).encode())
         assert again == spec
         assert again.model_dump(exclude_unset=True, exclude_none=True) == spec.model_dump(
@@ -182,13 +182,13 @@ class TestInit:
         )
 
     @pytest.mark.parametrize("field", SUGGESTED)
-    def test_every_comment_of_a_field_can_be_turned_into_the_field(self, field: str) -> None:
+    def test_every_commented_field_in_an_init_spec_can_be_enabled(self, field: str) -> None:
         text = render_commented(ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}]}))
         assert f"\n# {field}: " in text
         spec = parse_spec(text.replace(f"\n# {field}: ", f"\n{field}: ").encode())
         assert field in spec.model_fields_set
 
-    def test_every_field_that_is_written_has_its_meaning_above_it(self) -> None:
+    def test_every_field_in_an_init_spec_has_a_comment_above(self) -> None:
         fields = {"nodes": [{"host": "gpu-a"}], "keras": {"patch": False}, "ssh": {"user": "me"}, "progress": False}
         text = render_commented(ClusterSpec.model_validate(fields))
         for field in fields:
@@ -197,7 +197,7 @@ class TestInit:
 
 
 class TestCompose:
-    def test_writes_a_file_and_overwrites_none_without_force(self, folder: Path) -> None:
+    def test_compose_writes_a_file_and_overwrites_it_only_with_force(self, folder: Path) -> None:
         printed = run_here("compose", "spec.yaml", cwd=folder)
         done = run_here("compose", "spec.yaml", "-o", "compose.yaml", cwd=folder)
         assert (done.returncode, done.stdout) == (0, "")

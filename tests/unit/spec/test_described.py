@@ -8,12 +8,12 @@ from launcher.spec.nodes import ListedNodesSpec
 from launcher.spec.parts import TimeoutsSpec
 
 
-def test_meanings_are_read_as_they_are_written() -> None:
+def test_field_descriptions_are_read_from_docstrings() -> None:
     assert read_meanings(TimeoutsSpec)["stop_grace_s"].startswith("How long tasks may take to end")
     assert "from" in read_meanings(ListedNodesSpec)
 
 
-def test_inherited_fields_are_described() -> None:
+def test_inherited_fields_keep_their_descriptions() -> None:
     class Parent(Result):
         first: int
         """The first."""

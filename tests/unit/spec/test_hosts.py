@@ -33,11 +33,11 @@ from launcher.spec.nodes import NodeSpec
         ("gpu-a,gpu-b,gpu-a:2", [Host("gpu-a", 3), Host("gpu-b")]),
     ],
 )
-def test_every_form_of_a_host_is_read(text: str, hosts: list[Host]) -> None:
+def test_every_form_of_a_host_is_parsed(text: str, hosts: list[Host]) -> None:
     assert parse_hosts([text]) == hosts
 
 
-def test_the_option_may_be_given_several_times() -> None:
+def test_the_hosts_option_may_be_given_several_times() -> None:
     assert parse_hosts(["gpu-a:2", "gpu-b,gpu-a"]) == [Host("gpu-a", 3), Host("gpu-b")]
 
 
@@ -56,7 +56,7 @@ def test_the_option_may_be_given_several_times() -> None:
         ("gpu-a:2222", "2222 slots on gpu-a are more than 1024; write the port of sshd as ssh://gpu-a:2222"),
     ],
 )
-def test_an_invalid_host_is_refused_with_the_correction(text: str, message: str) -> None:
+def test_an_invalid_host_is_rejected_with_a_correction(text: str, message: str) -> None:
     with pytest.raises(HostError) as caught:
         parse_hosts([text])
     assert str(caught.value).endswith(message)
@@ -79,11 +79,11 @@ PBS = "gpu-a\ngpu-a\ngpu-b\n"
     ],
     ids=["open-mpi", "deepspeed", "mpich", "pbs", "windows"],
 )
-def test_every_kind_of_host_file_is_read(text: str, hosts: list[Host]) -> None:
+def test_every_host_file_format_is_parsed(text: str, hosts: list[Host]) -> None:
     assert parse_lines(text) == (hosts, [])
 
 
-def test_every_invalid_line_of_a_host_file_is_named() -> None:
+def test_every_invalid_line_of_a_host_file_is_reported() -> None:
     hosts, mistakes = parse_lines("gpu-a slots=x\ngpu-b\n\ngpu-c:2 slots=3\ngpu-d gpu-e\ngpu-f slots=0\n")
     assert hosts == [Host("gpu-b")]
     assert mistakes == [
@@ -95,35 +95,35 @@ def test_every_invalid_line_of_a_host_file_is_named() -> None:
 
 
 @given(st.text())
-def test_any_text_yields_hosts_or_mistakes(text: str) -> None:
+def test_parsing_any_host_file_yields_hosts_or_errors(text: str) -> None:
     hosts, mistakes = parse_lines(text)
     assert all(host.slots > 0 for host in hosts)
     assert len(mistakes) <= len(text.splitlines())
 
 
-def test_slots_become_workers_and_a_port_becomes_that_of_ssh() -> None:
+def test_slots_become_workers_and_a_port_becomes_the_ssh_port() -> None:
     [node] = make_host_spec("-H", parse_hosts(["ssh://alice@gpu-a:2222:4"]), None).nodes
     assert node == NodeSpec.model_validate({"host": "alice@gpu-a", "tasks": {"worker": 4}, "ssh": {"port": 2222}})
 
 
-class TestFiles:
+class TestHostFiles:
     def refused(self, path: Path, *hosts: str) -> str:
         with pytest.raises(UsageError) as caught:
             read_hosts(hosts, path)
         return " ".join([caught.value.sentence, *caught.value.evidence])
 
-    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+    def test_a_missing_host_file_is_named_in_the_error(self, tmp_path: Path) -> None:
         path = tmp_path / "hosts"
         assert self.refused(path) == f"cannot read the host file {path}: No such file or directory; check the path"
         assert "Is a directory" in self.refused(tmp_path)
 
     @pytest.mark.parametrize("text", ["", "\n \n", "# gpu-a\n"])
-    def test_a_file_without_a_host_is_named(self, tmp_path: Path, text: str) -> None:
+    def test_a_host_file_without_a_host_is_an_error(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "hosts"
         path.write_text(text)
         assert self.refused(path).startswith(f"the host file {path} names no host; ")
 
-    def test_a_file_that_is_no_host_file_is_named(self, tmp_path: Path) -> None:
+    def test_an_invalid_host_file_is_an_error_with_the_reason(self, tmp_path: Path) -> None:
         path = tmp_path / "hosts"
         path.write_bytes(b"\xff\xfe")
         assert self.refused(path).startswith(f"the host file {path} is not UTF-8")
@@ -136,13 +136,13 @@ class TestFiles:
     def test_hosts_and_a_host_file_cannot_be_combined(self, tmp_path: Path) -> None:
         assert self.refused(tmp_path, "gpu-a").startswith("-H and --hostfile cannot be combined")
 
-    def test_a_host_that_is_invalid_in_a_spec_is_named_with_the_option(self) -> None:
+    def test_a_host_name_that_a_spec_rejects_is_reported_with_the_option(self) -> None:
         with pytest.raises(UsageError) as caught:
             make_host_spec("-H", parse_hosts(["gpu a"]), None)
         assert caught.value.message.startswith("-H: nodes[0].host: 'gpu a' is not a host name")
 
 
-def test_more_slots_than_any_machine_has_are_refused() -> None:
+def test_more_slots_than_the_limit_are_rejected() -> None:
     assert parse_hosts([f"gpu-a:{SLOTS_LIMIT}"]) == [Host("gpu-a", SLOTS_LIMIT)]
     with pytest.raises(HostError):
         parse_hosts([f"gpu-a:{SLOTS_LIMIT + 1}"])

@@ -1,4 +1,4 @@
-"""What specs mean, and their mistakes, all at once; any bytes result in a spec or a SpecError."""
+"""How specs are read, with all their errors at once; any bytes result in a spec or a SpecError."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def mistakes(folder: Path, text: str | bytes, environ: Mapping[str, str] | None 
     return [line.removeprefix(prefix) for line in caught.value.evidence]
 
 
-class TestWhatIsAccepted:
-    def test_the_smallest_spec_is_one_worker_here_that_runs_the_demo(self, tmp_path: Path) -> None:
+class TestValidSpecs:
+    def test_the_smallest_spec_runs_the_demo_with_one_local_worker(self, tmp_path: Path) -> None:
         spec = load(tmp_path, "nodes: [{host: local}]")
 
         assert [task for _, task in spec.placements()] == [TaskId("worker", 0)]
         assert spec.program.module == "worker_entry.demo.train"
 
-    def test_scalars_mean_what_is_written_and_not_what_yaml_guesses(self, tmp_path: Path) -> None:
+    def test_yaml_scalars_in_a_spec_keep_their_written_text(self, tmp_path: Path) -> None:
         spec = load(
             tmp_path,
             """
@@ -72,29 +72,29 @@ class TestWhatIsAccepted:
         ("ports", "expected"),
         [("20000-20999", (20000, 20999)), ("20000 - 20999", (20000, 20999)), ("20000", (20000, 20000))],
     )
-    def test_a_port_range_may_have_spaces_or_be_one_port(
+    def test_a_port_range_may_contain_spaces_or_a_single_port(
         self, tmp_path: Path, ports: str, expected: tuple[int, int]
     ) -> None:
         first, last = expected
 
         assert load(tmp_path, f"nodes: [{{host: local}}]\nports: {ports}").ports == PortRange(first=first, last=last)
 
-    def test_an_alias_may_stand_for_a_whole_value(self, tmp_path: Path) -> None:
+    def test_a_yaml_alias_may_replace_a_whole_value(self, tmp_path: Path) -> None:
         spec = load(tmp_path, "nodes:\n- {host: a, env: &e {A: '1'}}\n- {host: b, env: *e}\n")
 
         assert [node.env for node in spec.nodes] == [{"A": "1"}, {"A": "1"}]
 
-    def test_windows_line_ends_and_a_byte_order_mark_are_no_mistakes(self, tmp_path: Path) -> None:
+    def test_a_spec_may_have_windows_line_ends_and_a_byte_order_mark(self, tmp_path: Path) -> None:
         spec = load(tmp_path, b"\xef\xbb\xbfnodes:\r\n  - host: local\r\nname: x\r\n")
 
         assert spec.name == "x"
 
-    def test_unicode_in_arguments_and_environment_arrives(self, tmp_path: Path) -> None:
+    def test_unicode_in_program_arguments_and_environment_is_preserved(self, tmp_path: Path) -> None:
         spec = load(tmp_path, "nodes: [{host: local}]\nprogram: {script: å.py, args: [größe 🙂]}\nenv: {A: 'é\n\n é'}")
 
         assert (spec.program.script, spec.program.args, spec.env) == ("å.py", ["größe 🙂"], {"A": "é\né"})
 
-    def test_tasks_are_numbered_through_the_nodes_in_their_order(self, tmp_path: Path) -> None:
+    def test_tasks_are_numbered_across_nodes_in_spec_order(self, tmp_path: Path) -> None:
         spec = load(
             tmp_path,
             """
@@ -112,12 +112,12 @@ class TestWhatIsAccepted:
             ("a", "worker:2"),
         ]
 
-    def test_two_nodes_at_one_address_are_good_when_their_ports_differ(self, tmp_path: Path) -> None:
+    def test_two_nodes_may_share_an_address_if_their_ports_differ(self, tmp_path: Path) -> None:
         spec = load(tmp_path, "nodes:\n- {host: a, address: c, port: 2222}\n- {host: b, address: c, port: 2223}\n")
 
         assert [node.default_address for node in spec.nodes] == ["c", "c"]
 
-    def test_only_the_tasks_that_share_the_gpus_need_any(self, tmp_path: Path) -> None:
+    def test_only_workers_get_gpus_in_a_parameter_server_plan(self, tmp_path: Path) -> None:
         tasks = "{chief: 1, ps: 1, worker: 2}"
         text = f"nodes: [{{host: a, tasks: {tasks}, gpus: [0, 1], gpus_per_worker: 1}}]\nstrategy: parameter_server\n"
         plan = make_plan(load(tmp_path, text), directory="/", environ={}, python="python3")
@@ -125,7 +125,7 @@ class TestWhatIsAccepted:
         gpus = {str(task.task): task.env["CUDA_VISIBLE_DEVICES"] for task in plan.tasks}
         assert gpus == {"chief:0": "-1", "worker:0": "0", "worker:1": "1", "ps:0": "-1"}
 
-    def test_json_from_any_program_is_read(self, tmp_path: Path) -> None:
+    def test_a_spec_may_be_json_with_escaped_characters(self, tmp_path: Path) -> None:
         args = ["größe 🙂", "\x01\x7f", 'it\'s "quoted"', "\\", "a\tb\n"]
         text = json.dumps({"nodes": [{"host": "local"}], "program": {"script": "x.py", "args": args}})
 
@@ -134,7 +134,7 @@ class TestWhatIsAccepted:
 
     @given(specs())
     @settings(max_examples=50)
-    def test_a_spec_written_as_json_is_the_same_spec(
+    def test_a_spec_written_as_json_is_read_back_unchanged(
         self, tmp_path_factory: pytest.TempPathFactory, spec: ClusterSpec
     ) -> None:
         text = spec.model_dump_json(indent=2, exclude_defaults=True)
@@ -142,8 +142,8 @@ class TestWhatIsAccepted:
         assert load(tmp_path_factory.getbasetemp(), text) == spec
 
 
-class TestMistakes:
-    def test_are_all_reported_at_once_in_the_order_of_the_file(self, tmp_path: Path) -> None:
+class TestErrors:
+    def test_all_spec_errors_are_reported_at_once_in_file_order(self, tmp_path: Path) -> None:
         found = mistakes(
             tmp_path,
             """\
@@ -180,7 +180,7 @@ color: blue
             "14:1 color",
         ]
 
-    def test_contradictions_are_reported_beside_mistakes_in_other_fields(self, tmp_path: Path) -> None:
+    def test_contradictions_in_a_spec_are_reported_with_other_errors(self, tmp_path: Path) -> None:
         found = mistakes(
             tmp_path,
             """\
@@ -204,18 +204,18 @@ ports: low
             "9:8 ports: expected a range of ports; write it like 20000-20999",
         ]
 
-    def test_a_mistake_brings_no_follow_up_that_would_not_be_one(self, tmp_path: Path) -> None:
+    def test_a_spec_error_causes_no_misleading_second_error(self, tmp_path: Path) -> None:
         found = mistakes(tmp_path, "nodes:\n- {host: local, tasks: {worker: two, evaluator: 1}}\n")
 
         assert found == ["2:33 nodes[0].tasks.worker: expected a whole number, got 'two'"]
 
-    def test_are_counted_in_the_first_line(self, tmp_path: Path) -> None:
+    def test_the_first_line_counts_the_spec_errors(self, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match=r"^the spec has a mistake; nothing was started\n"):
             load(tmp_path, "nodes: []")
         with pytest.raises(SpecError, match=r"^the spec has 2 mistakes; nothing was started\n"):
             load(tmp_path, "nodes: []\nnam: x")
 
-    def test_of_thousands_the_first_are_shown_and_the_others_counted(self, tmp_path: Path) -> None:
+    def test_only_the_first_20_of_many_spec_errors_are_shown(self, tmp_path: Path) -> None:
         text = "nodes: [{host: local}]\n" + "".join(f"field_{number}: 1\n" for number in range(2000))
         with pytest.raises(SpecError, match=r"^the spec has 2,000 mistakes; nothing was started\n") as caught:
             load(tmp_path, text)
@@ -223,16 +223,16 @@ ports: low
         assert "2:1 field_0: unknown field" in caught.value.evidence[0]
         assert caught.value.evidence[-1] == f"{tmp_path / 'spec.yaml'}: and 1,980 more"
 
-    def test_in_a_long_text_are_reported_in_a_short_line(self, tmp_path: Path) -> None:
+    def test_a_spec_error_about_a_long_value_is_one_short_line(self, tmp_path: Path) -> None:
         long = "x" * 100_000
         for text in (f"nodes: [{{host: '{long} '}}]", f"nodes: [{{host: local}}]\n{long}: 1", f"name: {long}"):
             assert all(len(line) < 500 for line in mistakes(tmp_path, text))
 
-    def test_cannot_steer_the_terminal(self, tmp_path: Path) -> None:
+    def test_spec_errors_contain_only_printable_characters(self, tmp_path: Path) -> None:
         for text in (r'"\e[31m\n": 1', r'nodes: [{host: "\e[31m\n"}]', "!%1b%0a x", r'name: "\x9b\u202e"'):
             assert all(line.isprintable() for line in mistakes(tmp_path, text))
 
-    def test_variables_of_env_from_are_only_asked_for_where_the_run_starts(self, tmp_path: Path) -> None:
+    def test_env_from_variables_are_required_only_if_an_environment_is_given(self, tmp_path: Path) -> None:
         text = "nodes: [{host: local}]\nenv_from: [IS_NOT_SET]"
 
         assert load(tmp_path, text).env_from == ["IS_NOT_SET"]
@@ -243,7 +243,7 @@ ports: low
         ("path", "reason"),
         [("missing.yaml", "No such file"), (".", "Is a directory"), ("spec.yaml/x", "Not a directory")],
     )
-    def test_a_file_that_cannot_be_read_is_one(self, tmp_path: Path, path: str, reason: str) -> None:
+    def test_an_unreadable_spec_file_is_a_spec_error(self, tmp_path: Path, path: str, reason: str) -> None:
         (tmp_path / "spec.yaml").touch()
 
         with pytest.raises(SpecError, match=reason) as caught:
@@ -251,7 +251,7 @@ ports: low
 
         assert str(tmp_path) in caught.value.message
 
-    def test_a_file_that_is_too_large_to_be_a_spec_is_one(self, tmp_path: Path) -> None:
+    def test_a_spec_file_larger_than_the_limit_is_a_spec_error(self, tmp_path: Path) -> None:
         text = "nodes: [{host: local}]\n#"
 
         assert load(tmp_path, text + "#" * (SIZE_LIMIT - len(text)))
@@ -259,7 +259,7 @@ ports: low
             "1:1: the file is larger than 256 KiB; is it a spec?"
         ]
 
-    def test_a_file_without_an_end_is_not_read_to_its_end(self) -> None:
+    def test_an_endless_file_is_rejected_as_a_spec(self) -> None:
         with pytest.raises(SpecError, match="a mistake"):
             load_spec(Path("/dev/zero"))
 
@@ -291,7 +291,7 @@ WORDS = [
 ]
 
 
-class TestWhateverTheBytes:
+class TestAnyBytes:
     """The result is a spec or a SpecError, never another exception."""
 
     def read(self, folder: Path, data: bytes) -> None:
@@ -308,7 +308,9 @@ class TestWhateverTheBytes:
 
     @given(st.binary(max_size=200))
     @settings(max_examples=150)
-    def test_bytes(self, tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    def test_loading_random_bytes_raises_only_a_spec_error(
+        self, tmp_path_factory: pytest.TempPathFactory, data: bytes
+    ) -> None:
         self.read(tmp_path_factory.getbasetemp(), data)
 
     @given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join))
@@ -316,7 +318,9 @@ class TestWhateverTheBytes:
     @example('"[key]": 1')
     @example('"\\UFFFFFFFF"')
     @example("%YAML 1." + "9" * 5000 + "\n---\n")
-    def test_words_of_specs_and_of_yaml(self, tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    def test_loading_random_spec_and_yaml_words_raises_only_a_spec_error(
+        self, tmp_path_factory: pytest.TempPathFactory, text: str
+    ) -> None:
         self.read(tmp_path_factory.getbasetemp(), text.encode())
 
     @given(
@@ -327,12 +331,14 @@ class TestWhateverTheBytes:
         )
     )
     @settings(max_examples=200)
-    def test_values_of_the_wrong_shape(self, tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    def test_loading_values_of_the_wrong_shape_raises_only_a_spec_error(
+        self, tmp_path_factory: pytest.TempPathFactory, value: object
+    ) -> None:
         self.read(tmp_path_factory.getbasetemp(), yaml.safe_dump(value, allow_unicode=True).encode())
 
     @given(specs(), st.integers(0, 2**32))
     @settings(max_examples=150)
-    def test_specs_with_a_few_bytes_changed(
+    def test_loading_a_spec_with_changed_bytes_raises_only_a_spec_error(
         self, tmp_path_factory: pytest.TempPathFactory, spec: ClusterSpec, seed: int
     ) -> None:
         data = bytearray(yaml.safe_dump(spec.model_dump(exclude_defaults=True), allow_unicode=True).encode())
@@ -348,7 +354,7 @@ class TestWhateverTheBytes:
             pytest.param("[" * (SIZE_LIMIT - 1), id="brackets"),
             pytest.param("- " * (SIZE_LIMIT // 2 - 1), id="dashes"),
             pytest.param("? " * (SIZE_LIMIT // 2 - 1), id="question-marks"),
-            pytest.param("a: b\n" * (SIZE_LIMIT // 5 - 1), id="one-key-again-and-again", marks=pytest.mark.slow),
+            pytest.param("a: b\n" * (SIZE_LIMIT // 5 - 1), id="repeated-key", marks=pytest.mark.slow),
             pytest.param('"' + "\n" * (SIZE_LIMIT - 2), id="quote-not-closed"),
             pytest.param(
                 "".join(f"- &a{i} [{f'*a{i - 1}' if i else ''}]\n" for i in range(9000)), id="chain-of-aliases"
@@ -358,7 +364,7 @@ class TestWhateverTheBytes:
             ),
         ],
     )
-    def test_takes_a_bounded_time(self, tmp_path: Path, data: str) -> None:
+    def test_loading_the_worst_spec_takes_a_bounded_time(self, tmp_path: Path, data: str) -> None:
         assert len(data) <= SIZE_LIMIT
         began = time.process_time()
 

@@ -1,4 +1,4 @@
-"""`distlaunch local`: what the words of its command line mean, and how many workers it allows."""
+"""`distlaunch local`: what its arguments mean, and how many workers it allows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_hand(in_process: Distlaunch, *words: str) -> list[list[str]]:
 
 
 class TestProgram:
-    def test_is_the_demo_without_a_word(self, in_process: Distlaunch, tmp_path: Path) -> None:
+    def test_local_without_arguments_runs_the_demo(self, in_process: Distlaunch, tmp_path: Path) -> None:
         model = str(tmp_path / "run" / "model")
         assert by_hand(in_process) == [["-m", "worker_entry.demo.train", "--model-dir", model]] * 2
 
@@ -44,25 +44,33 @@ class TestProgram:
             pytest.param(
                 ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
                 ["train.py", "--workers", "9", "-m", "-h", "--dry-run", "--version"],
-                id="options-behind-the-script-are-its-own",
+                id="options-after-the-script-belong-to-it",
             ),
             pytest.param(
-                ["train.py", "--", "x"], ["train.py", "--", "x"], id="a-dash-dash-behind-the-script-is-its-own"
+                ["train.py", "--", "x"], ["train.py", "--", "x"], id="double-dash-after-the-script-belongs-to-it"
             ),
-            pytest.param(["train.py", "a", "--", "--", "b"], ["train.py", "a", "--", "--", "b"], id="so-are-two"),
-            pytest.param(["train.py", "", "a b", "$x"], ["train.py", "", "a b", "$x"], id="odd-words"),
+            pytest.param(
+                ["train.py", "a", "--", "--", "b"],
+                ["train.py", "a", "--", "--", "b"],
+                id="two-double-dashes-after-the-script",
+            ),
+            pytest.param(["train.py", "", "a b", "$x"], ["train.py", "", "a b", "$x"], id="empty-and-special-words"),
             pytest.param(["-m", "my.train", "--epochs", "3"], ["-m", "my.train", "--epochs", "3"], id="module"),
             pytest.param(["-m", "my.train", "-m", "--", "x"], ["-m", "my.train", "-m", "--", "x"], id="module-dashes"),
-            pytest.param(["--module", "my.train"], ["-m", "my.train"], id="module-in-full"),
+            pytest.param(["--module", "my.train"], ["-m", "my.train"], id="long-module-option"),
             pytest.param(
-                ["--set", "keras.patch=false", "train.py"], ["--no-keras-patch", "train.py"], id="our-option-before-it"
+                ["--set", "keras.patch=false", "train.py"],
+                ["--no-keras-patch", "train.py"],
+                id="our-option-before-the-script",
             ),
             pytest.param(["--", "./train", "--epochs", "3"], ["--", "./train", "--epochs", "3"], id="command"),
             pytest.param(["--", "ls", "--", "-l"], ["--", "ls", "--", "-l"], id="command-with-dashes"),
             pytest.param(["--", "python", "-m", "x"], ["--", "python", "-m", "x"], id="command-with-an-option-of-ours"),
         ],
     )
-    def test_is_what_the_words_say(self, in_process: Distlaunch, words: list[str], argv: list[str]) -> None:
+    def test_local_runs_the_program_given_by_its_arguments(
+        self, in_process: Distlaunch, words: list[str], argv: list[str]
+    ) -> None:
         assert by_hand(in_process, "--workers", "1", *words) == [argv]
 
     @pytest.mark.parametrize(
@@ -78,7 +86,9 @@ class TestProgram:
             (["--gpus-per-worker", "64", "train.py"], "2 workers with 64 each would need 128"),
         ],
     )
-    def test_that_cannot_be_is_an_error_of_usage(self, in_process: Distlaunch, words: list[str], message: str) -> None:
+    def test_local_with_an_invalid_program_is_a_usage_error(
+        self, in_process: Distlaunch, words: list[str], message: str
+    ) -> None:
         ran = in_process("local", "--dry-run", *words)
 
         assert ran.status == 2
@@ -99,11 +109,11 @@ class TestWorkers:
         yield
         os.sched_setaffinity(0, all_of_them)
 
-    def test_are_two_by_default(self, in_process: Distlaunch) -> None:
+    def test_local_starts_two_workers_by_default(self, in_process: Distlaunch) -> None:
         assert len(by_hand(in_process, "train.py")) == 2
 
     @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])
-    def test_of_no_sensible_number_are_refused(self, in_process: Distlaunch, number: str) -> None:
+    def test_local_rejects_an_invalid_number_of_workers(self, in_process: Distlaunch, number: str) -> None:
         ran = in_process("local", "--workers", number, "train.py")
 
         assert ran.status == 2
@@ -113,7 +123,7 @@ class TestWorkers:
         assert not ran.directory.exists()
 
     @pytest.mark.usefixtures("two_cores")
-    def test_of_a_thousand_are_refused_with_what_to_do(self, in_process: Distlaunch) -> None:
+    def test_local_rejects_a_thousand_workers_and_suggests_oversubscribe(self, in_process: Distlaunch) -> None:
         ran = in_process("local", "--workers", "1000", "train.py")
 
         assert ran.status == 2
@@ -124,11 +134,11 @@ class TestWorkers:
         assert not ran.directory.exists()
 
     @pytest.mark.usefixtures("two_cores")
-    def test_of_eight_are_taken_on_any_machine_and_nine_are_not_on_two_cores(self, in_process: Distlaunch) -> None:
+    def test_local_accepts_eight_workers_on_two_cores_but_not_nine(self, in_process: Distlaunch) -> None:
         assert len(by_hand(in_process, "--workers", "8", "train.py")) == 8
         assert in_process("local", "--dry-run", "--workers", "9", "train.py").status == 2
 
-    def test_of_a_thousand_are_planned_when_that_is_meant(self, in_process: Distlaunch) -> None:
+    def test_local_plans_a_thousand_workers_with_oversubscribe(self, in_process: Distlaunch) -> None:
         ran = in_process("local", "--dry-run", "--oversubscribe", "--workers", "1000", "train.py")
 
         assert ran.status == 0, ran.stderr
@@ -138,10 +148,10 @@ class TestWorkers:
 
 
 class TestStrategies:
-    def test_one_process_is_one_worker(self) -> None:
+    def test_a_single_process_strategy_has_one_worker(self) -> None:
         assert make_tasks("mirrored", None, None, evaluator=False) == {"worker": 1}
 
-    def test_a_chief_and_parameter_servers_stand_beside_the_workers(self) -> None:
+    def test_the_parameter_server_strategy_adds_a_chief_and_servers_to_the_workers(self) -> None:
         assert make_tasks("parameter_server", 3, 2, evaluator=True) == {
             "worker": 3,
             "chief": 1,
@@ -157,7 +167,7 @@ class TestStrategies:
             ("one_device", None, None, True, "runs one process on one node, but this spec has 2 tasks"),
         ],
     )
-    def test_contradictory_options_are_refused(
+    def test_contradictory_strategy_options_are_rejected(
         self, strategy: StrategyName, workers: int | None, ps: int | None, evaluator: bool, why: str
     ) -> None:
         with pytest.raises(UsageError, match=why):

@@ -1,4 +1,4 @@
-"""What the command line overrides in a spec follows the spec's rules, and mistakes name the option."""
+"""Values that override a spec follow the spec's rules, and errors name the option."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def spec_of(fields: dict[str, Any]) -> ClusterSpec:
     return ClusterSpec.model_validate(fields)
 
 
-def test_a_value_that_is_given_replaces_that_of_the_spec_and_one_that_is_not_leaves_it() -> None:
+def test_options_replace_only_the_spec_values_that_they_set() -> None:
     spec = spec_of({**FAR, "timeouts": {"drain_s": 5}, "restart": {"max_restarts": 2}})
     changed = set_fields(spec, [set_option(KEEP_WARM, 7.0), set_option(GPUS_PER_WORKER, "2")])
     assert (changed.timeouts.drain_s, changed.keep_warm_s, changed.restart.max_restarts) == (5.0, 7.0, 2)
@@ -37,7 +37,7 @@ def test_a_value_that_is_given_replaces_that_of_the_spec_and_one_that_is_not_lea
     assert spec.keep_warm_s == 0.0
 
 
-def test_all_options_at_fault_are_named() -> None:
+def test_all_invalid_options_are_named_in_one_error() -> None:
     with pytest.raises(UsageError, match=r"^the command line has 2 mistakes; nothing was started\n") as caught:
         set_fields(spec_of(FAR), [set_option(KEEP_WARM, "x"), set_option(DEVICES, 65)])
     assert caught.value.evidence == (
@@ -62,7 +62,7 @@ def test_all_options_at_fault_are_named() -> None:
         ),
     ],
 )
-def test_a_rehearsal_is_as_valid_as_a_spec(fields: dict[str, Any], count: int, message: str) -> None:
+def test_an_invalid_rehearsal_is_a_usage_error(fields: dict[str, Any], count: int, message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         rehearse(spec_of(fields), count)
 
@@ -92,7 +92,7 @@ def test_a_rehearsal_is_as_valid_as_a_spec(fields: dict[str, Any], count: int, m
         ),
     ],
 )
-def test_the_option_at_fault_is_named_and_nothing_is_started(
+def test_an_invalid_option_is_named_and_nothing_is_started(
     in_process: Distlaunch, tmp_path: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "far.yaml").write_text("nodes: [{host: gpu-a}, {host: gpu-b}]\n")
@@ -110,7 +110,7 @@ def test_the_option_at_fault_is_named_and_nothing_is_started(
 # --- nothing bypasses the checks ---
 
 
-def test_a_part_of_a_spec_is_not_copied_with_values_that_nothing_has_checked() -> None:
+def test_copying_a_spec_with_changes_always_validates_them() -> None:
     spec = spec_of(FAR)
     assert spec.model_copy() == spec
     with pytest.raises(TypeError, match="use changed"):
@@ -121,7 +121,7 @@ def test_a_part_of_a_spec_is_not_copied_with_values_that_nothing_has_checked() -
         spec.timeouts.changed(lease_s=0)
 
 
-def test_no_module_makes_a_spec_without_checking_it() -> None:
+def test_no_module_constructs_a_spec_without_validation() -> None:
     for path in (ROOT / "launcher").rglob("*.py"):
         called = {node.attr for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Attribute)}
         assert "model_construct" not in called, path

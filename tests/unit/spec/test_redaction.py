@@ -49,7 +49,7 @@ def test_values_of_secret_options_are_hidden(words: list[str], shown: list[str])
         ["", "--", "=", "--=", "-", "a=b", "x y z"],
     ],
 )
-def test_harmless_words_are_shown(words: list[str]) -> None:
+def test_harmless_arguments_are_not_redacted(words: list[str]) -> None:
     assert hide_words(words) == words
 
 
@@ -66,7 +66,7 @@ def test_harmless_words_are_shown(words: list[str]) -> None:
         (f"first a://u:{S}@h then b://u:{S}@h", f"first a://u:{HIDDEN}@h then b://u:{HIDDEN}@h"),
     ],
 )
-def test_passwords_of_urls_are_hidden(url: str, shown: str) -> None:
+def test_passwords_in_urls_are_hidden(url: str, shown: str) -> None:
     assert hide_text(url) == shown
 
 
@@ -91,11 +91,11 @@ def test_the_whole_value_of_a_secret_variable_is_hidden() -> None:
         (["up", "x.yaml", "--set", "preload=no", "-n", "2"], ["up", "x.yaml", "--set", "preload=no", "-n", "2"]),
     ],
 )
-def test_a_command_is_recorded_without_the_values_of_variables(words: list[str], shown: list[str]) -> None:
+def test_values_of_variables_are_hidden_in_a_recorded_command(words: list[str], shown: list[str]) -> None:
     assert hide_command(words) == shown
 
 
-def test_no_part_of_a_spec_shows_its_secrets_and_it_stays_valid() -> None:
+def test_a_redacted_spec_contains_no_secret_and_stays_valid() -> None:
     spec = ClusterSpec.model_validate(WITH_SECRETS)
     text = render_spec(spec)
     assert SECRET not in text
@@ -113,7 +113,7 @@ def find_models(model: type[Model] = Model) -> Iterator[type[Model]]:
         yield from find_models(each)
 
 
-def test_the_type_of_every_command_says_that_it_may_have_secrets() -> None:
+def test_every_spec_field_that_may_hold_secrets_is_marked_for_redaction() -> None:
     found = 0
     for model in {*find_models()}:
         for name, field in model.model_fields.items():
@@ -124,7 +124,7 @@ def test_the_type_of_every_command_says_that_it_may_have_secrets() -> None:
     assert found >= 8
 
 
-def test_a_mistake_in_a_jump_shows_no_password() -> None:
+def test_an_error_in_proxy_jump_shows_no_password() -> None:
     problems = validate({**WITH_SECRETS, "ssh": {"proxy_jump": f"me:{SECRET}@jump me:{SECRET}@b"}})
     assert "proxy_jump" in problems
     assert SECRET not in problems

@@ -1,4 +1,4 @@
-"""`--set` and `-e`: their effects on a spec, and the errors for mistakes in them."""
+"""`--set` and `-e`: their effects on a spec, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class TestSet:
             ("nodes={from: {command: [list]}}", {"nodes": {"from": {"command": ["list"]}}}),
         ],
     )
-    def test_a_field_gets_the_same_value_as_from_a_spec_file(self, text: str, fields: dict[str, Any]) -> None:
+    def test_the_set_option_parses_a_value_like_a_spec_file(self, text: str, fields: dict[str, Any]) -> None:
         assert set_fields(spec_of(), [text]) == spec_of(**fields)
 
-    def test_the_other_values_of_a_section_stay(self) -> None:
+    def test_the_set_option_keeps_the_other_values_of_a_section(self) -> None:
         spec = spec_of(restart={"max_restarts": 2, "pause_s": 5}, program={"script": "a.py", "args": ["x", "y"]})
         changed = set_fields(spec, ["restart.max_restarts=3", "program.args[1]=z"])
         assert (changed.restart.max_restarts, changed.restart.pause_s) == (3, 5)
         assert changed.program.args == ["x", "z"]
 
-    def test_the_last_option_for_a_field_counts(self) -> None:
+    def test_the_last_set_option_for_a_field_wins(self) -> None:
         assert set_fields(spec_of(), ["name=a", "name=b"]).name == "b"
 
-    def test_several_options_are_checked_together(self) -> None:
+    def test_several_set_options_are_validated_together(self) -> None:
         with pytest.raises(UsageError):
             set_fields(spec_of(), ["strategy=mirrored"])
         assert set_fields(spec_of(), ["strategy=mirrored", "nodes=[{host: local}]"]).is_local
@@ -82,29 +82,29 @@ class TestSet:
             ("name=\udcff", "the argument 'name=\\udcff' is not UTF-8"),
         ],
     )
-    def test_a_mistake_names_the_option(self, text: str, message: str) -> None:
+    def test_an_invalid_set_option_is_named_in_the_error(self, text: str, message: str) -> None:
         with pytest.raises(UsageError) as caught:
             set_fields(spec_of(), [text])
         [line] = mistakes(caught.value)
         assert line.startswith(message)
 
-    def test_every_invalid_option_is_named_with_its_own_mistakes(self) -> None:
+    def test_every_invalid_set_option_is_named_with_its_error(self) -> None:
         with pytest.raises(UsageError) as caught:
             set_fields(spec_of(), ["name=a/b", "restart.period_s=x", "ports=1-2"])
         assert [line.partition(":")[0] for line in mistakes(caught.value)] == ["--set name", "--set restart.period_s"]
 
-    def test_an_error_does_not_show_the_value(self) -> None:
+    def test_an_error_in_a_set_option_does_not_show_the_value(self) -> None:
         with pytest.raises(UsageError) as caught:
             set_fields(spec_of(), ["nodes[9].env.API_KEY=hidden"])
         assert "hidden" not in "".join(mistakes(caught.value))
 
     @given(specs())
-    def test_a_field_set_to_its_own_value_changes_nothing(self, spec: ClusterSpec) -> None:
+    def test_setting_a_field_to_its_own_value_changes_nothing(self, spec: ClusterSpec) -> None:
         again = set_fields(spec, [f"name={spec.name}" if not spec.name.isdigit() else "progress=true"])
         assert (again, again.source) == (spec, spec.source)
 
     @given(specs(), st.from_regex(r"[a-z_.\[\]0-9]{1,20}=[^\x00]{0,20}", fullmatch=True))
-    def test_any_text_results_in_a_valid_spec_or_a_usage_error(self, spec: ClusterSpec, text: str) -> None:
+    def test_any_set_option_results_in_a_valid_spec_or_a_usage_error(self, spec: ClusterSpec, text: str) -> None:
         try:
             changed = set_fields(spec, [text])
         except UsageError as error:
@@ -115,23 +115,23 @@ class TestSet:
 
 
 class TestVariables:
-    def test_a_variable_with_a_value_overrides_all_others_of_its_name(self) -> None:
+    def test_an_env_option_with_a_value_overrides_all_variables_of_that_name(self) -> None:
         spec = spec_of(env={"A": "all", "C": "all"}, env_from=["A", "D"])
         changed = set_variables(spec, ["A=x=y", "E="], {"D": "1"})
         assert changed.env == {"A": "x=y", "C": "all", "E": ""}
         assert [node.env for node in changed.nodes] == [{"B": "node"}, {}]
         assert changed.env_from == ["D"]
 
-    def test_a_name_alone_takes_the_value_from_the_environment_and_keeps_it_out_of_the_spec(self) -> None:
+    def test_an_env_option_without_a_value_becomes_env_from_and_not_env(self) -> None:
         changed = set_variables(spec_of(env={"A": "all"}), ["A"], {"A": "hidden"})
         assert (changed.env, changed.env_from, changed.nodes[0].env) == ({}, ["A"], {"B": "node"})
         assert "hidden" not in changed.model_dump_json()
 
-    def test_a_name_alone_that_is_not_set_is_not_passed(self) -> None:
+    def test_an_env_option_for_an_unset_variable_removes_the_variable(self) -> None:
         changed = set_variables(spec_of(env={"A": "all"}, env_from=["Z"]), ["A", "Z"], {})
         assert (changed.env, changed.env_from, changed.nodes[0].env) == ({}, [], {"B": "node"})
 
-    def test_the_last_option_for_a_name_counts(self) -> None:
+    def test_the_last_env_option_for_a_name_wins(self) -> None:
         assert set_variables(spec_of(), ["A=1", "A=2"], {}).env == {"A": "2"}
         assert set_variables(spec_of(), ["A=1", "A"], {"A": "3"}).env_from == ["A"]
 
@@ -145,16 +145,16 @@ class TestVariables:
             ("TF_CONFIG", "-e TF_CONFIG: TF_CONFIG is set by distlaunch for each task; remove it"),
         ],
     )
-    def test_an_invalid_variable_is_named_without_its_value(self, text: str, message: str) -> None:
+    def test_an_invalid_env_option_is_named_without_its_value(self, text: str, message: str) -> None:
         with pytest.raises(UsageError) as caught:
             set_variables(spec_of(), [text], {"TF_CONFIG": "hidden"})
         assert mistakes(caught.value) == [message]
 
-    def test_the_command_that_lists_the_nodes_stays(self) -> None:
+    def test_env_options_keep_the_command_that_lists_nodes(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": {"from": {"command": ["list"]}}})
         changed = set_variables(spec, ["A=1"], {})
         assert (changed.source, changed.nodes, changed.env) == (spec.source, [], {"A": "1"})
 
-    def test_a_variable_of_env_from_that_is_not_set_is_refused(self) -> None:
+    def test_an_unset_env_from_variable_is_a_usage_error(self) -> None:
         with pytest.raises(UsageError, match=r"^env_from: B is not set in this environment"):
             check_variables(spec_of(env_from=["A", "B"]), {"A": ""})

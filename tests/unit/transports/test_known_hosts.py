@@ -43,25 +43,27 @@ HASHED = HostKeys.hash_host("gpu-a", "|1|c2FsdCBvZiAyMCBieXRlcyEhISE=|")
         (HASHED, "gpu-b", False),
     ],
 )
-def test_a_line_counts_for_the_hosts_that_it_names(known_hosts: Path, field: str, name: str, means: bool) -> None:
+def test_a_known_hosts_line_applies_only_to_matching_hosts(
+    known_hosts: Path, field: str, name: str, means: bool
+) -> None:
     known_hosts.write_text(f"{field} {LINE}\n")
     assert load_known_keys(name, [known_hosts]).trusted == ((KEY,) if means else ())
 
 
-def test_all_files_count_and_missing_ones_do_not_matter(known_hosts: Path, tmp_path: Path) -> None:
+def test_all_known_hosts_files_are_read_and_missing_ones_ignored(known_hosts: Path, tmp_path: Path) -> None:
     known_hosts.write_text(f"gpu-a {LINE}\n")
     second = tmp_path / "second"
     second.write_text(f"# a comment\n\ngpu-a {OTHER_LINE} a comment\n")
     assert load_known_keys("gpu-a", [known_hosts, tmp_path / "none", second]).trusted == (KEY, OTHER)
 
 
-def test_a_revoked_key_is_not_trusted(known_hosts: Path) -> None:
+def test_a_revoked_host_key_is_not_trusted(known_hosts: Path) -> None:
     known_hosts.write_text(f"@revoked * {LINE}\ngpu-a {OTHER_LINE}\n")
     known = load_known_keys("gpu-a", [known_hosts])
     assert (known.trusted, known.revoked) == ((OTHER,), (KEY,))
 
 
-def test_an_authoritys_key_is_not_the_hosts(known_hosts: Path) -> None:
+def test_a_certificate_authority_key_is_not_trusted_as_a_host_key(known_hosts: Path) -> None:
     known_hosts.write_text(f"@cert-authority *.lab {LINE}\n")
     known = load_known_keys("gpu-a.lab", [known_hosts])
     assert (known.trusted, known.has_authority) == ((), True)
@@ -71,12 +73,12 @@ def test_an_authoritys_key_is_not_the_hosts(known_hosts: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["gpu-a", "gpu-a ssh-ed25519", "gpu-a no-such-type AAAA", "@revoked", "\x00\xff", "gpu-a ecdsa"]
 )
-def test_a_line_that_is_none_is_passed_over(known_hosts: Path, line: str) -> None:
+def test_an_invalid_known_hosts_line_is_ignored(known_hosts: Path, line: str) -> None:
     known_hosts.write_text(f"{line}\ngpu-a {LINE}\n")
     assert load_known_keys("gpu-a", [known_hosts]).trusted == (KEY,)
 
 
-def test_a_file_that_has_changed_counts_as_it_is_now(known_hosts: Path) -> None:
+def test_a_changed_known_hosts_file_is_read_again(known_hosts: Path) -> None:
     known_hosts.write_text(f"gpu-a {LINE}\n")
     assert load_known_keys("gpu-a", [known_hosts]).trusted == (KEY,)
     known_hosts.write_text(f"gpu-a {OTHER_LINE}\ngpu-a {LINE}\n")
@@ -84,6 +86,6 @@ def test_a_file_that_has_changed_counts_as_it_is_now(known_hosts: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["|1|", "|1|x|y|z", "|1|***|***", "|1|x"])
-def test_a_broken_hash_means_nobody(known_hosts: Path, field: str) -> None:
+def test_an_invalid_hashed_host_name_matches_no_host(known_hosts: Path, field: str) -> None:
     known_hosts.write_text(f"{field} {LINE}\ngpu-a {OTHER_LINE}\n")
     assert load_known_keys("gpu-a", [known_hosts]).trusted == (OTHER,)

@@ -27,7 +27,7 @@ def parse(more: str = "", host: str = "gpu-b") -> SshTarget:
     return parse_target(host, more + PLAIN)  # the first value of a key counts, as it does for OpenSSH
 
 
-def test_address_user_keys_and_known_hosts_are_those_of_ssh() -> None:
+def test_address_user_keys_and_known_hosts_come_from_the_ssh_configuration() -> None:
     target = parse()
     assert (target.host, target.hostname, target.port, target.user) == ("gpu-b", "10.0.0.12", 22, "alice")
     home = Path.home() / ".ssh"
@@ -42,7 +42,7 @@ def test_address_user_keys_and_known_hosts_are_those_of_ssh() -> None:
     ("more", "name"),
     [("", "10.0.0.12"), ("port 2222\n", "[10.0.0.12]:2222"), ("port 2222\nhostkeyalias lab\n", "lab")],
 )
-def test_known_hosts_has_the_host_under_its_name_and_port(more: str, name: str) -> None:
+def test_a_host_is_looked_up_in_known_hosts_by_name_and_port(more: str, name: str) -> None:
     assert parse(more).key_name == name
 
 
@@ -56,11 +56,11 @@ def test_known_hosts_has_the_host_under_its_name_and_port(more: str, name: str) 
         ("proxyjump none\n", None),
     ],
 )
-def test_proxies_become_a_proxy_command(more: str, command: str | None) -> None:
+def test_proxy_jumps_and_proxy_commands_become_one_proxy_command(more: str, command: str | None) -> None:
     assert parse(more).proxy_command == command
 
 
-def test_fast_ciphers_come_first_and_none_is_added() -> None:
+def test_fast_ssh_ciphers_are_preferred_and_none_is_added() -> None:
     slow = "chacha20-poly1305@openssh.com,aes128-ctr"
     assert parse(f"ciphers {slow},aes256-gcm@openssh.com\n").cipher_options() == [
         f"Ciphers=aes256-gcm@openssh.com,{slow}"
@@ -70,12 +70,12 @@ def test_fast_ciphers_come_first_and_none_is_added() -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "ssh", "²"])
-def test_an_invalid_port_is_reported(port: str) -> None:
+def test_an_invalid_port_in_the_ssh_configuration_is_reported(port: str) -> None:
     with pytest.raises(LinkError, match=f"ssh's configuration of this host has Port {port}, which is not a port"):
         parse(f"port {port}\n")
 
 
-def test_quotes_in_names_of_files_are_part_of_the_names() -> None:
+def test_quotes_in_file_names_of_the_ssh_configuration_are_literal() -> None:
     """OpenSSH prints the names without quoting."""
     assert parse("userknownhostsfile /home/o'brien/known /k\"n\n").known_hosts[:2] == (
         Path("/home/o'brien/known"),
@@ -83,7 +83,7 @@ def test_quotes_in_names_of_files_are_part_of_the_names() -> None:
     )
 
 
-def test_known_hosts_none_means_no_file() -> None:
+def test_known_hosts_files_of_none_mean_no_file() -> None:
     assert parse("userknownhostsfile none\nglobalknownhostsfile none\n").known_hosts == ()
 
 
@@ -98,7 +98,7 @@ def test_known_hosts_none_means_no_file() -> None:
         ("~/%r.sock", "/home/someone/alice.sock"),
     ],
 )
-def test_the_ssh_agent_is_the_one_that_ssh_uses(
+def test_identityagent_selects_the_socket_of_the_ssh_agent(
     monkeypatch: pytest.MonkeyPatch, agent: str, socket: str | None
 ) -> None:
     monkeypatch.setenv("MY_AGENT", "/run/mine")
@@ -107,7 +107,9 @@ def test_the_ssh_agent_is_the_one_that_ssh_uses(
     assert parse(f"identityagent {agent}\n").identity_agent == socket
 
 
-def test_without_openssh_an_invalid_configuration_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_ssh_configuration_is_reported_without_openssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ssh" / "config"
@@ -127,7 +129,7 @@ def test_without_openssh_an_invalid_configuration_is_reported(tmp_path: Path, mo
         ("pkcs11provider none", "ssh-ed25519 AAAA", ""),
     ],
 )
-def test_keys_that_paramiko_cannot_use_are_found(tmp_path: Path, more: str, public: str, limit: str) -> None:
+def test_ssh_keys_that_paramiko_cannot_use_are_detected(tmp_path: Path, more: str, public: str, limit: str) -> None:
     (tmp_path / "id").write_text("private")
     (tmp_path / "id.pub").write_text(public)
     assert find_limit(parse(f"identityfile {tmp_path}/id\n{more}\n")) == limit

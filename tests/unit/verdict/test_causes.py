@@ -88,11 +88,11 @@ def saving(*tasks: TaskId) -> TaskReported:
         ),
     ],
 )
-def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], reference: str) -> None:
+def test_each_task_exit_has_its_failure_class(event: TaskExited, tail: Sequence[str], reference: str) -> None:
     assert classify(history_of(event), event, tail).reference == reference
 
 
-def test_exit_status_42_means_preempted_only_with_a_handler_that_saves() -> None:
+def test_exit_status_42_means_preempted_only_with_a_preemption_handler() -> None:
     for event in (
         TaskExited(W0, TaskExit(42), 1050.0),
         TaskExited(W0, TaskExit(42), 1050.0, crash("SystemExit", "sys.exit(42)")),
@@ -135,41 +135,41 @@ def test_exit_status_42_means_preempted_only_with_a_handler_that_saves() -> None
         ("OOM when allocating tensor with shape[512,512]", "batch size"),
     ],
 )
-def test_a_failure_recognised_by_its_message_has_its_hint(text: str, hint: str) -> None:
+def test_a_known_error_message_has_a_hint(text: str, hint: str) -> None:
     event = TaskExited(W0, TaskExit(1), 1050.0)
     assert hint in classify(history_of(event), event, ["other lines", text]).hint
 
 
-def test_a_task_without_a_crash_record_whose_log_blames_a_peer_is_not_the_cause() -> None:
+def test_a_task_with_a_log_that_blames_a_peer_is_not_the_cause() -> None:
     state = history(ONE_NODE, ended(W0, 1050.0, code=1), ended(W1, 1051.0, code=9))
     assert cause_of(state, {W0: ("Traceback (most recent call last):", GONE)}) == (W1, "task-failed")
     assert cause_of(state, {}) == (W0, "task-failed")
 
 
-def test_an_operations_own_name_is_no_sign_of_a_lost_peer() -> None:
+def test_the_device_name_of_an_operation_is_no_sign_of_a_lost_peer() -> None:
     wrapper = "{{function_node __wrapped__Conv2D_device_/job:worker/replica:0/task:0/device:GPU:0}} "
     said = f"{wrapper}cuDNN launch failure"
     assert not is_collateral(TaskExited(W0, TaskExit(1), 1050.0, crash("InternalError", said)), {})
     assert not is_collateral(ended(W0, 1050.0, code=1), {W0: (f"errors_impl.InternalError: {said}",)})
 
 
-def test_a_signal_that_ended_a_task_counts_whatever_the_log_says() -> None:
+def test_a_task_killed_by_a_signal_is_the_cause_despite_its_log() -> None:
     state = history(ONE_NODE, ended(W0, 1050.0, by=signal.SIGSEGV), ended(W1, 1051.0, code=9))
     assert cause_of(state, {W0: (GONE,)}) == (W0, "task-killed")
 
 
-def test_a_task_that_ended_before_the_others_could_is_the_cause() -> None:
+def test_a_task_that_ended_early_is_the_cause_of_peer_failures() -> None:
     state = history(THREE, ended(W1, 1050.0), failed(W0, 1059.8, "UnavailableError", UNAVAILABLE))
     assert cause_of(state, {}) == (W1, "ended-early")
 
 
-def test_a_task_that_finished_early_is_the_cause_even_if_its_interpreter_takes_longer() -> None:
+def test_a_task_that_finished_early_is_the_cause_even_if_it_exits_later() -> None:
     early = TaskExited(W1, TaskExit(0), 1051.0, finished=1050.0)
     state = history(THREE, failed(W0, 1050.9, "UnavailableError", UNAVAILABLE, raised=1050.4), early)
     assert cause_of(state, {}) == (W1, "ended-early")
 
 
-def test_a_task_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> None:
+def test_a_halted_task_is_the_cause_of_peer_failures() -> None:
     lost = failed(W0, 1060.0, "UnavailableError", "/job:worker/replica:0/task:2 stopped sending heartbeats")
     halted = TaskHalted(W2, signal.SIGSTOP, 1050.0)
     assert cause_of(history(THREE, halted, lost), {}) == (W2, "stalled")
@@ -177,13 +177,13 @@ def test_a_task_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> None
     assert cause_of(history(THREE, halted, failed(W0, 1060.0)), {}) == (W0, "task-failed")
 
 
-def test_an_interpreter_that_fails_after_its_program_finished_fails_nothing() -> None:
+def test_an_interpreter_crash_after_the_program_finished_is_no_failure() -> None:
     aborted = TaskExited(W0, TaskExit(None, signal.SIGABRT), 1051.0, finished=1050.5)
     state = history(ONE_NODE, ended(W1, 1050.0), aborted)
     assert find_cause(state, {}) is None
 
 
-def test_workers_that_save_before_a_preemption_are_waited_for() -> None:
+def test_a_preempted_worker_leaves_time_for_the_others_to_save() -> None:
     state = history(
         ONE_NODE, saving(W0), saving(W1), ended(W0, 1050.0, code=42), SAVING_S - 1.0, ended(W1, 1052.0, code=42)
     )
@@ -197,8 +197,8 @@ def test_a_worker_that_fails_while_others_save_ends_the_wait() -> None:
     assert cause_of(state, {}) == (W0, "preempted")
 
 
-def test_workers_that_save_are_not_waited_for_without_end() -> None:
-    """Even if the others may drain for ever."""
+def test_the_wait_for_saving_workers_is_limited() -> None:
+    """Even if `drain_s` sets no limit."""
     policy = make_policy(THREE, drain_s=0.0)
     ends = (saving(W0), 10.0, ended(W0, 1050.0, code=42), 10.0 + SAVING_S - 1.0, Tick())
     state, actions = play(policy, *running(policy), *ends)
@@ -208,7 +208,7 @@ def test_workers_that_save_are_not_waited_for_without_end() -> None:
     assert cause_of(state, {}) == (W0, "preempted")
 
 
-def test_exit_status_42_of_any_other_program_stops_the_cluster_at_once() -> None:
+def test_exit_status_42_without_a_preemption_handler_stops_the_cluster() -> None:
     state = history(THREE, ended(W0, 1050.0, code=42))
     assert state.stopped == {W1, W2}
     assert cause_of(state, {}) == (W0, "task-failed")
@@ -223,7 +223,7 @@ def test_exit_status_42_of_any_other_program_stops_the_cluster_at_once() -> None
         ("preempt@step=5", TaskExited(W0, TaskExit(None, signal.SIGKILL), 1080.0), "preempted"),
     ],
 )
-def test_an_injected_fault_is_named_as_injected(fault: str, event: TaskExited, reference: str) -> None:
+def test_an_injected_fault_is_reported_as_injected(fault: str, event: TaskExited, reference: str) -> None:
     status = TaskReported(W0, "trains", 1040.0, injected=(fault,))
     verdict = judged(history(ONE_NODE, status, event))
     what, _, moment = fault.partition("@")

@@ -51,14 +51,14 @@ def graph_error(*rest: str, trace: str = "<stack traces unavailable>") -> str:
         ("{{function_node __wrapped__F_device_/job:worker/replica:0/task:1/device:CPU:0}} Bad [Op:F] name: ", "Bad"),
     ],
 )
-def test_the_sentence_that_matters_is_found(message: str, sentence: str) -> None:
+def test_the_headline_of_an_exception_names_the_failure(message: str, sentence: str) -> None:
     assert find_sentence(message) == sentence
 
 
-def test_a_preferred_line_wins() -> None:
+def test_a_preferred_line_becomes_the_exception_headline() -> None:
     message = graph_error("2 root error(s) found.", "  (0) UNKNOWN:  Bad", "  (1) ABORTED:  Socket closed [Op:F]")
     assert find_sentence(message, ["Socket closed"]) == "Socket closed"
 
 
-def test_a_long_sentence_is_cut() -> None:
+def test_a_long_exception_headline_is_cut() -> None:
     assert find_sentence("x" * 1000) == "x" * LENGTH

@@ -1,4 +1,4 @@
-"""A name of Keras 2 in a program is explained: real Keras says each of these sentences."""
+"""Errors about removed names of Keras 2 get a hint, and errors about a program's own names do not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.verdict.removed_names import known_names
 from tests.harness.builders.removed_names import STATEMENTS
 
 
-def test_each_name_is_in_a_statement_here() -> None:
+def test_every_removed_keras_name_has_a_test_statement() -> None:
     assert [*STATEMENTS] == [hint.split("`")[1] for _, _, hint in known_names()]
 
 
@@ -22,6 +22,6 @@ def test_each_name_is_in_a_statement_here() -> None:
         "TypeError: run() got an unexpected keyword argument 'text'",
     ],
 )
-def test_names_of_a_program_itself_are_not(text: str) -> None:
+def test_an_error_about_a_name_of_the_program_itself_has_no_keras_hint(text: str) -> None:
     found = find_known([text])
     assert found is None or "Keras 3" not in found.hint
