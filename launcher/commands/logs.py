@@ -18,9 +18,9 @@ from launcher.report.journal_line import Line, Message
 from launcher.rundir.directory import RunDir
 from launcher.rundir.follow import RunWatch, wait_for_changes
 from launcher.rundir.journal_reading import JournalReader
-from launcher.rundir.logs import HOLE, Block, LogChoice, LogFile, LogReader, find_attempts, find_logs
+from launcher.rundir.logs import Block, LogChoice, LogFile, LogReader, find_attempts, find_logs
 from launcher.tasks import TaskId, name_tasks
-from worker_entry.system.files import end_of_hole
+from worker_entry.system.files import end_of_hole, long_hole
 
 TOGETHER = 256 << 10
 """Bytes that are rendered and written at once."""
@@ -166,12 +166,11 @@ def copy_log(log: LogFile, output: int) -> int:
     if size < log.position:  # the program has truncated its log
         log.position = 0
     while log.position < size:
-        data = end_of_hole(log.descriptor, log.position)
-        if data - log.position >= HOLE:
-            left_out += data - log.position
-            log.position = data
+        if hole := long_hole(log.descriptor, log.position):
+            left_out += hole
+            log.position += hole
             continue
-        until = min(_end_of_data(log.descriptor, max(data, log.position), size), size)
+        until = min(_end_of_data(log.descriptor, log.position, size), size)
         while log.position < until:
             copied = _copy(log, output, min(until - log.position, PIECE))
             if not copied:
@@ -212,7 +211,7 @@ def _end_of_data(descriptor: int, offset: int, size: int) -> int:
     """Returns the start of the next hole that is long enough to leave out; `size` if there is none."""
     try:
         hole = os.lseek(descriptor, offset, os.SEEK_HOLE)
-        while hole < size and end_of_hole(descriptor, hole) - hole < HOLE:
+        while hole < size and not long_hole(descriptor, hole):
             hole = os.lseek(descriptor, end_of_hole(descriptor, hole), os.SEEK_HOLE)
     except (OSError, AttributeError):
         return size

@@ -7,7 +7,7 @@ from typing import IO
 
 from launcher.console.log_lines import LogLines
 from launcher.tasks import TaskId
-from worker_entry.system.files import end_of_hole
+from worker_entry.system.files import long_hole
 
 PIECE = 64 << 10
 """Bytes of a log that one read takes."""
@@ -44,7 +44,7 @@ class FollowedLog:
             if zeros < ZEROS and not self._zeros:
                 data, zeros = piece, 0
             elif not data and len(piece) == PIECE:
-                zeros = max(end_of_hole(self._file.fileno(), self.shown) - self.shown, PIECE)
+                zeros = max(long_hole(self._file.fileno(), self.shown), PIECE)
             text = data.rstrip(b"\0")
             data = text if len(data) - len(text) >= ZEROS else data
             if len(data) < len(piece):

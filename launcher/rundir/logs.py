@@ -19,15 +19,13 @@ from launcher.tasks import TaskId, TaskPattern, parse_task_id
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.log_index import RECORD, RESTART, SUFFIX, parse_index
 from worker_entry.protocol.units import render_size
-from worker_entry.system.files import end_of_hole, is_zeros, last_data
+from worker_entry.system.files import is_zeros, last_data, long_hole
 
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,9})")
 PIECE = 256 << 10
 """Bytes per read."""
 LONGEST = 1 << 20
 """Bytes of the longest line that is kept whole; longer lines are cut."""
-HOLE = 64 << 10
-"""Bytes of the shortest hole that is left out: a program that extends its log by truncation may leave terabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,12 +299,10 @@ class LogFile:
             data = os.pread(self._descriptor, min(PIECE, end - self.position), self.position)
             if not data:
                 return
-            if is_zeros(data):
-                hole = end_of_hole(self._descriptor, self.position) - self.position
-                if hole >= HOLE:
-                    self.position += hole
-                    yield Block(self._time_at(self.position, now), self.task, _render_hole(hole))
-                    continue
+            if is_zeros(data) and (hole := long_hole(self._descriptor, self.position)):
+                self.position += hole
+                yield Block(self._time_at(self.position, now), self.task, _render_hole(hole))
+                continue
             begin = self.position
             self.position += len(data)
             yield from self._cut(data, begin, now, timed=timed)

@@ -69,6 +69,17 @@ def end_of_hole(descriptor: int, offset: int) -> int:
         return offset
 
 
+HOLE = 64 << 10
+"""Bytes of the shortest hole in a log that readers skip: a program that extends its log by truncation may leave
+terabytes."""
+
+
+def long_hole(descriptor: int, offset: int) -> int:
+    """The length of the hole that begins here; 0 if it is too short to be skipped."""
+    length = end_of_hole(descriptor, offset) - offset
+    return length if length >= HOLE else 0
+
+
 def last_data(descriptor: int, extents: int = 1000) -> tuple[int, int]:
     """Where the last data of a file begin and end; examines at most `extents` extents."""
     size = os.fstat(descriptor).st_size

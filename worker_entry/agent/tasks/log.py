@@ -9,16 +9,13 @@ from typing import NamedTuple, Union
 
 from worker_entry.protocol.log_index import MARKS, SPACING_S, LogIndex, Mark
 from worker_entry.system import clock
-from worker_entry.system.files import FilePart, end_of_hole, is_zeros
+from worker_entry.system.files import FilePart, is_zeros, long_hole
 
 PIECE = 256 << 10
 """How many bytes of a log are sent at once."""
 
 LARGE = 64 << 10
 """Bytes; a piece that is at least this long is sent from the file without being read."""
-
-HOLE = 64 << 10
-"""Bytes; a hole in a log that is at least this long is skipped."""
 
 Data = Union[bytes, FilePart]
 
@@ -70,18 +67,16 @@ class TaskLog:
         marks = self._read_marks()
         limit = marks[-1].offset - self._place if len(marks) == MARKS else PIECE
         data, hole = self._next_data(limit), 0
-        if isinstance(data, bytes) and is_zeros(data):
-            hole = end_of_hole(self._descriptor, self._place) - self._place
-            if hole >= HOLE:
-                self._holes.append((self._place - self._left_out, self._left_out + hole))
-                self._place += hole
-                data = self._next_data(limit)
+        if isinstance(data, bytes) and is_zeros(data) and (hole := long_hole(self._descriptor, self._place)):
+            self._holes.append((self._place - self._left_out, self._left_out + hole))
+            self._place += hole
+            data = self._next_data(limit)
         offset = self._place - self._left_out
         self._place += len(data)
         marks = [mark for mark in marks if mark.offset <= self._place]
         self._next_mark += len(marks)
         sent = [Mark(max(mark.offset - self._left_out, 0), mark.time) for mark in marks]
-        return Piece(offset, data, hole if hole >= HOLE else 0, sent)
+        return Piece(offset, data, hole, sent)
 
     def _next_data(self, limit: int) -> Data:
         """Returns bytes that are already indexed, so that the piece has the mark of its last line."""
