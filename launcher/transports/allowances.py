@@ -1,8 +1,8 @@
-"""Counts what a node sends against what it may send (`frame_limits.ALLOWANCES`)."""
+"""Counts what a node sends against what it may send (`costs.COSTS`)."""
 
 from __future__ import annotations
 
-from worker_entry.protocol.frame_limits import ALLOWANCES
+from worker_entry.protocol.costs import cost_of
 from worker_entry.protocol.messages import Message
 
 
@@ -37,12 +37,12 @@ class Allowances:
     def take(self, message: Message, now: float) -> bool:
         """Counts a message; returns whether the node may send it. `now`: monotonic seconds."""
         kind = type(message)
-        allowance = ALLOWANCES.get(kind)
-        if allowance is None:
+        cost = cost_of(kind)
+        if cost.at_once is None:
             return True
         if kind not in self._buckets:
-            times = self._tasks if allowance.for_each_task else 1
-            self._buckets[kind] = Bucket(allowance.at_once * times, allowance.per_minute * times / 60, self._began)
+            times = self._tasks if cost.for_each_task else 1
+            self._buckets[kind] = Bucket(cost.at_once * times, cost.per_minute * times / 60, self._began)
         is_allowed = self._buckets[kind].take(1, now)
         self.refused += not is_allowed
         return is_allowed

@@ -29,7 +29,7 @@ from tests.harness.places import ROOT
 from tests.harness.witness import open_descriptors
 from worker_entry.agent import tensorboard
 from worker_entry.agent.tensorboard import EventFiles, crc32c
-from worker_entry.protocol.frame_limits import FRAME_LIMIT
+from worker_entry.protocol.costs import FRAME_LIMIT
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.orders import ScalarPoint, Scalars
 

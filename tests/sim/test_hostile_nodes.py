@@ -15,7 +15,7 @@ from tests.harness.apart import linux
 from tests.sim.hostile_frames import RandomFrames
 from tests.sim.hostile_nodes import Tally, noting_threads, run_once
 from tests.sim.hostile_orders import Abused
-from worker_entry.protocol.frame_limits import ALLOWANCES
+from worker_entry.protocol.costs import COSTS
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.messages import Dialled, Exited, Inspected, KeptWarm, Log, Prepared, Refused, Stacks, Synced
 from worker_entry.protocol.orders import Beat
@@ -78,7 +78,8 @@ def test_a_forged_message_loses_its_node_and_has_no_other_effect(tmp_path: Path,
     assert sorted(path.name for path in (tmp_path / "run").glob("attempt-*")) == ["attempt-1"]
 
 
-FLOODS = (*ALLOWANCES, Inspected, Dialled, LinkMeasured, NodeMeasured, KeptWarm, Prepared, Beat, Stacks, Profiled)
+LIMITED = [kind for kind, cost in COSTS.items() if cost.at_once is not None]
+FLOODS = (*LIMITED, Inspected, Dialled, LinkMeasured, NodeMeasured, KeptWarm, Prepared, Beat, Stacks, Profiled)
 
 
 @pytest.mark.parametrize("kind", FLOODS, ids=lambda kind: kind.__name__)

@@ -18,15 +18,15 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_type_hints
 
+from worker_entry.protocol.costs import COSTS, FRAME_LIMIT, cost_of
 from worker_entry.protocol.field_limits import FLOAT_LIMIT, LARGEST, Limit
-from worker_entry.protocol.frame_limits import FRAME_LIMIT, FRAME_LIMITS
 from worker_entry.protocol.frozen import fields_of, is_frozen, required
 from worker_entry.protocol.messages import Message, ToController
 from worker_entry.protocol.orders import ToAgent
 
 MARKER = b"\x1edistlaunch agent\x1e\n"
 
-HEADER_LIMIT = max(FRAME_LIMITS.values())
+HEADER_LIMIT = max(cost.header for cost in COSTS.values())
 """Maximum length of any header in bytes."""
 _BEGINNING = re.compile(rb'\{"type": ?"([A-Za-z]{1,32})"')
 _BEGINNING_LENGTH = 48
@@ -111,7 +111,7 @@ class Decoder:
         """Raises ProtocolError if the header is too long for its type."""
         begins = _BEGINNING.match(self._header, 0, _BEGINNING_LENGTH)
         kind = self._kinds.get(begins[1].decode()) if begins is not None else None
-        limit = FRAME_LIMITS.get(kind, FRAME_LIMIT) if kind is not None else FRAME_LIMIT
+        limit = cost_of(kind).header if kind is not None else FRAME_LIMIT
         if length > limit:
             what = kind.__name__ if kind is not None else "unknown type"
             raise ProtocolError(f"a header of more than {limit} bytes ({what})")

@@ -18,7 +18,7 @@ from launcher.transports.incoming import UNREAD_BYTES, UNREAD_MESSAGES, Inbox, P
 from launcher.transports.local import LocalTransport
 from launcher.transports.log_mirror import LogMirror
 from tests.harness.witness import wait_until
-from worker_entry.protocol.frame_limits import ALLOWANCES
+from worker_entry.protocol.costs import COSTS
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import (
     Broken,
@@ -42,7 +42,7 @@ from worker_entry.protocol.values import Activity, Problem, TaskExit, TaskStatus
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 NODES = {"honest": [W0], "hostile": [W1]}
-NOTES = ALLOWANCES[Noted].at_once
+NOTES = COSTS[Noted].at_once or 0
 READY = Ready(VERSION, 1, "x", "3.11.0", "/usr/bin/python3", 0.0, 2, [], None)
 
 

@@ -16,8 +16,8 @@ from launcher.tasks import TaskId
 from tests.harness.builders.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
 from worker_entry.agent.tasks.status_reader import STATUS_LIMIT, StatusFiles
 from worker_entry.keras_patches.digests import LONGEST_NAME, SEEN_S, SHARE, Rhythm, _find_stride, _grouped
+from worker_entry.protocol.costs import COSTS
 from worker_entry.protocol.file_names import AttemptFiles
-from worker_entry.protocol.frame_limits import FRAME_LIMITS
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.messages import Status
 from worker_entry.protocol.values import MOST_PARTS, ModelDigest, TaskStatus
@@ -183,4 +183,4 @@ def test_the_largest_model_digest_fits_into_a_status_file_and_a_frame(tmp_path: 
     assert status is not None
     assert status.model == largest
     assert Path(files.status("worker:0")).stat().st_size < STATUS_LIMIT
-    assert len(encode(Status("worker:0", TaskStatus("x", 0.0, model=largest)))) < FRAME_LIMITS[Status]
+    assert len(encode(Status("worker:0", TaskStatus("x", 0.0, model=largest)))) < COSTS[Status].header

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker_entry.protocol.collection import FileRead
+from worker_entry.protocol.costs import FRAME_LIMIT, cost_of
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
     FLOAT_LIMIT,
@@ -26,7 +27,6 @@ from worker_entry.protocol.field_limits import (
     Text,
     Within,
 )
-from worker_entry.protocol.frame_limits import FRAME_LIMIT, FRAME_LIMITS
 from worker_entry.protocol.framing import HEADER_LIMIT, Decoder, ProtocolError, encode, hints, marked, parse
 from worker_entry.protocol.messages import Exited, Log, Message, Noted, ToController
 from worker_entry.protocol.orders import Beat, Goodbye, Input, Piece, Start, ToAgent
@@ -348,7 +348,7 @@ def test_a_long_frame_header_below_the_limit_is_accepted() -> None:
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
 def test_a_header_too_long_for_its_message_type_is_rejected_early(kind: type[Any]) -> None:
-    limit = FRAME_LIMITS.get(kind, FRAME_LIMIT)
+    limit = cost_of(kind).header
     begins = b'{"type":"%s",' % kind.__name__.encode()
     decoder = Decoder()
     assert list(decoder.feed(begins.ljust(limit))) == []
