@@ -50,7 +50,7 @@ class DistlaunchError(Exception):
 
 
 class SpecError(DistlaunchError):
-    """The spec has mistakes; `evidence` has a line for each. Nothing was started."""
+    """The spec has errors; `evidence` has a line for each. Nothing was started."""
 
     reference = "spec"
     exit_status = EXIT_USAGE

@@ -9,7 +9,7 @@ DAY_S = 86_400
 EXACT_S = 100.0
 """Durations below this are shown with tenths of seconds."""
 SHOWN_LIMIT = 20
-"""The most lines of a list, such as that of mistakes: users correct the first ones first."""
+"""The most lines of a list, such as that of errors: users correct the first ones first."""
 
 
 def count_of(count: int, noun: str, plural: str | None = None) -> str:
@@ -17,9 +17,9 @@ def count_of(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-def name_mistakes(count: int) -> str:
-    """`a mistake`, `1,200 mistakes`."""
-    return "a mistake" if count == 1 else count_of(count, "mistake")
+def name_errors(count: int) -> str:
+    """`an error`, `1,200 errors`."""
+    return "an error" if count == 1 else count_of(count, "error")
 
 
 def shorten(lines: Sequence[str], before: str = "") -> list[str]:

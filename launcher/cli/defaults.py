@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from launcher.spec.yaml_positions import Marks, Mistake
+    from launcher.spec.yaml_positions import Marks, PlacedError
 
 FILE = "DISTLAUNCH_CONFIG"
 """The variable that names another file, such as /dev/null."""
@@ -55,7 +55,7 @@ def read_defaults(group: click.Group, environ: Mapping[str, str]) -> Defaults:
     A top-level key is an option of each command that has it, or a command with options of its own.
 
     Raises:
-        UsageError: the file cannot be read, another user could have written it, or it has mistakes.
+        UsageError: the file cannot be read, another user could have written it, or it has errors.
     """
     path = find_file(environ)
     if path is None or not (environ.get(FILE) or os.path.lexists(path)):
@@ -64,15 +64,15 @@ def read_defaults(group: click.Group, environ: Mapping[str, str]) -> Defaults:
     if not data.strip():
         return Defaults(path)
     from launcher.errors import UsageError
-    from launcher.spec.yaml_positions import MistakesError, parse_yaml
-    from launcher.wording import name_mistakes
+    from launcher.spec.yaml_positions import InvalidFileError, parse_yaml
+    from launcher.wording import name_errors
 
     try:
-        values, marks, mistakes = parse_yaml(data, empty={})
-        reader = _Reader(group, marks, mistakes)
+        values, marks, errors = parse_yaml(data, empty={})
+        reader = _Reader(group, marks, errors)
         reader.read(values)
-    except MistakesError as error:
-        count, lines = name_mistakes(len(error.mistakes)), error.render(str(path))
+    except InvalidFileError as error:
+        count, lines = name_errors(len(error.errors)), error.render(str(path))
         raise UsageError(f"the file of defaults has {count}; nothing was started", evidence=lines) from None
     return Defaults(path, reader.values, reader.lines)
 
@@ -92,29 +92,29 @@ def _read(path: Path) -> bytes:
 
 
 class _Reader:
-    """Turns the file's values into click's `default_map`; adds what is wrong with them to `mistakes`."""
+    """Turns the file's values into click's `default_map`; adds what is wrong with them to `errors`."""
 
-    def __init__(self, group: click.Group, marks: Marks, mistakes: list[Mistake]) -> None:
+    def __init__(self, group: click.Group, marks: Marks, errors: list[PlacedError]) -> None:
         self.values: dict[str, Any] = {}
         self.lines: dict[tuple[str, str], int] = {}
         self._options = {path: options_of(command) for path, command in walk(group)}
         self._marks = marks
-        self._mistakes = mistakes
+        self._errors = errors
 
     def read(self, values: Any) -> None:
         """Reads the whole file.
 
         Raises:
-            MistakesError: it has mistakes.
+            InvalidFileError: it has errors.
         """
-        from launcher.spec.yaml_positions import MistakesError
+        from launcher.spec.yaml_positions import InvalidFileError
 
         if isinstance(values, dict):
             self._read_all(values)
         else:
             self._refuse((), "expected options and commands, like `up: {no-live: true}`")
-        if self._mistakes:
-            raise MistakesError(self._mistakes)
+        if self._errors:
+            raise InvalidFileError(self._errors)
 
     def _read_all(self, values: Mapping[str, Any]) -> None:
         of_commands = {name: value for name, value in values.items() if isinstance(value, dict)}
@@ -157,9 +157,9 @@ class _Reader:
             self.lines[path, name] = self._marks.find(place, key=True).line
 
     def _refuse(self, place: tuple[str, ...], message: str, *, key: bool = False) -> None:
-        from launcher.spec.yaml_positions import Mistake
+        from launcher.spec.yaml_positions import PlacedError
 
-        self._mistakes.append(Mistake(self._marks.find(place, key=key), place, message))
+        self._errors.append(PlacedError(self._marks.find(place, key=key), place, message))
 
     @staticmethod
     def _suggest(name: str, known: Iterable[str]) -> str:

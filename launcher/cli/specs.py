@@ -57,7 +57,7 @@ def check(
 ) -> int:
     """Check a spec, or hosts, without starting anything.
 
-    Shows every mistake in the file with its line and the correction. Then checks each node: interpreter, versions,
+    Shows every error in the file with its line and the correction. Then checks each node: interpreter, versions,
     GPUs, disk, clock, program. Each node also connects to the address of every task, including its own tasks. `up`
     does the same before it starts the cluster.
 

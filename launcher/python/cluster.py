@@ -48,7 +48,7 @@ class Cluster:
         checks: whether to check the nodes before the start, as `distlaunch up` does.
 
     Raises:
-        SpecError: the spec file has mistakes.
+        SpecError: the spec file has errors.
 
     >>> spec = local_spec(command=["sh", "-c", "echo I am $DISTLAUNCH_TASK"], workers=2)
     >>> with Cluster(spec) as cluster:

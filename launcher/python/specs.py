@@ -24,7 +24,7 @@ def load_spec(path: str | os.PathLike[str], *, settings: Sequence[str] = ()) -> 
         settings: overrides of fields, like `restart.max_restarts=3`.
 
     Raises:
-        SpecError: the file cannot be read, or has mistakes; the error lists all mistakes with their lines.
+        SpecError: the file cannot be read, or has errors; the error lists all errors with their lines.
         UsageError: a setting is wrong.
 
     >>> spec = load_spec("cluster.yaml", settings=["restart.max_restarts=3"])

@@ -14,7 +14,7 @@ from launcher.spec.models import ClusterSpec
 from worker_entry.protocol.frozen import dataclass
 
 LIMIT = 100_000
-"""The most hosts in a list; more hosts are a mistake."""
+"""The most hosts in a list; more hosts are an error."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 

@@ -69,7 +69,7 @@ def find_nodes(
     try:
         return take_nodes(spec, answer)
     except NodeListError as error:
-        lines = [hide_text(line) for line in error.mistakes[:SHOWN_LIMIT]]
+        lines = [hide_text(line) for line in error.errors[:SHOWN_LIMIT]]
     raise NodeCommandError(f"the nodes that `{shown}` names cannot be used", evidence=lines)
 
 
@@ -122,7 +122,7 @@ def place_nodes(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], source: s
     try:
         return take_fields(spec, nodes)
     except NodeListError as error:
-        raise UsageError(f"{source} does not fit the spec", evidence=error.mistakes) from None
+        raise UsageError(f"{source} does not fit the spec", evidence=error.errors) from None
 
 
 def find_nodes_first(spec: ClusterSpec) -> ClusterSpec:

@@ -9,15 +9,15 @@ from typing import Any
 from pydantic_core import PydanticCustomError, ValidationError
 
 from launcher.errors import UsageError
+from launcher.spec.explain import explain_option, refuse_options
 from launcher.spec.fields import PortRange, check_collected
 from launcher.spec.hosts import Host, HostError, parse_hosts, parse_lines
-from launcher.spec.mistakes import explain_option, refuse_options
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL, SLURM, NodeSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.strategies import RULES, Framework, find_role_problem
 from launcher.tasks import TaskType
-from launcher.wording import count_of, name_mistakes, shorten
+from launcher.wording import count_of, name_errors, shorten
 from worker_entry.protocol.strategy_names import StrategyName
 
 WORKERS_PER_CORE = 4
@@ -151,10 +151,10 @@ def read_hosts(hosts: Sequence[str], hostfile: Path | None) -> tuple[str, list[H
         raise UsageError(f"the host file {hostfile} is not UTF-8", hint="is it a host file?") from None
     if len(text) > HOSTFILE_LIMIT:
         raise UsageError(f"the host file {hostfile} is larger than {HOSTFILE_LIMIT >> 20} MiB")
-    found, mistakes = parse_lines(text)
-    if mistakes:
-        count = name_mistakes(len(mistakes))
-        raise UsageError(f"the host file {hostfile} has {count}", evidence=shorten(mistakes))
+    found, errors = parse_lines(text)
+    if errors:
+        count = name_errors(len(errors))
+        raise UsageError(f"the host file {hostfile} has {count}", evidence=shorten(errors))
     if not found:
         raise UsageError(f"the host file {hostfile} names no host", hint="write one per line, like `gpu-a slots=2`")
     return f"--hostfile {hostfile}", found

@@ -68,7 +68,7 @@ def parse_lines(text: str) -> tuple[list[Host], list[str]]:
 
     Ignores `max_slots=`, empty lines and comments.
     """
-    hosts, mistakes = [], []
+    hosts, errors = [], []
     for number, line in enumerate(text.splitlines(), 1):
         words = re.sub(r"\s*=\s*", "=", re.sub(r"(^|\s)#.*", "", line)).split()
         if not words:
@@ -76,8 +76,8 @@ def parse_lines(text: str) -> tuple[list[Host], list[str]]:
         try:
             hosts.append(_read_line(words))
         except HostError as error:
-            mistakes.append(f"line {number}: {error}")
-    return _merge(hosts), mistakes
+            errors.append(f"line {number}: {error}")
+    return _merge(hosts), errors
 
 
 def _read_line(words: Sequence[str]) -> Host:

@@ -1,4 +1,4 @@
-"""Reads a cluster spec from YAML, and reports all mistakes at once, each with its line and column.
+"""Reads a cluster spec from YAML, and reports all errors at once, each with its line and column.
 
 Scalars arrive as the text in the file (see `yaml_positions`); the models' types define what they mean.
 """
@@ -13,10 +13,10 @@ from pydantic_core import ValidationError
 
 from launcher.errors import SpecError
 from launcher.spec.contradictions import Path
-from launcher.spec.mistakes import find_problems
+from launcher.spec.explain import find_errors
 from launcher.spec.models import ClusterSpec
-from launcher.spec.yaml_positions import SIZE_LIMIT, Mark, Marks, Mistake, MistakesError, parse_yaml
-from launcher.wording import name_mistakes
+from launcher.spec.yaml_positions import SIZE_LIMIT, InvalidFileError, Mark, Marks, PlacedError, parse_yaml
+from launcher.wording import name_errors
 
 
 def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> ClusterSpec:
@@ -27,7 +27,7 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
         environ: if given, must have every variable that the spec takes from the environment.
 
     Raises:
-        SpecError: the file cannot be read, or has mistakes.
+        SpecError: the file cannot be read, or has errors.
     """
     try:
         with path.open("rb") as file:
@@ -36,8 +36,8 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
         raise SpecError(f"cannot read the spec {path}: {error.strerror}", hint="check the path") from None
     try:
         return parse_spec(data, environ)
-    except MistakesError as error:
-        count, lines = name_mistakes(len(error.mistakes)), error.render(str(path))
+    except InvalidFileError as error:
+        count, lines = name_errors(len(error.errors)), error.render(str(path))
         raise SpecError(f"the spec has {count}; nothing was started", evidence=lines) from None
 
 
@@ -45,28 +45,28 @@ def parse_spec(data: bytes, environ: Mapping[str, str] | None = None) -> Cluster
     """Parses and checks the bytes of a spec file.
 
     Raises:
-        MistakesError: the file has mistakes; `load_spec` renders them.
+        InvalidFileError: the file has errors; `load_spec` renders them.
     """
-    values, marks, mistakes = parse_yaml(data)
+    values, marks, errors = parse_yaml(data)
     if not isinstance(values, dict):
         what = "a list" if isinstance(values, list) else "a single value"
-        raise MistakesError(
-            [*mistakes, Mistake(Mark(1, 1), (), f"expected fields like `nodes:` at the top, got {what}")]
+        raise InvalidFileError(
+            [*errors, PlacedError(Mark(1, 1), (), f"expected fields like `nodes:` at the top, got {what}")]
         )
     try:
         spec = ClusterSpec.model_validate(values)
     except ValidationError as error:
-        mistakes += _mistakes(error, marks)
-        mistakes += _find_other_contradictions(error, values, marks)
+        errors += _errors(error, marks)
+        errors += _find_other_contradictions(error, values, marks)
     if environ is not None:
-        reported = {mistake.path for mistake in mistakes}
-        mistakes += [
-            Mistake(marks.find(place), place, f"{name} is not set in this environment; export it first")
+        reported = {error.path for error in errors}
+        errors += [
+            PlacedError(marks.find(place), place, f"{name} is not set in this environment; export it first")
             for place, name in _find_variables(values)
             if place not in reported and isinstance(name, str) and name not in environ
         ]
-    if mistakes:
-        raise MistakesError(mistakes)
+    if errors:
+        raise InvalidFileError(errors)
     return spec
 
 
@@ -78,17 +78,17 @@ def _find_variables(values: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
         yield ("notify", "webhook_from"), notify.get("webhook_from")
 
 
-def _mistakes(error: ValidationError, marks: Marks) -> Iterator[Mistake]:
-    for problem in find_problems(error):
+def _errors(error: ValidationError, marks: Marks) -> Iterator[PlacedError]:
+    for problem in find_errors(error):
         around = problem.path[:-1] if problem.is_missing else problem.path
-        yield Mistake(marks.find(around, key=problem.is_key), problem.path, problem.message)
+        yield PlacedError(marks.find(around, key=problem.is_key), problem.path, problem.message)
 
 
-def _find_other_contradictions(error: ValidationError, values: Any, marks: Marks) -> list[Mistake]:
-    """Finds contradictions between fields without mistakes; none if they may depend on a field with a mistake."""
+def _find_other_contradictions(error: ValidationError, values: Any, marks: Marks) -> list[PlacedError]:
+    """Finds contradictions between fields without errors; none if they may depend on a field with an error."""
     if any(not detail["loc"] for detail in error.errors()):  # these errors are the contradictions
         return []
-    paths = [problem.path for problem in find_problems(error)]
+    paths = [problem.path for problem in find_errors(error)]
     nodes = values["nodes"] if isinstance(values.get("nodes"), list) else []
     for path in paths:
         if path[0] == "nodes" and (not nodes or len(path) < 3 or path[2] in ("host", "tasks")):
@@ -102,5 +102,5 @@ def _find_other_contradictions(error: ValidationError, values: Any, marks: Marks
     try:
         ClusterSpec.model_validate(rest)
     except ValidationError as second:
-        return [*_mistakes(second, marks)]
+        return [*_errors(second, marks)]
     return []

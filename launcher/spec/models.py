@@ -156,10 +156,10 @@ class ClusterSpec(Model):
 
     @model_validator(mode="after")
     def _has_no_contradictions(self) -> ClusterSpec:
-        problems = [*find_contradictions(self)]
-        if problems:
-            text = "; ".join(f"{render_path(path)}: {message}" for path, message in problems)
-            raise PydanticCustomError("contradictions", "{text}", {"text": text, "problems": problems})
+        errors = [*find_contradictions(self)]
+        if errors:
+            text = "; ".join(f"{render_path(path)}: {message}" for path, message in errors)
+            raise PydanticCustomError("contradictions", "{text}", {"text": text, "errors": errors})
         return self
 
     @property

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic_core import ValidationError
 
+from launcher.spec.explain import explain_fields
 from launcher.spec.hosts import HostError, parse_host, parse_lines
-from launcher.spec.mistakes import explain_fields
 from launcher.spec.models import ClusterSpec
 
 _ANSIBLE_SSH = {
@@ -29,11 +29,11 @@ _BRACKETED = re.compile(r"\[[0-9A-Fa-f]*:")
 
 
 class NodeListError(ValueError):
-    """The text is not a list of nodes; `mistakes` says why."""
+    """The text is not a list of nodes; `errors` says why."""
 
-    def __init__(self, *mistakes: str) -> None:
-        super().__init__("; ".join(mistakes))
-        self.mistakes = mistakes
+    def __init__(self, *errors: str) -> None:
+        super().__init__("; ".join(errors))
+        self.errors = errors
 
 
 def parse_node_list(data: bytes) -> list[Mapping[str, Any]]:
@@ -77,9 +77,9 @@ def take_fields(spec: ClusterSpec, nodes: Iterable[Mapping[str, Any]]) -> Cluste
 
 
 def _read_lines(text: str) -> list[Mapping[str, Any]]:
-    hosts, mistakes = parse_lines(text)
-    if mistakes:
-        raise NodeListError(*mistakes)
+    hosts, errors = parse_lines(text)
+    if errors:
+        raise NodeListError(*errors)
     return [host.fields() for host in hosts]
 
 

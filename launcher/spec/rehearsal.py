@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic_core import ValidationError
 
 from launcher.errors import UsageError
-from launcher.spec.mistakes import explain_option, refuse_options
+from launcher.spec.explain import explain_option, refuse_options
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.parts import SlurmSpec, SshSpec

@@ -15,8 +15,8 @@ from pydantic_core import ValidationError
 from launcher.errors import UsageError
 from launcher.spec.command_line import check_text
 from launcher.spec.contradictions import Path, render_path
+from launcher.spec.explain import FieldError, find_errors, refuse_options
 from launcher.spec.field_options import FieldOption
-from launcher.spec.mistakes import Problem, find_problems, refuse_options
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.wording import count_of
@@ -90,7 +90,7 @@ def set_fields(spec: ClusterSpec, given: Sequence[str | Setting], *, defaults: S
     try:
         return ClusterSpec.model_validate(values)
     except ValidationError as error:
-        raise refuse_options([_explain(problem, settings) for problem in find_problems(error)]) from None
+        raise refuse_options([_explain(problem, settings) for problem in find_errors(error)]) from None
 
 
 def _find_paths(model: type[BaseModel], above: Path = ()) -> Iterator[tuple[FieldOption, Path]]:
@@ -109,14 +109,14 @@ def _parse_value(text: str, option: str) -> Any:
         return text.strip()
     if text.lstrip().startswith("#"):
         raise UsageError(f"{option}: `#` begins a comment in YAML; quote the value for YAML, too: '\"#…\"'")
-    from launcher.spec.yaml_positions import MistakesError, parse_yaml  # slower to import than everything else here
+    from launcher.spec.yaml_positions import InvalidFileError, parse_yaml  # slower to import than everything else here
 
     try:
-        value, _, mistakes = parse_yaml(text.encode())
-    except MistakesError as error:
-        mistakes = error.mistakes
-    if mistakes:
-        raise refuse_options([f"{option}: {mistake.message}" for mistake in mistakes])
+        value, _, errors = parse_yaml(text.encode())
+    except InvalidFileError as error:
+        errors = error.errors
+    if errors:
+        raise refuse_options([f"{option}: {error.message}" for error in errors])
     return value
 
 
@@ -153,7 +153,7 @@ def _put(values: Any, setting: Setting) -> None:
             values = values[part]
 
 
-def _explain(problem: Problem, settings: Sequence[Setting]) -> str:
+def _explain(problem: FieldError, settings: Sequence[Setting]) -> str:
     """Renders the problem with the option whose path is nearest; only fields that an option sets can be invalid."""
     nearest = max(reversed(settings), key=lambda setting: _count_common(setting.path, problem.path))
     if problem.path == nearest.path:

@@ -9,7 +9,7 @@ from pydantic_core import ValidationError
 
 from launcher.errors import UsageError
 from launcher.spec.command_line import check_text
-from launcher.spec.mistakes import find_problems, refuse_options
+from launcher.spec.explain import find_errors, refuse_options
 from launcher.spec.models import ClusterSpec
 
 
@@ -48,7 +48,7 @@ def set_variables(spec: ClusterSpec, texts: Sequence[str], environ: Mapping[str,
         ).changed(env={**_without(spec.env, given), **values}, env_from=env_from)
     except ValidationError as error:
         lines = []
-        for problem in find_problems(error):
+        for problem in find_errors(error):
             part = problem.path[-1]
             lines.append(f"-e {part if isinstance(part, str) else env_from[part]}: {problem.message}")
         raise refuse_options(lines) from None

@@ -1,7 +1,7 @@
 """Parses YAML into plain values, and records the position of each value in the file.
 
 Scalars stay the text in the file, which avoids YAML's guesses (`no` is false, `1:30` is ninety). Merge keys (`<<`) and
-tags are mistakes.
+tags are errors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """One mistake in a spec file."""
+class PlacedError:
+    """One error in a spec file."""
 
     mark: Mark
     path: Path
@@ -51,18 +51,16 @@ def _shorten(name: str) -> str:
     return name if len(name) <= FIELD_LIMIT else f"{name[:FIELD_LIMIT]}…"
 
 
-class MistakesError(Exception):
-    """The file has these mistakes."""
+class InvalidFileError(Exception):
+    """The file has these errors."""
 
-    def __init__(self, mistakes: list[Mistake]) -> None:
-        super().__init__(mistakes)
-        self.mistakes = mistakes
+    def __init__(self, errors: list[PlacedError]) -> None:
+        super().__init__(errors)
+        self.errors = errors
 
     def render(self, file: str) -> list[str]:
-        """The first mistakes in the order of the file, a line each."""
-        return shorten(
-            [mistake.render(file) for mistake in sorted(self.mistakes, key=lambda mistake: mistake.mark)], f"{file}: "
-        )
+        """The first errors in the order of the file, a line each."""
+        return shorten([error.render(file) for error in sorted(self.errors, key=lambda error: error.mark)], f"{file}: ")
 
 
 class Marks:
@@ -82,15 +80,15 @@ class Marks:
         return Mark(1, 1)
 
 
-def parse_yaml(data: bytes, *, empty: Any = None) -> tuple[Any, Marks, list[Mistake]]:
-    """Returns the file's values as dicts, lists and text, their positions, and mistakes that do not hide others.
+def parse_yaml(data: bytes, *, empty: Any = None) -> tuple[Any, Marks, list[PlacedError]]:
+    """Returns the file's values as dicts, lists and text, their positions, and errors that do not hide others.
 
     Args:
         data: the file.
-        empty: the values of an empty file; None: it is a mistake.
+        empty: the values of an empty file; None: it is an error.
 
     Raises:
-        MistakesError: because of a mistake, the rest of the file cannot be read.
+        InvalidFileError: because of an error, the rest of the file cannot be read.
     """
     if len(data) > SIZE_LIMIT:
         raise _only(Mark(1, 1), f"the file is larger than {SIZE_LIMIT >> 10} KiB; is it a spec?")
@@ -106,7 +104,7 @@ def parse_yaml(data: bytes, *, empty: Any = None) -> tuple[Any, Marks, list[Mist
         root = yaml.compose(text, Loader=yaml.BaseLoader)
         values = empty if root is None else reader.read(root, (), ())
     except yaml.MarkedYAMLError as error:
-        raise MistakesError([_syntax_mistake(error)]) from None
+        raise InvalidFileError([_syntax_error(error)]) from None
     except yaml.reader.ReaderError as error:
         message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML; remove it"
         raise _only(_mark_at(text, error.position), message) from None
@@ -118,12 +116,12 @@ def parse_yaml(data: bytes, *, empty: Any = None) -> tuple[Any, Marks, list[Mist
         raise _only(_mark_at(text, place.start() if place else 0), message) from None
     if values is None:
         raise _only(Mark(1, 1), "the file is empty; a spec needs at least `nodes: [{host: local}]`")
-    return values, reader.marks, reader.mistakes
+    return values, reader.marks, reader.errors
 
 
-def _only(mark: Mark, message: str) -> MistakesError:
+def _only(mark: Mark, message: str) -> InvalidFileError:
     """The error for a file that cannot be read further."""
-    return MistakesError([Mistake(mark, (), message)])
+    return InvalidFileError([PlacedError(mark, (), message)])
 
 
 def _mark_at(text: str, position: int) -> Mark:
@@ -152,7 +150,7 @@ _SYNTAX = (
 """PyYAML's messages (as regular expressions), and ours."""
 
 
-def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
+def _syntax_error(error: yaml.MarkedYAMLError) -> PlacedError:
     mark = error.problem_mark or error.context_mark
     problem = error.problem or error.context or "not YAML"
     if "end of stream" in problem and error.context_mark is not None:
@@ -161,8 +159,8 @@ def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
     for pattern, message in _SYNTAX:
         match = re.search(pattern, problem)
         if match is not None:
-            return Mistake(place, (), match.expand(message))
-    return Mistake(place, (), f"not YAML: {problem}{f' ({error.context})' if error.context else ''}")
+            return PlacedError(place, (), match.expand(message))
+    return PlacedError(place, (), f"not YAML: {problem}{f' ({error.context})' if error.context else ''}")
 
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
@@ -174,7 +172,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.marks = Marks()
-        self.mistakes: list[Mistake] = []
+        self.errors: list[PlacedError] = []
         self._count = 0
 
     def read(self, node: yaml.Node, path: Path, around: tuple[yaml.Node, ...]) -> Any:
@@ -182,13 +180,13 @@ class _Reader:
         self.marks.values[path] = mark
         self._count += 1
         if node in around:  # a node is equal only to itself
-            raise MistakesError([Mistake(mark, path, "the anchor contains itself; write the value out")])
+            raise InvalidFileError([PlacedError(mark, path, "the anchor contains itself; write the value out")])
         if self._count > VALUES_LIMIT:
             message = f"more than {VALUES_LIMIT} values with aliases (*name) expanded; use fewer aliases"
-            raise MistakesError([Mistake(mark, path, message)])
+            raise InvalidFileError([PlacedError(mark, path, message)])
         if node.tag not in _PLAIN_TAGS:
             shown = node.tag.replace("tag:yaml.org,2002:", "!!")
-            self.mistakes.append(Mistake(mark, path, f"the tag {shown} has no meaning in a spec; remove it"))
+            self.errors.append(PlacedError(mark, path, f"the tag {shown} has no meaning in a spec; remove it"))
         if isinstance(node, yaml.MappingNode):
             return self._read_mapping(node, path, (*around, node))
         if isinstance(node, yaml.SequenceNode):
@@ -203,7 +201,7 @@ class _Reader:
             return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
         except UnicodeDecodeError:
             message = r"an escape like \ud800 is half a character; write the character itself"
-            self.mistakes.append(Mistake(_mark(node), path, message))
+            self.errors.append(PlacedError(_mark(node), path, message))
             return _SURROGATE.sub("x", text)
 
     def _read_mapping(self, node: yaml.Node, path: Path, around: tuple[yaml.Node, ...]) -> dict[str, Any]:
@@ -211,17 +209,17 @@ class _Reader:
         for key_node, value_node in node.value:
             mark = _mark(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
-                self.mistakes.append(Mistake(mark, path, "a field's name must be a word; write `name: value`"))
+                self.errors.append(PlacedError(mark, path, "a field's name must be a word; write `name: value`"))
                 continue
             key = self._read_text(key_node, path)
             child = (*path, key)
             if key in values:
                 first = self.marks.keys[child].line
-                self.mistakes.append(Mistake(mark, child, f"is given twice, first on line {first}; remove one"))
+                self.errors.append(PlacedError(mark, child, f"is given twice, first on line {first}; remove one"))
                 continue
             if key == "<<":
                 message = "merge keys are not supported; write the fields out, or use an alias for a whole value"
-                self.mistakes.append(Mistake(mark, child, message))
+                self.errors.append(PlacedError(mark, child, message))
                 continue
             self.marks.keys[child] = mark
             values[key] = self.read(value_node, child, around)

@@ -74,7 +74,7 @@ def find_targets(spec: ClusterSpec) -> Targets:
 def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
     """For each node without an address in the spec, the address at which its connector reaches it, by host.
 
-    They are not merged into the spec, where one address for two hosts is a mistake; for SSH it is not.
+    They are not merged into the spec, where one address for two hosts is an error; for SSH it is not.
     """
     reached = {}
     for node in spec.nodes:

@@ -70,7 +70,7 @@ class TestSpec:
     def test_the_spec_schema_rejects_values_that_the_reader_rejects(self, in_process: Distlaunch) -> None:
         schema = published(in_process)
 
-        mistakes: list[dict[str, Any]] = [
+        errors: list[dict[str, Any]] = [
             {"nodes": []},
             {"nodes": {"from": {"command": []}}},
             {"nodes": {"from": {}}},
@@ -98,7 +98,7 @@ class TestSpec:
             {"working_directory": None},
             {"nodes": [{"host": "local", "port": None}]},
         ]
-        for wrong in mistakes:
+        for wrong in errors:
             assert not accepts(schema, {"nodes": [{"host": "local"}], **wrong}), wrong
 
     def test_the_spec_schema_describes_every_node_field(self, in_process: Distlaunch) -> None:

@@ -379,16 +379,16 @@ def _check_hostile_tip(browser: Browser) -> None:
 def test_content_that_the_policy_does_not_admit_is_neither_run_nor_fetched(
     browser: Browser, runs: Mapping[str, Run], tmp_path: Path
 ) -> None:
-    """Even if a mistake lets markup through."""
+    """Even if an error lets markup through."""
     path = tmp_path / "page.html"
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         address = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        mistake = (
+        error = (
             f'<script>window.ran = 1</script><img src="{address}" onerror="window.ran = 2"><b id="after">x</b>'
             f'<link rel="stylesheet" href="{address}"><script src="{address}"></script><b onclick="ran = 3">y</b>'
         )
-        path.write_text(runs["failed"].page.read_text().replace("<footer>", f"{mistake}<footer>"))
+        path.write_text(runs["failed"].page.read_text().replace("<footer>", f"{error}<footer>"))
         browser.open(path)
         browser.run("document.querySelector('b[onclick]').click()")
         assert browser.text("#after") == "x"

@@ -23,8 +23,8 @@ from launcher.report.models import AttemptReport, TaskReport
 from launcher.report.notification import MESSAGE_LIMIT, Notification, Notifications, make_payload, make_variables
 from launcher.report.run_events import AttemptEnded, Ended, Record, RunEvent, State
 from launcher.report.status_report import RunStatus
+from launcher.spec.explain import explain_fields
 from launcher.spec.loading import load_spec
-from launcher.spec.mistakes import explain_fields
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import NotifySpec
 from launcher.verdict.models import Verdict

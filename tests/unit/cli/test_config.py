@@ -123,7 +123,7 @@ class TestErrors:
     ) -> None:
         path = write(folder, f"{text}\n")
         error = refused(folder, "ls")
-        assert error.startswith("Error: the file of defaults has a mistake; nothing was started [usage]\n")
+        assert error.startswith("Error: the file of defaults has an error; nothing was started [usage]\n")
         assert f"  {path}:{message}" in error
 
     def test_a_file_of_defaults_that_other_users_can_write_is_rejected(self, folder: Path) -> None:

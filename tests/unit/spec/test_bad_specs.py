@@ -1,4 +1,4 @@
-"""Every file in `bad_specs/` has one mistake, and states the message that distlaunch must print about it.
+"""Every file in `bad_specs/` has one error, and states the message that distlaunch must print about it.
 
 The message is in a comment at the top of the file, `# expect: LINE:COLUMN field: message`, or, if the file cannot hold
 a comment, in a `.txt` file next to it.
@@ -37,7 +37,7 @@ def test_each_bad_spec_has_the_expected_error_with_position_and_hint(file: Path)
         load_spec(file, ENVIRONMENT)
 
     assert caught.value.evidence == (f"{file}:{expected(file)}",)
-    assert caught.value.message == "the spec has a mistake; nothing was started"
+    assert caught.value.message == "the spec has an error; nothing was started"
 
 
 def test_every_expected_message_belongs_to_a_bad_spec() -> None:
@@ -68,7 +68,7 @@ def test_commands_print_a_spec_error_on_stderr_and_start_nothing(
 
     assert ran.status == 2
     assert ran.stdout == ""
-    assert ran.stderr == f"Error: the spec has a mistake; nothing was started [spec]\n  {file}:{expected(file)}\n"
+    assert ran.stderr == f"Error: the spec has an error; nothing was started [spec]\n  {file}:{expected(file)}\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -84,9 +84,9 @@ def test_every_host_file_format_is_parsed(text: str, hosts: list[Host]) -> None:
 
 
 def test_every_invalid_line_of_a_host_file_is_reported() -> None:
-    hosts, mistakes = parse_lines("gpu-a slots=x\ngpu-b\n\ngpu-c:2 slots=3\ngpu-d gpu-e\ngpu-f slots=0\n")
+    hosts, errors = parse_lines("gpu-a slots=x\ngpu-b\n\ngpu-c:2 slots=3\ngpu-d gpu-e\ngpu-f slots=0\n")
     assert hosts == [Host("gpu-b")]
-    assert mistakes == [
+    assert errors == [
         "line 1: expected a host, `HOST:SLOTS` or `HOST slots=N`, got 'gpu-a slots=x'",
         "line 4: gpu-c:2 gives its slots twice; keep one",
         "line 5: expected a host, `HOST:SLOTS` or `HOST slots=N`, got 'gpu-d gpu-e'",
@@ -96,9 +96,9 @@ def test_every_invalid_line_of_a_host_file_is_reported() -> None:
 
 @given(st.text())
 def test_parsing_any_host_file_yields_hosts_or_errors(text: str) -> None:
-    hosts, mistakes = parse_lines(text)
+    hosts, errors = parse_lines(text)
     assert all(host.slots > 0 for host in hosts)
-    assert len(mistakes) <= len(text.splitlines())
+    assert len(errors) <= len(text.splitlines())
 
 
 def test_slots_become_workers_and_a_port_becomes_the_ssh_port() -> None:
@@ -128,7 +128,7 @@ class TestHostFiles:
         path.write_bytes(b"\xff\xfe")
         assert self.refused(path).startswith(f"the host file {path} is not UTF-8")
         path.write_text("a b\n" * 30)
-        assert self.refused(path).startswith(f"the host file {path} has 30 mistakes line 1: expected a host")
+        assert self.refused(path).startswith(f"the host file {path} has 30 errors line 1: expected a host")
         assert self.refused(path).endswith("and 10 more")
         path.write_bytes(b"a" * (2 << 20))
         assert self.refused(path) == f"the host file {path} is larger than 1 MiB"

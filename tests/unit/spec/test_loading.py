@@ -34,7 +34,7 @@ def load(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = No
     return load_spec(file, environ)
 
 
-def mistakes(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None) -> list[str]:
+def errors(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None) -> list[str]:
     """The lines of the error, without the file's name."""
     with pytest.raises(SpecError) as caught:
         load(folder, text, environ)
@@ -144,7 +144,7 @@ class TestValidSpecs:
 
 class TestErrors:
     def test_all_spec_errors_are_reported_at_once_in_file_order(self, tmp_path: Path) -> None:
-        found = mistakes(
+        found = errors(
             tmp_path,
             """\
 name: a/b
@@ -181,7 +181,7 @@ color: blue
         ]
 
     def test_contradictions_in_a_spec_are_reported_with_other_errors(self, tmp_path: Path) -> None:
-        found = mistakes(
+        found = errors(
             tmp_path,
             """\
 nodes:
@@ -205,19 +205,19 @@ ports: low
         ]
 
     def test_a_spec_error_causes_no_misleading_second_error(self, tmp_path: Path) -> None:
-        found = mistakes(tmp_path, "nodes:\n- {host: local, tasks: {worker: two, evaluator: 1}}\n")
+        found = errors(tmp_path, "nodes:\n- {host: local, tasks: {worker: two, evaluator: 1}}\n")
 
         assert found == ["2:33 nodes[0].tasks.worker: expected a whole number, got 'two'"]
 
     def test_the_first_line_counts_the_spec_errors(self, tmp_path: Path) -> None:
-        with pytest.raises(SpecError, match=r"^the spec has a mistake; nothing was started\n"):
+        with pytest.raises(SpecError, match=r"^the spec has an error; nothing was started\n"):
             load(tmp_path, "nodes: []")
-        with pytest.raises(SpecError, match=r"^the spec has 2 mistakes; nothing was started\n"):
+        with pytest.raises(SpecError, match=r"^the spec has 2 errors; nothing was started\n"):
             load(tmp_path, "nodes: []\nnam: x")
 
     def test_only_the_first_20_of_many_spec_errors_are_shown(self, tmp_path: Path) -> None:
         text = "nodes: [{host: local}]\n" + "".join(f"field_{number}: 1\n" for number in range(2000))
-        with pytest.raises(SpecError, match=r"^the spec has 2,000 mistakes; nothing was started\n") as caught:
+        with pytest.raises(SpecError, match=r"^the spec has 2,000 errors; nothing was started\n") as caught:
             load(tmp_path, text)
         assert len(caught.value.evidence) == 21
         assert "2:1 field_0: unknown field" in caught.value.evidence[0]
@@ -226,18 +226,18 @@ ports: low
     def test_a_spec_error_about_a_long_value_is_one_short_line(self, tmp_path: Path) -> None:
         long = "x" * 100_000
         for text in (f"nodes: [{{host: '{long} '}}]", f"nodes: [{{host: local}}]\n{long}: 1", f"name: {long}"):
-            assert all(len(line) < 500 for line in mistakes(tmp_path, text))
+            assert all(len(line) < 500 for line in errors(tmp_path, text))
 
     def test_spec_errors_contain_only_printable_characters(self, tmp_path: Path) -> None:
         for text in (r'"\e[31m\n": 1', r'nodes: [{host: "\e[31m\n"}]', "!%1b%0a x", r'name: "\x9b\u202e"'):
-            assert all(line.isprintable() for line in mistakes(tmp_path, text))
+            assert all(line.isprintable() for line in errors(tmp_path, text))
 
     def test_env_from_variables_are_required_only_if_an_environment_is_given(self, tmp_path: Path) -> None:
         text = "nodes: [{host: local}]\nenv_from: [IS_NOT_SET]"
 
         assert load(tmp_path, text).env_from == ["IS_NOT_SET"]
         assert load(tmp_path, text, {"IS_NOT_SET": ""}).env_from == ["IS_NOT_SET"]
-        assert len(mistakes(tmp_path, text, {})) == 1
+        assert len(errors(tmp_path, text, {})) == 1
 
     @pytest.mark.parametrize(
         ("path", "reason"),
@@ -255,12 +255,12 @@ ports: low
         text = "nodes: [{host: local}]\n#"
 
         assert load(tmp_path, text + "#" * (SIZE_LIMIT - len(text)))
-        assert mistakes(tmp_path, text + "#" * (SIZE_LIMIT - len(text) + 1)) == [
+        assert errors(tmp_path, text + "#" * (SIZE_LIMIT - len(text) + 1)) == [
             "1:1: the file is larger than 256 KiB; is it a spec?"
         ]
 
     def test_an_endless_file_is_rejected_as_a_spec(self) -> None:
-        with pytest.raises(SpecError, match="a mistake"):
+        with pytest.raises(SpecError, match="an error"):
             load_spec(Path("/dev/zero"))
 
 

@@ -38,7 +38,7 @@ def test_options_replace_only_the_spec_values_that_they_set() -> None:
 
 
 def test_all_invalid_options_are_named_in_one_error() -> None:
-    with pytest.raises(UsageError, match=r"^the command line has 2 mistakes; nothing was started\n") as caught:
+    with pytest.raises(UsageError, match=r"^the command line has 2 errors; nothing was started\n") as caught:
         set_fields(spec_of(FAR), [set_option(KEEP_WARM, "x"), set_option(DEVICES, 65)])
     assert caught.value.evidence == (
         "--devices: expected at most 64, got '65': no machine has more GPUs to emulate",

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from launcher.plan.rendering import render_spec
-from launcher.spec.mistakes import find_problems
+from launcher.spec.explain import find_errors
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import Model, _find_metadata
 from launcher.spec.redaction import Hides, hide_command, hide_env, hide_text, hide_words
@@ -133,4 +133,4 @@ def test_an_error_in_proxy_jump_shows_no_password() -> None:
 def validate(values: Mapping[str, object]) -> str:
     with pytest.raises(ValidationError) as caught:
         ClusterSpec.model_validate(values)
-    return "\n".join(problem.message for problem in find_problems(caught.value))
+    return "\n".join(problem.message for problem in find_errors(caught.value))

@@ -21,7 +21,7 @@ def spec_of(**fields: Any) -> ClusterSpec:
     return ClusterSpec.model_validate({**NODES, **fields})
 
 
-def mistakes(error: UsageError) -> list[str]:
+def errors(error: UsageError) -> list[str]:
     return [*error.evidence] or [error.message]
 
 
@@ -85,18 +85,18 @@ class TestSet:
     def test_an_invalid_set_option_is_named_in_the_error(self, text: str, message: str) -> None:
         with pytest.raises(UsageError) as caught:
             set_fields(spec_of(), [text])
-        [line] = mistakes(caught.value)
+        [line] = errors(caught.value)
         assert line.startswith(message)
 
     def test_every_invalid_set_option_is_named_with_its_error(self) -> None:
         with pytest.raises(UsageError) as caught:
             set_fields(spec_of(), ["name=a/b", "restart.period_s=x", "ports=1-2"])
-        assert [line.partition(":")[0] for line in mistakes(caught.value)] == ["--set name", "--set restart.period_s"]
+        assert [line.partition(":")[0] for line in errors(caught.value)] == ["--set name", "--set restart.period_s"]
 
     def test_an_error_in_a_set_option_does_not_show_the_value(self) -> None:
         with pytest.raises(UsageError) as caught:
             set_fields(spec_of(), ["nodes[9].env.API_KEY=hidden"])
-        assert "hidden" not in "".join(mistakes(caught.value))
+        assert "hidden" not in "".join(errors(caught.value))
 
     @given(specs())
     def test_setting_a_field_to_its_own_value_changes_nothing(self, spec: ClusterSpec) -> None:
@@ -108,7 +108,7 @@ class TestSet:
         try:
             changed = set_fields(spec, [text])
         except UsageError as error:
-            first = mistakes(error)[0]
+            first = errors(error)[0]
             assert first.startswith(("--set", "the argument"))
         else:
             assert ClusterSpec.model_validate(changed.model_dump(exclude_unset=True)) == changed
@@ -148,7 +148,7 @@ class TestVariables:
     def test_an_invalid_env_option_is_named_without_its_value(self, text: str, message: str) -> None:
         with pytest.raises(UsageError) as caught:
             set_variables(spec_of(), [text], {"TF_CONFIG": "hidden"})
-        assert mistakes(caught.value) == [message]
+        assert errors(caught.value) == [message]
 
     def test_env_options_keep_the_command_that_lists_nodes(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": {"from": {"command": ["list"]}}})

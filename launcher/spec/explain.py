@@ -1,4 +1,4 @@
-"""Explains pydantic's errors about a spec to its user: the place, the mistake, and what to write instead."""
+"""Explains pydantic's errors about a spec to its user: the place, the error, and what to write instead."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from launcher.spec.nodes import ListedNodesSpec, NodeSpec, PodNodesSpec
 from launcher.spec.parts import NodeSourceSpec, ProgramSpec
 from launcher.spec.redaction import hide_login, hide_text
 from launcher.tasks import TASK_TYPES
-from launcher.wording import name_mistakes, shorten
+from launcher.wording import name_errors, shorten
 from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One mistake in a spec. `is_key`: the name of the field at `path` is wrong, not its value."""
+class FieldError:
+    """One error in a spec. `is_key`: the name of the field at `path` is wrong, not its value."""
 
     path: Path
     message: str
@@ -33,41 +33,41 @@ class Problem:
     is_missing: bool = False
 
 
-def find_problems(error: ValidationError) -> Iterator[Problem]:
+def find_errors(error: ValidationError) -> Iterator[FieldError]:
     """Yields every reason why pydantic rejected a spec or a part of a spec."""
     for detail in error.errors():
         if detail["type"] == "contradictions":
-            for path, message in detail["ctx"]["problems"]:
+            for path, message in detail["ctx"]["errors"]:
                 is_key = path[-1] in TASK_TYPES or path[-1] in (*OWN_VARIABLES, *TORCH_VARIABLES)
-                yield Problem(path, message, is_key=is_key)
+                yield FieldError(path, message, is_key=is_key)
             continue
         path, is_key = _place(detail)
         if detail["type"] == "missing":
-            yield Problem(path, f"is missing; add `{path[-1]}:`", is_missing=True)
+            yield FieldError(path, f"is missing; add `{path[-1]}:`", is_missing=True)
         else:
-            yield Problem(path, _explain(detail, path, is_key=is_key), is_key=is_key)
+            yield FieldError(path, _explain(detail, path, is_key=is_key), is_key=is_key)
 
 
 def explain_option(option: str, error: ValidationError) -> list[str]:
-    """A line for each problem with a spec that a command-line option describes."""
+    """A line for each error with a spec that a command-line option describes."""
     return [f"{option}: {line}" for line in explain_fields(error)]
 
 
 def explain_fields(error: ValidationError) -> list[str]:
-    """A line for each problem, with its field."""
-    return [f"{render_path(problem.path)}: {problem.message}" for problem in find_problems(error)]
+    """A line for each error, with its field."""
+    return [f"{render_path(error.path)}: {error.message}" for error in find_errors(error)]
 
 
 def refuse_options(lines: list[str]) -> UsageError:
     """The error for options that make the spec invalid."""
     if len(lines) == 1:
         return UsageError(lines[0])
-    what = f"the command line has {name_mistakes(len(lines))}; nothing was started"
+    what = f"the command line has {name_errors(len(lines))}; nothing was started"
     return UsageError(what, evidence=shorten(lines))
 
 
 def _place(detail: ErrorDetails) -> tuple[Path, bool]:
-    """The path of a mistake, and whether the key is wrong rather than the value."""
+    """The path of an error, and whether the key is wrong rather than the value."""
     path = tuple(part for part in detail["loc"] if part not in (ONE, MANY, PODS))
     if detail["type"] == "extra_forbidden":
         return path, True
