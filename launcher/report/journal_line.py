@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from worker_entry.protocol.frozen import dataclass
 
@@ -28,8 +28,7 @@ _RENAMED = {"said": "message", "stranger-refused": "connection-rejected"}
 """Kinds of events by their names in runs of format 1."""
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One event. `time`: Unix seconds. `kind`: for example `task-started`. `facts`: the line's object, unchecked."""
 
     time: float
