@@ -1,9 +1,12 @@
-"""Names of tasks, as in TensorFlow: `worker:1`."""
+"""Names of tasks, as in TensorFlow: `worker:1`; and of this machine as their node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, get_args
+
+LOCAL = "local"
+"""The `host` of this machine."""
 
 TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)

@@ -42,9 +42,8 @@ def ls(everything: bool, watch: bool, warm: bool, as_json: bool) -> int:
     `on gpu-a`: its controller is on another machine. Lists the runs in the state directory, not those started with
     `--run-dir`. Below them, lists the nodes that keep TensorFlow warm, and the memory that it takes there.
     """
-    from launcher.commands.listing import describe_no_runs, look, render_runs
-    from launcher.commands.warm import render_warm
-    from launcher.controller.leftovers import find_warm_nodes
+    from launcher.commands.listing import describe_no_runs, look, render_runs, render_warm
+    from launcher.rundir.warm_nodes import find_warm_nodes
 
     if watch:
         _watch(everything=everything, as_json=as_json)

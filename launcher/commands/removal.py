@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -12,10 +11,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher.controller.leftovers import find_left_processes
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.rundir.directory import RunDir
 from launcher.rundir.names import runs_directory
+from launcher.rundir.owner import find_left_processes
 from launcher.rundir.record import RecordedRun, last_written
 from launcher.rundir.select import find_runs, select_run
 from launcher.rundir.summary import RunSummary, summarize
@@ -128,7 +127,7 @@ def _may_train(lost: RunSummary, now: float) -> bool:
     """Whether tasks of a run without a controller may be running: on nodes that hold a lease, or on this machine."""
     files = RunDir(Path(lost.directory))
     try:
-        lease_s = float(json.loads(RecordedRun(files).spec)["timeouts"]["lease_s"])
+        lease_s = float(RecordedRun(files).spec_fields["timeouts"]["lease_s"])
     except (RunDirectoryError, ValueError, KeyError, TypeError):
         lease_s = _LEASE_S
     return now <= last_written(files) + lease_s or bool(find_left_processes(lost.run_id))

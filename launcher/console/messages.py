@@ -22,8 +22,8 @@ from launcher.gang.restarts import Restart
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.gang.watch.stalls import render_busy
-from launcher.spec.nodes import LOCAL, LOOPBACK
-from launcher.tasks import TENSORBOARD, name_tasks
+from launcher.spec.nodes import LOOPBACK
+from launcher.tasks import LOCAL, TENSORBOARD, name_tasks
 from launcher.verdict.causes import find_cause
 from launcher.verdict.stall_blame import render_stall
 from launcher.wording import count_of, render_duration

@@ -41,8 +41,7 @@ from launcher.report import run_events
 from launcher.report.models import CompileCacheReport
 from launcher.report.run_events import Checkpoint, ConnectionRejected
 from launcher.rundir.samples import SampleFiles
-from launcher.spec.nodes import LOCAL
-from launcher.tasks import parse_task_id
+from launcher.tasks import LOCAL, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNews, LinkNote, LinkResumed, LinkTakenOver
 from launcher.wording import render_duration
 from worker_entry.protocol.frozen import replace

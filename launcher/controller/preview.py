@@ -25,7 +25,8 @@ from launcher.sources.node_list import with_nodes
 from launcher.sources.opening import opened_source
 from launcher.sources.slurm import ask_job, find_job_problems, find_program_problems
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import LOCAL, SLURM
+from launcher.spec.nodes import SLURM
+from launcher.tasks import LOCAL
 from launcher.transports.targets import find_targets
 from worker_entry.system import clock, hardware
 

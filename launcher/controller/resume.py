@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from launcher.console.writer import Console
 from launcher.controller.context import AttemptSetup
@@ -131,7 +131,7 @@ def find_requeued(run_dir: Path | None, environ: Mapping[str, str]) -> RunDir | 
 def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
     """The spec of the run, with the values of its secrets from this environment."""
     try:
-        spec: dict[str, Any] = json.loads(RecordedRun(files).spec)
+        spec = RecordedRun(files).spec_fields
         missing = []
         nodes = spec["nodes"]
         listed = nodes if isinstance(nodes, dict) else {"known": nodes if isinstance(nodes, list) else []}

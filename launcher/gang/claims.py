@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.gang.events import ClaimNodes, NodeBusy, ReleaseNodes
 from launcher.gang.state import AttemptState, Phase
-from launcher.spec.nodes import LOCAL
+from launcher.tasks import LOCAL
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.gpus import UNKNOWN_RUN, BusyGpu, GpuHolder
 

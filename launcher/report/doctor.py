@@ -7,7 +7,7 @@ from typing import Literal
 
 from launcher.report.models import CheckReport, FactsReport, NodeReport
 from launcher.result import Result
-from launcher.spec.nodes import LOCAL
+from launcher.tasks import LOCAL
 from launcher.wording import count_of
 from worker_entry.protocol.units import render_size
 

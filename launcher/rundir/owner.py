@@ -1,4 +1,4 @@
-"""The process that controls a run: its identity, and whether it is alive.
+"""The process that controls a run: its identity, whether it is alive, and what it has left on this machine.
 
 A pid alone identifies no process: other machines, other containers and later processes may use the same pid.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.errors import UsageError
+from worker_entry.protocol import environment
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.system.machine import boot_id, pid_namespace
 
@@ -110,3 +111,15 @@ def _start_of(pid: int) -> float | None:
                 return started
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None
+
+
+def find_left_processes(run_id: str) -> list[int]:
+    """Returns the processes of this machine that have the run's id in a readable environment."""
+    import psutil  # only at the end of a run
+
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        variables = process.info["environ"] or {}  # None: another user's process, a zombie, or a process that has ended
+        if variables.get(environment.RUN_ID) == run_id and process.pid != os.getpid():
+            found.append(process.pid)
+    return sorted(found)

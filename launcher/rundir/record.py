@@ -138,6 +138,21 @@ class RecordedRun:
         except (OSError, ValueError) as error:
             raise RunDirectoryError(f"cannot read {self.files.spec}: {error}") from None
 
+    @property
+    def spec_fields(self) -> dict[str, Any]:
+        """The fields of the spec by their present names, without secrets.
+
+        Raises:
+            RunDirectoryError: it cannot be read.
+        """
+        try:
+            fields = _rename_fields(json.loads(self.spec))
+        except ValueError as error:
+            raise RunDirectoryError(f"cannot read {self.files.spec}: {error}") from None
+        if not isinstance(fields, dict):
+            raise RunDirectoryError(f"cannot read {self.files.spec}: not an object")
+        return fields
+
     def parse_spec(self) -> ClusterSpec:
         """The spec; values that are secrets are hidden.
 
@@ -147,7 +162,7 @@ class RecordedRun:
         from launcher.spec.models import ClusterSpec  # commands that only read the record need no models
 
         try:
-            return ClusterSpec.model_validate(_rename_fields(json.loads(self.spec)))
+            return ClusterSpec.model_validate_json(json.dumps(self.spec_fields))
         except ValueError as error:
             raise RunDirectoryError(f"cannot read {self.files.spec}: {error}") from None
 

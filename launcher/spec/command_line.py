@@ -13,10 +13,10 @@ from launcher.spec.explain import explain_option, refuse_options
 from launcher.spec.fields import PortRange, check_collected
 from launcher.spec.hosts import Host, HostError, parse_hosts, parse_lines
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import LOCAL, SLURM, NodeSpec
+from launcher.spec.nodes import SLURM, NodeSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.strategies import RULES, Framework, find_role_problem
-from launcher.tasks import TaskType
+from launcher.tasks import LOCAL, TaskType
 from launcher.wording import count_of, name_errors, shorten
 from worker_entry.protocol.strategy_names import StrategyName
 

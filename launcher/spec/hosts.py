@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from launcher.spec.nodes import LOCAL
+from launcher.tasks import LOCAL
 from worker_entry.protocol.frozen import dataclass, replace
 
 SLOTS_LIMIT = 1024

@@ -12,11 +12,9 @@ from launcher.spec import field_options
 from launcher.spec.fields import MANY, ONE, PODS, Address, AtMost, Environment, FilledText, GpuName, HostName, Port
 from launcher.spec.parts import Connection, Model, NodeSourceSpec, SshSpec
 from launcher.spec.pods import KUBERNETES, PodsSpec
-from launcher.tasks import TaskType
+from launcher.tasks import LOCAL, TaskType
 from worker_entry.protocol.frozen import dataclass
 
-LOCAL = "local"
-"""The `host` of this machine."""
 LOOPBACK = "127.0.0.1"
 PYTHON = "python3"
 """The interpreter of another machine by default, found on its PATH."""

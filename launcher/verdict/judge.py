@@ -14,8 +14,7 @@ from launcher.gang.state import AttemptState, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.gang.watch.stacks import render_places
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.spec.nodes import LOCAL
-from launcher.tasks import TaskId, find_leader, name_tasks
+from launcher.tasks import LOCAL, TaskId, find_leader, name_tasks
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.models import OutcomeName, Verdict
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps

@@ -7,7 +7,11 @@ import functools
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+
+from tests.harness.builders.runs_on_disk import write_run
 from tests.harness.places import ROOT
 from tests.harness.rules.import_graph import LAUNCHER, WORKER_ENTRY, Import, read_imports, read_modules
 
@@ -44,7 +48,7 @@ ONLY_IN = {
         "launcher.kubernetes.template",
     },
     "pathspec": {"launcher.controller.bundle"},
-    "psutil": {"launcher.rundir.owner", "launcher.controller.leftovers"},
+    "psutil": {"launcher.rundir.owner"},
     "rich": {"launcher.console"},
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
     "pydantic_core": {"launcher.spec", "launcher.plan.planner", "launcher.tasks"},
@@ -168,9 +172,14 @@ def test_a_run_imports_rarely_needed_packages_only_on_demand() -> None:
     )
 
 
-def test_listing_runs_does_not_import_pydantic_rich_yaml_or_paramiko() -> None:
+@pytest.mark.parametrize("words", [["ls", "-a"], ["ls", "--warm"], ["logs", "run"], ["wait", "run"]], ids=" ".join)
+def test_commands_that_only_read_runs_do_not_import_pydantic_rich_yaml_or_paramiko(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    write_run(tmp_path / "distlaunch" / "runs" / "run", outcome="failed")
     heavy = {"pydantic", "rich", "yaml", "paramiko"}
-    assert not imported_by("import launcher.commands.listing, launcher.commands.waiting, launcher.cli.main") & heavy
+    assert not imported_by(f"from launcher.cli.main import run_command; run_command({words!r})") & heavy
 
 
 def test_the_agent_needs_only_the_standard_library() -> None:

@@ -16,10 +16,11 @@ import pytest
 from launcher.commands.clean import clean
 from launcher.console.terminal import PlainSink
 from launcher.console.writer import Console
-from launcher.controller.leftovers import confirm_left, find_left_processes
+from launcher.controller.leftovers import confirm_left
 from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.names import runs_directory
-from launcher.spec.nodes import LOCAL
+from launcher.rundir.owner import find_left_processes
+from launcher.tasks import LOCAL
 from tests.harness.processes.commands import Distlaunch
 from tests.harness.witness import wait_until
 

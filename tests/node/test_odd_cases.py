@@ -25,7 +25,7 @@ from typing import cast
 import paramiko
 import pytest
 
-from launcher.controller.leftovers import find_left_processes
+from launcher.rundir.owner import find_left_processes
 from launcher.transports.base import LinkBroken, LinkError
 from launcher.transports.reconnect import Reconnector
 from launcher.transports.ssh.config import parse_target

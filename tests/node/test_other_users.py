@@ -18,12 +18,12 @@ from prometheus_client.registry import CollectorRegistry
 
 from launcher.commands import submit
 from launcher.commands.warm import end_all
-from launcher.controller import leftovers
 from launcher.controller.resume import find_requeued
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.exporters.metrics import MetricsFile
 from launcher.kubernetes.controller import _START
 from launcher.own_command import own_command
+from launcher.rundir import warm_nodes
 from launcher.rundir.directory import RunDir, replace_text
 from launcher.rundir.names import current_directory
 from launcher.rundir.record import read_record
@@ -231,8 +231,8 @@ def test_a_run_that_is_only_named_by_another_file_has_to_be_ones_own_as_well(
     with pytest.raises(UsageError, match="what that user wants"):
         find_requeued(trap, {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"})
     monkeypatch.setenv("XDG_STATE_HOME", str(shared / "state"))
-    monkeypatch.setattr(leftovers, "find_waiting", lambda: iter(()))  # other tests keep some on this machine
-    leftovers._write(leftovers.KnownWarmNode("gpu-a", 1, time.time() + 60, str(trap)))
+    monkeypatch.setattr(warm_nodes, "find_waiting", lambda: iter(()))  # other tests keep some on this machine
+    warm_nodes.remember(warm_nodes.KnownWarmNode("gpu-a", 1, time.time() + 60, str(trap)))
     [found] = end_all()
     assert "what that user wants" in found.problem
     assert not (shared / "caught").exists()
@@ -370,11 +370,11 @@ def test_a_file_is_not_written_through_a_planted_link(tmp_path: Path, monkeypatc
 def test_every_file_in_a_shared_folder_is_written_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
     monkeypatch.setattr("launcher.exporters.metrics.replace_text", lambda path, *_: written.append(path))
-    monkeypatch.setattr("launcher.controller.leftovers.replace_text", lambda path, *_: written.append(path))
+    monkeypatch.setattr("launcher.rundir.warm_nodes.replace_text", lambda path, *_: written.append(path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     metrics = MetricsFile(tmp_path / "metrics.prom")
     monkeypatch.setattr("launcher.exporters.metrics.make_registry", lambda _: CollectorRegistry())
     metrics.begin(lambda: pytest.fail("no status is needed"), pytest.fail)
     metrics.close()
-    leftovers._write(leftovers.KnownWarmNode("gpu-a", 1, 2.0))
+    warm_nodes.remember(warm_nodes.KnownWarmNode("gpu-a", 1, 2.0))
     assert {path.suffix for path in written} == {".prom", ".json"}

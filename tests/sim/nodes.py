@@ -38,7 +38,7 @@ from launcher.rundir.history import NO_HISTORY
 from launcher.rundir.journal import Journal
 from launcher.signals import STACKS_SIGNAL, Interrupts
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import LOCAL
+from launcher.tasks import LOCAL
 from launcher.transports.base import (
     AgentAddress,
     Deliver,

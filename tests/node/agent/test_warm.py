@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.controller import leftovers
+from launcher.rundir import warm_nodes
 from tests.harness.hosts.sshd import running_hosts, skip_without_openssh
 from tests.harness.places import ROOT
 from tests.harness.polling import eventually
@@ -38,7 +38,7 @@ COVERS = (
     "worker_entry/agent/warm",
     "worker_entry/agent/tasks/forkserver.py",
     "worker_entry/task",
-    "launcher/controller/leftovers.py",
+    "launcher/rundir/warm_nodes.py",
     "worker_entry/program",
 )
 
@@ -97,7 +97,7 @@ class Bench:
             return (found for found in find_waiting(key) if found[1].executable == self.python)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(leftovers, "find_waiting", find_own)
+            patch.setattr(warm_nodes, "find_waiting", find_own)
             patch.setattr(offer, "find_waiting", find_own)
             state = {"XDG_STATE_HOME": str(self.folder / "state")}
             done = run_here(*arguments, cwd=self.folder, env={**state, **(env or {})})

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from launcher.commands.listing import render_runs
-from launcher.controller import leftovers
 from launcher.errors import UsageError
 from launcher.report.journal_line import Line
+from launcher.rundir import warm_nodes
 from launcher.rundir.directory import RunDir
 from launcher.rundir.journal_reading import read_last_lines
 from launcher.rundir.owner import this_process
@@ -51,7 +51,7 @@ SLEEP = "echo up; sleep 600"
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of runs, which commands use as well; `ls` finds nothing that is kept warm."""
-    monkeypatch.setattr(leftovers, "find_waiting", lambda: iter(()))
+    monkeypatch.setattr(warm_nodes, "find_waiting", lambda: iter(()))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "distlaunch" / "runs"
 
