@@ -1,4 +1,4 @@
-"""The limits of our control group are found, with either version of control groups."""
+"""The limits of our control group are found with both versions of control groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from worker_entry.system.cgroups import cores_limit
     ],
     ids=["v2", "v2 without a limit", "v1", "v1 without a limit", "no CPU controller"],
 )
-def test_the_limit_of_cores(tmp_path: Path, own: str, files: dict[str, str], cores: float) -> None:
+def test_the_core_limit_of_a_control_group_is_found(
+    tmp_path: Path, own: str, files: dict[str, str], cores: float
+) -> None:
     (tmp_path / "own").write_text(own)
     for name, text in files.items():
         path = tmp_path / "cgroup" / name
@@ -34,5 +36,5 @@ def test_the_limit_of_cores(tmp_path: Path, own: str, files: dict[str, str], cor
     assert cores_limit(root=str(tmp_path / "cgroup"), own=str(tmp_path / "own")) == cores
 
 
-def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
+def test_a_system_without_control_groups_has_no_core_limit(tmp_path: Path) -> None:
     assert cores_limit(root=str(tmp_path), own=str(tmp_path / "own")) == math.inf

@@ -43,7 +43,7 @@ int clock_gettime(clockid_t clock, struct timespec *time)
 
 
 class SetClock:
-    """A wall clock for all processes with `env` that a test can set; the monotonic clock stays real."""
+    """A wall clock that a test can set, for all processes with `env`; the monotonic clock stays real."""
 
     def __init__(self, folder: Path) -> None:
         compiler = find_compiler()
@@ -102,7 +102,7 @@ def ask(process: subprocess.Popen[str]) -> tuple[float, float]:
     return float(ours), float(walls)
 
 
-def test_the_clock_starts_at_the_machines_time_and_does_not_follow_when_that_is_set(
+def test_the_clock_starts_at_the_system_time_and_ignores_later_changes_of_it(
     machine: SetClock, watched: subprocess.Popen[str]
 ) -> None:
     first, wall = ask(watched)
@@ -114,7 +114,7 @@ def test_the_clock_starts_at_the_machines_time_and_does_not_follow_when_that_is_
         assert 0 <= then - first < 60
 
 
-def test_children_have_their_parents_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_processes_share_the_clock_of_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(environment.CLOCK, "1000.5")
     code = "import time; from worker_entry.system import clock; print(clock.now() - time.clock_gettime(clock._STEADY))"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -122,7 +122,7 @@ def test_children_have_their_parents_clock(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("odd", ["", "yesterday", "nan", "inf"])
-def test_a_clock_that_makes_no_sense_is_ignored(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+def test_an_invalid_shared_clock_value_is_ignored(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
     monkeypatch.setenv(environment.CLOCK, odd)
     code = "from worker_entry.system import clock; print(clock.now())"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -139,7 +139,7 @@ raise ValueError("no batch")
 
 
 @pytest.mark.parametrize("days", [-30, 30])
-def test_a_clock_that_is_set_in_the_middle_of_a_run_changes_no_duration(
+def test_setting_the_system_clock_during_a_run_changes_no_duration(
     machine: SetClock, tmp_path: Path, days: int
 ) -> None:
     (tmp_path / "train.py").write_text(RAISE)

@@ -1,4 +1,4 @@
-"""The files that come back from nodes: which, that they are whole, and that a broken transfer continues."""
+"""Files that are collected from nodes: which files, that they arrive complete, and that a broken transfer resumes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ COVERS = (
 )
 
 
-# --- what is found ---
+# --- which files are found ---
 
 
 def write(root: Path, *names: str) -> None:
@@ -65,7 +65,7 @@ def found(root: Path, *patterns: str, since: float = 0.0, runs: str = "/none") -
     return [file.path for file in answer.files]
 
 
-def test_patterns_are_those_of_gitignore(tmp_path: Path) -> None:
+def test_collect_patterns_have_the_syntax_of_gitignore(tmp_path: Path) -> None:
     write(
         tmp_path, "models/a/b", "models/c", "x.csv", "in/y.csv", "in/models/d", "other", ".git/x.csv", "in/models.txt"
     )
@@ -76,7 +76,7 @@ def test_patterns_are_those_of_gitignore(tmp_path: Path) -> None:
     assert found(tmp_path / "missing", "*") == []
 
 
-def test_only_regular_files_that_are_new_and_belong_to_no_run_are_found(tmp_path: Path) -> None:
+def test_collect_finds_only_new_regular_files_outside_of_run_folders(tmp_path: Path) -> None:
     write(tmp_path, "old", "new", "runs/first/worker.log", "folder/é\n")
     os.utime(tmp_path / "old", (1000, 1000))
     (tmp_path / "link").symlink_to("new")
@@ -85,7 +85,7 @@ def test_only_regular_files_that_are_new_and_belong_to_no_run_are_found(tmp_path
     assert found(tmp_path, "*", since=2000, runs=str(tmp_path / "runs")) == ["folder/é\n", "new"]
 
 
-def test_too_many_files_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collect_reports_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker_entry.agent.files.finding.FOUND_LIMIT", 2)
     write(tmp_path, "a", "b", "c")
     answer = find_files(FindFiles(1, "", [], 0.0), str(tmp_path), "/none")
@@ -93,7 +93,7 @@ def test_too_many_files_are_a_problem(tmp_path: Path, monkeypatch: pytest.Monkey
     assert collection.FOUND_LIMIT > 1000
 
 
-def test_files_of_the_program_that_are_as_they_were_sent_are_left_out(tmp_path: Path) -> None:
+def test_collect_omits_unmodified_files_of_the_synced_program(tmp_path: Path) -> None:
     said: list[Message] = []
     files = {"train.py": b"1", "data.csv": b"2", "results.csv": b"3"}
     entries = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()]
@@ -107,7 +107,7 @@ def test_files_of_the_program_that_are_as_they_were_sent_are_left_out(tmp_path: 
 
 
 def feed(copy: FolderCopy, said: list[Message], contents: Sequence[bytes]) -> None:
-    """Does the copy's work, with the controller's answers."""
+    """Runs the copy with the controller's answers."""
     answered = 0
     while not copy.done:
         copy.step()
@@ -123,12 +123,12 @@ def fetch(target: CollectedFolder, file: FoundFile, data: bytes) -> bool:
     return target.finish(file.path)
 
 
-def test_a_file_gets_its_name_when_it_is_complete_and_continues_after_an_interruption(tmp_path: Path) -> None:
+def test_a_collected_file_is_named_when_complete_and_resumed_after_an_interruption(tmp_path: Path) -> None:
     file = FoundFile("a/b", 6, 1_700_000_000_123_456_789, 1)
     first = folder(tmp_path)
     assert first.begin(file) == 0
     first.write("a/b", 0, b"abc")
-    first.write("a/b", 5, b"x")  # does not continue it
+    first.write("a/b", 5, b"x")  # leaves a gap
     first.write("other", 0, b"x")
     assert not first.has(file)
     first.close()
@@ -146,7 +146,7 @@ def test_a_file_gets_its_name_when_it_is_complete_and_continues_after_an_interru
     assert (tmp_path / "to/a").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_part_of_another_version_is_not_continued(tmp_path: Path) -> None:
+def test_a_partial_file_of_another_version_or_node_is_not_resumed(tmp_path: Path) -> None:
     target = folder(tmp_path)
     target.begin(FoundFile("a", 4, 10, 1))
     target.write("a", 0, b"old")
@@ -156,13 +156,13 @@ def test_a_part_of_another_version_is_not_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "a//b", ".", "a/.", "a\0b"])
-def test_no_path_leads_out_of_the_folder(path: str) -> None:
+def test_a_collected_path_outside_of_the_folder_is_refused(path: str) -> None:
     frame = encode(FilesFound(1, "/x", [FoundFile(path, 1, 1, 1)]))
     with pytest.raises(ProtocolError, match="is not a path"):
         list(Decoder().feed(frame))
 
 
-def test_a_file_that_has_become_a_folder_replaces_the_file_and_links_are_not_followed(tmp_path: Path) -> None:
+def test_a_collected_folder_replaces_a_file_or_link_with_its_name(tmp_path: Path) -> None:
     target = folder(tmp_path)
     assert fetch(target, FoundFile("a", 1, 1, 1), b"1")
     assert fetch(target, FoundFile("a/b", 1, 1, 1), b"2")
@@ -173,7 +173,7 @@ def test_a_file_that_has_become_a_folder_replaces_the_file_and_links_are_not_fol
     assert (tmp_path / "to/out/c").read_bytes() == b"3"
 
 
-def test_unchanged_files_are_taken_over_from_the_version_before(tmp_path: Path) -> None:
+def test_unchanged_files_are_copied_from_the_previous_collected_version(tmp_path: Path) -> None:
     file = FoundFile("a/b", 1, 5, 1)
     before = tmp_path / "before"
     assert fetch(CollectedFolder(before, tmp_path / ".parts", "x"), file, b"1")
@@ -183,7 +183,7 @@ def test_unchanged_files_are_taken_over_from_the_version_before(tmp_path: Path) 
     assert not target.has(FoundFile("a/b", 1, 6, 1))
 
 
-def test_a_folder_is_replaced_as_a_whole_even_if_that_is_interrupted(tmp_path: Path) -> None:
+def test_a_collected_folder_is_replaced_atomically_even_after_an_interruption(tmp_path: Path) -> None:
     place, new = tmp_path / "checkpoints", tmp_path / "new"
     write(place, "old")
     write(new, "new")
@@ -197,7 +197,9 @@ def test_a_folder_is_replaced_as_a_whole_even_if_that_is_interrupted(tmp_path: P
     assert os.listdir(place) == ["new"]
 
 
-def test_a_disk_that_would_be_full_is_noticed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_without_enough_disk_space_is_refused_in_advance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=(1 << 30) + 1000))
     folder(tmp_path).check_space(1000)
     with pytest.raises(CannotFetchError, match=r"1,001 B have no room on the disk of .*, which has 1 GiB free"):
@@ -237,7 +239,7 @@ def make_fetch(root: Path, *, is_whole: bool = False) -> FolderFetch:
 
 
 def play(node: Node, fetching: FolderFetch, answers: int = 10**6) -> None:
-    """Passes this many answers on."""
+    """Passes on this many answers."""
     for _ in range(answers):
         if not node.asked:
             return
@@ -255,7 +257,7 @@ def read_all(root: Path) -> dict[str, bytes]:
 BIG = random.Random(1).randbytes(5 * PIECE + 17)
 
 
-def test_files_of_any_size_come_whole_and_none_comes_twice(tmp_path: Path) -> None:
+def test_a_fetch_receives_files_of_any_size_completely_and_only_once(tmp_path: Path) -> None:
     contents = {"empty": b"", "big": BIG, "exact": BIG[:PIECE], **{f"many/{n}": b"%d" % n for n in range(50)}}
     node = Node({path: (1000, data) for path, data in contents.items()})
     fetching = make_fetch(tmp_path)
@@ -275,8 +277,8 @@ def test_files_of_any_size_come_whole_and_none_comes_twice(tmp_path: Path) -> No
     assert node.sent == sent + 3
 
 
-def test_a_fetch_continues_wherever_it_was_interrupted(tmp_path: Path) -> None:
-    """By a broken connection, over which answers are lost, or by the end of the controller."""
+def test_a_fetch_resumes_after_lost_answers_and_controller_restarts(tmp_path: Path) -> None:
+    """Either the connection breaks and answers are lost, or the controller ends."""
     contents = {"a": BIG, "b": BIG[:-5], "c": b"c"}
     chance = random.Random(2)
     for seed in range(40):
@@ -292,7 +294,7 @@ def test_a_fetch_continues_wherever_it_was_interrupted(tmp_path: Path) -> None:
                 if node.asked and isinstance(node.asked[0], FindFiles):
                     continue  # a list is sent again by the link
                 lost = [node.asked.popleft() for _ in range(chance.randrange(len(node.asked) + 1))]
-                kept = [*node.asked]  # the agent may still have requests that are asked again
+                kept = [*node.asked]  # the agent may still have requests that are repeated
                 node.asked.clear()
                 node.ask([*kept, *fetching.resume()])
                 assert len(lost) + len(kept) <= ASKED_AT_ONCE
@@ -310,7 +312,7 @@ def test_a_fetch_continues_wherever_it_was_interrupted(tmp_path: Path) -> None:
         assert read_all(root / "to") == contents
 
 
-def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+def test_a_file_that_changes_during_a_fetch_is_read_again(tmp_path: Path) -> None:
     answers = 0
 
     def disturb(node: Node) -> None:
@@ -327,7 +329,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> N
     assert read_all(tmp_path / "to") == {"a": BIG[::-1]}
 
 
-def test_a_file_that_is_removed_meanwhile_is_not_missed(tmp_path: Path) -> None:
+def test_a_file_that_is_removed_during_a_fetch_is_no_error(tmp_path: Path) -> None:
     def disturb(node: Node) -> None:
         if node.asked and isinstance(node.asked[0], ReadFile):
             node.files.pop("a", None)
@@ -340,7 +342,7 @@ def test_a_file_that_is_removed_meanwhile_is_not_missed(tmp_path: Path) -> None:
     assert read_all(tmp_path / "to") == {"b": b"b"}
 
 
-def test_files_that_never_rest_are_given_up(tmp_path: Path) -> None:
+def test_a_fetch_gives_up_files_that_change_permanently(tmp_path: Path) -> None:
     def disturb(node: Node) -> None:
         node.files["a"] = (node.files["a"][0] + 1, BIG)
 
@@ -353,8 +355,8 @@ def test_files_that_never_rest_are_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_whole_folder_is_as_it_was_at_one_moment(seed: int, tmp_path: Path) -> None:
-    """A program saves its index last; no state that comes may name weights that it does not contain."""
+def test_an_atomically_fetched_folder_equals_one_saved_state(seed: int, tmp_path: Path) -> None:
+    """A program saves its index last; no fetched state may name weights that it does not contain."""
     chance = random.Random(seed)
     states: list[dict[str, bytes]] = []
 
@@ -377,17 +379,17 @@ def test_a_whole_folder_is_as_it_was_at_one_moment(seed: int, tmp_path: Path) ->
         assert read_all(tmp_path / "checkpoints") in states
 
 
-def test_a_node_that_lies_about_its_files_ends_the_fetch(tmp_path: Path) -> None:
+def test_a_node_with_inconsistent_answers_ends_the_fetch(tmp_path: Path) -> None:
     fetching = make_fetch(tmp_path)
     asked = deque(fetching.begin())
-    assert fetching.take(FileRead(1, "a", 0, 0, 0, 0)) == []  # nobody has asked
+    assert fetching.take(FileRead(1, "a", 0, 0, 0, 0)) == []  # not requested
     answers = 0
     while asked:
         answers += 1
         if isinstance(asked.popleft(), FindFiles):
             asked.extend(fetching.take(FilesFound(1, "/work", [FoundFile("a", 5, 1, 1)])))
             continue
-        part = FileRead(1, "a", 0, 2, 5, 1)  # less than was asked for
+        part = FileRead(1, "a", 0, 2, 5, 1)  # less than was requested
         fetching.write(part, b"ab")
         asked.extend(fetching.take(part))
     assert answers < 3 * ROUNDS
@@ -395,7 +397,7 @@ def test_a_node_that_lies_about_its_files_ends_the_fetch(tmp_path: Path) -> None
     assert not (tmp_path / "to" / "a").exists()
 
 
-def test_a_disk_that_fails_ends_the_fetch_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_disk_error_ends_the_fetch_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node({"a": (1, BIG)})
     fetching = make_fetch(tmp_path)
     node.ask(fetching.begin())
@@ -439,7 +441,7 @@ class Run:
                     assert self.collector.note(name, message)
 
 
-def test_each_node_has_its_folder_and_a_file_on_a_shared_disk_comes_once(tmp_path: Path) -> None:
+def test_each_node_has_its_own_folder_and_shared_files_are_collected_once(tmp_path: Path) -> None:
     shared = {"shared.csv": (1000, b"shared")}
     nodes = {"gpu-a": Node({**shared, "a": (1000, b"a")}), "gpu-b": Node({**shared, "b": (1000, b"b")})}
     run = Run(tmp_path, nodes)
@@ -456,7 +458,7 @@ def test_each_node_has_its_folder_and_a_file_on_a_shared_disk_comes_once(tmp_pat
     assert sorted(os.listdir(run.files.collected)) == ["gpu-a", "gpu-b"]
 
 
-def test_what_exceeds_the_limit_does_not_come(tmp_path: Path) -> None:
+def test_files_beyond_the_collect_limit_are_not_collected(tmp_path: Path) -> None:
     nodes = {"gpu-a": Node({"a": (1, BIG)}), "gpu-b": Node({"b": (2, BIG), "c": (2, b"c")})}
     run = Run(tmp_path, nodes, collect_limit_gib=1.5 * len(BIG) / (1 << 30))
     run.collector.begin()
@@ -466,7 +468,7 @@ def test_what_exceeds_the_limit_does_not_come(tmp_path: Path) -> None:
     assert refused.problem == "2 files with 1.25 MiB exceed `collect_limit_gib` (1.88 MiB in all)"
 
 
-def test_a_node_that_is_lost_is_named_and_the_others_come(tmp_path: Path) -> None:
+def test_a_lost_node_is_reported_and_files_of_other_nodes_are_collected(tmp_path: Path) -> None:
     nodes = {"gpu-a": Node({"a": (1, BIG)}), "gpu-b": Node({"b": (1, b"b")}), "gpu-c": Node({})}
     run = Run(tmp_path, nodes)
     run.collector.note("gpu-c", LinkClosed("the connection broke"))
@@ -479,7 +481,7 @@ def test_a_node_that_is_lost_is_named_and_the_others_come(tmp_path: Path) -> Non
     assert [*read_all(run.files.collected)] == ["gpu-b/b"]
 
 
-def test_only_the_checkpoints_of_the_chief_come_and_the_last_complete_one_stays(tmp_path: Path) -> None:
+def test_only_chief_checkpoints_are_collected_and_the_last_complete_one_is_kept(tmp_path: Path) -> None:
     nodes = {"gpu-a": Node({"w": (1, BIG), "checkpoint": (2, b"1")}), "gpu-b": Node({"x": (1, b"x")})}
     run = Run(tmp_path, nodes, checkpoint_directory="/scratch/ckpt")
     assert not run.collector.has_checkpoint
@@ -487,14 +489,14 @@ def test_only_the_checkpoints_of_the_chief_come_and_the_last_complete_one_stays(
     assert not run.collector.note("gpu-b", Saved("x", 1.0))
     assert run.collector.is_saving
     assert run.collector.has_checkpoint
-    run.collector.note("gpu-a", Saved("w", 2.0))  # another one, meanwhile
+    run.collector.note("gpu-a", Saved("w", 2.0))  # another checkpoint during the fetch
     run.play()
     assert read_all(run.files.checkpoints) == {"w": BIG, "checkpoint": b"1"}
     nodes["gpu-a"].files = {"v": (3, BIG[:9]), "w": (1, BIG), "checkpoint": (4, b"2")}
     sent = nodes["gpu-a"].sent
     run.collector.note("gpu-a", Saved("v", 3.0))
     run.play()
-    assert nodes["gpu-a"].sent == sent + 10  # only what is new
+    assert nodes["gpu-a"].sent == sent + 10  # only new files
     assert read_all(run.files.checkpoints) == {"v": BIG[:9], "w": BIG, "checkpoint": b"2"}
     del nodes["gpu-a"].files["w"]
     run.collector.note("gpu-a", Saved("v", 4.0))
@@ -508,7 +510,7 @@ def test_only_the_checkpoints_of_the_chief_come_and_the_last_complete_one_stays(
     assert read_all(run.files.checkpoints) == {"v": BIG[:9], "checkpoint": b"2"}
 
 
-def test_logs_in_the_folder_of_checkpoints_are_no_checkpoints(tmp_path: Path) -> None:
+def test_logs_in_the_checkpoint_directory_are_not_collected(tmp_path: Path) -> None:
     run = Run(tmp_path, {"gpu-a": Node({})}, checkpoint_directory="/scratch/ckpt")
     run.collector.note("gpu-a", Saved("w", 1.0))
     [order] = run.nodes["gpu-a"].asked
@@ -519,7 +521,7 @@ def test_logs_in_the_folder_of_checkpoints_are_no_checkpoints(tmp_path: Path) ->
     assert [file.path for file in answer.files] == ["ckpt-1", "in/logs/x"]
 
 
-def test_without_collect_nothing_is_asked(tmp_path: Path) -> None:
+def test_without_collect_no_files_are_requested(tmp_path: Path) -> None:
     run = Run(tmp_path, {"gpu-a": Node({})}, collect=[], checkpoint_directory="/scratch/ckpt")
     assert not run.collector.note("gpu-a", Saved("w", 1.0))
     run.collector.begin()
@@ -528,7 +530,7 @@ def test_without_collect_nothing_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["/etc/", "~/models", "../x", "a/../b", "!", "#x", "!/x"])
-def test_a_pattern_that_matches_nothing_in_the_folder_is_refused(pattern: str, distlaunch: Distlaunch) -> None:
+def test_a_collect_pattern_outside_of_the_working_directory_is_refused(pattern: str, distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--set", f"collect=[{json.dumps(pattern)}]", "--", "true")
     assert ran.status == 2
     assert "is not in the working directory" in ran.stderr or "matches nothing" in ran.stderr
@@ -549,7 +551,7 @@ def bring(to: Path, files: dict[str, tuple[int, bytes]]) -> Message:
     return said[-1]
 
 
-def test_a_node_gets_the_files_that_differ_and_keeps_all_others(tmp_path: Path) -> None:
+def test_a_node_receives_only_different_checkpoint_files_and_keeps_its_other_files(tmp_path: Path) -> None:
     files = {"backup/weights": (2 * 10**18, BIG[:-1] * 4), "index": (2 * 10**18 + 1, b"1"), "empty": (5, b"")}
     to = tmp_path / "ckpt"
     assert bring(to, files) == Synced(str(to), 3, 4 * len(BIG) - 4 + 1, checkpoint=True)
@@ -571,19 +573,19 @@ def test_a_node_keeps_newer_checkpoints(tmp_path: Path) -> None:
     assert read_all(to) == {"index": b"index", "other": b"other"}
 
 
-def test_a_copy_that_is_abandoned_leaves_no_part(tmp_path: Path) -> None:
+def test_an_abandoned_checkpoint_copy_leaves_no_partial_file(tmp_path: Path) -> None:
     order, _ = offer(tmp_path / "ckpt", {"a": (1, BIG)})
     said: list[Message] = []
     copy = CheckpointCopy(order, said.append)
     copy.step()
     assert os.listdir(tmp_path / "ckpt") == [PART]
-    copy.take(Piece(0, 0, 5), b"wrong")  # of the program's folder
+    copy.take(Piece(0, 0, 5), b"wrong")  # a piece of the program's folder
     assert copy.waits
     copy.abandon()
     assert os.listdir(tmp_path / "ckpt") == []
 
 
-def test_a_checkpoint_outside_of_its_folder_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_path_outside_of_its_folder_is_refused(tmp_path: Path) -> None:
     answer = bring(tmp_path / "ckpt", {"../a": (1, b"1")})
     assert isinstance(answer, Refused)
     assert "outside the folder that was sent" in answer.problems[0].message
@@ -602,7 +604,7 @@ SAVING = {
 }
 
 
-def test_the_node_that_takes_the_place_of_a_lost_chief_gets_the_last_checkpoint_before_it_starts(
+def test_the_replacement_of_a_lost_chief_receives_the_last_checkpoint_before_its_start(
     tmp_path: Path,
 ) -> None:
     script: Script = [
@@ -623,7 +625,7 @@ def test_the_node_that_takes_the_place_of_a_lost_chief_gets_the_last_checkpoint_
     assert "Sent the last checkpoint, 1 file (7 B), to gpu-c" in run.sink.notes
 
 
-def test_a_chief_that_is_lost_while_its_checkpoint_comes_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_chief_lost_during_a_checkpoint_fetch_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     script: Script = [
         At(Phase.RUNNING, say(Saved("ckpt-1", 1.0)), "gpu-a"),
         Exit("worker:1", TaskExit(0), after_s=1000.0),
@@ -646,7 +648,7 @@ def test_a_chief_that_is_lost_while_its_checkpoint_comes_leaves_the_one_before(t
     assert run.nodes.fetched == [b"old"] * 2
 
 
-def test_nodes_that_get_a_checkpoint_are_waited_for_and_a_lost_one_is_named(tmp_path: Path) -> None:
+def test_a_node_lost_while_it_receives_a_checkpoint_fails_the_attempt(tmp_path: Path) -> None:
     script: Script = [
         At(Phase.RUNNING, say(Saved("ckpt-1", 1.0)), "gpu-a"),
         At(Phase.SYNCING, lose("it was switched off", left=0), "gpu-c"),
@@ -667,7 +669,7 @@ def test_nodes_that_get_a_checkpoint_are_waited_for_and_a_lost_one_is_named(tmp_
 WRITES = "mkdir -p models; echo $DISTLAUNCH_TASK > models/$DISTLAUNCH_TASK; echo 1 > x.csv; echo 1 > other"
 
 
-def test_what_a_run_wrote_is_in_its_folder(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_files_written_during_a_run_are_collected_into_its_folder(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "before.csv").write_text("written before")
     os.utime(tmp_path / "before.csv", (1000, 1000))
     ran = distlaunch("local", "-n", "2", "--set", 'collect=[models/, "*.csv"]', "--", "sh", "-c", WRITES, cwd=tmp_path)
@@ -689,7 +691,7 @@ def collect(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_files_come_from_a_run_that_is_running_and_from_one_that_has_ended(tmp_path: Path) -> None:
+def test_collect_fetches_files_of_running_and_ended_runs(tmp_path: Path) -> None:
     program = f"{WRITES}; until [ -e stop ]; do sleep 0.1; done; echo 2 > y.csv"
     with running(tmp_path, "-n", "1", "--set", 'collect=["*.csv"]', "--", "sh", "-c", f"{program}; echo at-end") as run:
         wait_until(lambda: (tmp_path / "other").exists(), "the task has written")
@@ -712,7 +714,7 @@ def test_files_come_from_a_run_that_is_running_and_from_one_that_has_ended(tmp_p
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_has_to_end_at_once_collects_later(signum: signal.Signals, tmp_path: Path) -> None:
+def test_a_run_ended_by_sigterm_can_be_collected_later(signum: signal.Signals, tmp_path: Path) -> None:
     with running(tmp_path, "-n", "1", "--set", 'collect=["*.csv"]', "--", "sh", "-c", f"{WRITES}; sleep 600") as run:
         wait_until(lambda: (tmp_path / "other").exists(), "the task has written")
         run.process.send_signal(signum)
@@ -725,7 +727,7 @@ def test_a_run_that_has_to_end_at_once_collects_later(signum: signal.Signals, tm
     assert read_all(run.directory / "collected" / "local") == {"x.csv": b"1\n"}
 
 
-def test_a_run_without_collect_says_how_to_collect(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_collect_of_a_run_without_patterns_is_refused_with_a_hint(distlaunch: Distlaunch, tmp_path: Path) -> None:
     ran = distlaunch("local", "-n", "1", "--", "true")
     told = collect(tmp_path, str(ran.directory))
     assert told.returncode == 2

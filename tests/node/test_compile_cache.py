@@ -34,14 +34,14 @@ def folder_of(env: dict[str, str]) -> Path:
     return Path(env[XLA_FLAGS].rpartition(f"{XLA_DIRECTORY}=")[2])
 
 
-def test_without_the_field_no_variable_is_added() -> None:
+def test_no_compile_cache_variable_is_added_without_a_configured_cache() -> None:
     env = {"A": "b"}
     add_compile_cache(env)
     assert env == {"A": "b"}
 
 
 @needs_tensorflow
-def test_the_folder_is_private_and_named_after_the_version(tmp_path: Path) -> None:
+def test_the_compile_cache_folder_is_private_and_named_after_the_tensorflow_version(tmp_path: Path) -> None:
     folder = folder_of(variables(tmp_path / "deep" / "cache"))
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.name.startswith(f"tensorflow-{installed_version('tensorflow')}-")
@@ -49,7 +49,7 @@ def test_the_folder_is_private_and_named_after_the_version(tmp_path: Path) -> No
 
 
 @needs_tensorflow
-def test_flags_of_the_user_stay_and_the_users_own_directory_wins(tmp_path: Path) -> None:
+def test_xla_flags_of_the_user_are_kept_and_override_the_compile_cache(tmp_path: Path) -> None:
     flags = variables(tmp_path, TF_XLA_FLAGS="--tf_xla_auto_jit=2")[XLA_FLAGS].split()
     assert flags[0] == "--tf_xla_auto_jit=2"
     assert flags[1].startswith(f"{XLA_DIRECTORY}={tmp_path}/tensorflow-")
@@ -59,7 +59,7 @@ def test_flags_of_the_user_stay_and_the_users_own_directory_wins(tmp_path: Path)
 
 @needs_tensorflow
 @pytest.mark.parametrize("harm", ["open", "link"])
-def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, harm: str) -> None:
+def test_a_compile_cache_folder_that_is_not_private_is_refused(tmp_path: Path, harm: str) -> None:
     folder = folder_of(variables(tmp_path))
     if harm == "open":
         folder.chmod(0o770)
@@ -71,7 +71,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, harm: str)
 
 
 @needs_tensorflow
-def test_truncated_entries_are_removed_and_complete_ones_stay(tmp_path: Path) -> None:
+def test_truncated_compile_cache_entries_are_removed_and_complete_entries_kept(tmp_path: Path) -> None:
     folder = folder_of(variables(tmp_path))
     (folder / "whole.pb").write_bytes(WHOLE)
     for length in range(len(WHOLE)):
@@ -83,7 +83,7 @@ def test_truncated_entries_are_removed_and_complete_ones_stay(tmp_path: Path) ->
 
 
 def add_entry(graphs: Path, key: str) -> Path:
-    """Adds an entry as Inductor does: `ab1` becomes a file in `ab/ab1/`, under another name at first."""
+    """Adds an entry as Inductor does: `ab1` becomes a file in `ab/ab1/`, first under another name."""
     folder = graphs / key[:2] / key
     folder.mkdir(parents=True, exist_ok=True)
     entry = folder / "graph"
@@ -91,13 +91,13 @@ def add_entry(graphs: Path, key: str) -> Path:
     return entry.with_suffix(".tmp").rename(entry)
 
 
-def test_graphs_of_torch_are_counted_when_loaded_and_when_added(tmp_path: Path) -> None:
+def test_loaded_and_stored_torch_graphs_are_counted(tmp_path: Path) -> None:
     graphs = tmp_path / f"torch-2.13.0-1234-{os.geteuid()}" / GRAPHS
     entries = [add_entry(graphs, key) for key in ("ab1", "ab2", "cd1")]
     watch = CacheWatch()
     start = TaskStart("worker:0", Program("script", "train.py"), {environment.CACHE: str(tmp_path)})
     with watch.starting([start]):
-        entries[2].read_bytes()  # by the agent, before the tasks start
+        entries[2].read_bytes()  # the agent reads it before the tasks start
     assert len(list(graphs.glob("*/*"))) == 3  # a listed folder is not an entry
     for _ in range(2):
         entries[0].read_bytes()

@@ -1,4 +1,4 @@
-"""A part of a file reaches a pipe completely, however little the pipe accepts or the kernel sends at once."""
+"""A part of a file reaches a pipe completely, even if the pipe accepts or the kernel sends little at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drain(reader: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_is_sent_completely_as_its_reader_reads(file: int, kind: str) -> None:
+def test_a_file_part_is_sent_completely_to_a_slow_reader(file: int, kind: str) -> None:
     if kind == "pipe":
         reader, writer = os.pipe()
     else:
@@ -61,7 +61,7 @@ def test_is_sent_completely_as_its_reader_reads(file: int, kind: str) -> None:
     assert received == CONTENT[5:-2]
 
 
-def test_keeps_its_length_when_the_file_is_truncated(file: int, tmp_path: Path) -> None:
+def test_a_file_part_keeps_its_length_when_the_file_is_truncated(file: int, tmp_path: Path) -> None:
     """The receiver already knows the length."""
     reader, writer = os.pipe()
     part = FilePart(file, 0, COPIED // 2)
@@ -74,7 +74,7 @@ def test_keeps_its_length_when_the_file_is_truncated(file: int, tmp_path: Path) 
     os.close(writer)
 
 
-def test_is_copied_where_sendfile_fails(file: int, tmp_path: Path) -> None:
+def test_a_file_part_is_copied_where_sendfile_fails(file: int, tmp_path: Path) -> None:
     target = os.open(tmp_path / "target", os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # `sendfile` refuses O_APPEND
     with pytest.raises(OSError, match="Invalid argument"):
         os.sendfile(target, file, 0, 1)
@@ -87,7 +87,7 @@ def test_is_copied_where_sendfile_fails(file: int, tmp_path: Path) -> None:
     assert (tmp_path / "target").read_bytes() == CONTENT[1:]
 
 
-def test_a_closed_reader_is_an_error(file: int) -> None:
+def test_sending_a_file_part_to_a_closed_reader_raises(file: int) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     part = FilePart(file, 0, 10)
@@ -98,7 +98,7 @@ def test_a_closed_reader_is_an_error(file: int) -> None:
     os.close(writer)
 
 
-def test_does_not_need_the_descriptor_that_it_was_made_from(file: int, tmp_path: Path) -> None:
+def test_a_file_part_outlives_the_descriptor_that_it_was_created_from(file: int, tmp_path: Path) -> None:
     other = os.open(tmp_path / "file", os.O_RDONLY)
     part = FilePart(other, 0, 10)
     os.close(other)

@@ -66,39 +66,41 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("clean")
 class TestNvml:
-    def test_all_values_of_each_gpu_are_read(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nvml_reads_all_values_of_each_gpu(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NVML_GPUS", "aa")
         assert Nvml(str(library)).read() == [
             WHOLE,
             GpuReading(1, "GPU-01-uuid", 0.37, 20 << 30, 80 << 30, 251.5, 64.0),
         ]
 
-    def test_values_a_gpu_does_not_support_are_unknown(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gpu_values_that_nvml_does_not_support_are_unknown(
+        self, library: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("NVML_GPUS", "p")
         assert Nvml(str(library)).read() == [GpuReading(0, "GPU-00-uuid", 0.37, 20 << 30, 80 << 30)]
 
-    def test_a_gpu_that_has_fallen_off_the_bus_is_omitted(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nvml_omits_a_gpu_that_has_fallen_off_the_bus(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NVML_GPUS", "ala")
         assert [gpu.index for gpu in Nvml(str(library)).read()] == [0, 2]
 
-    def test_functions_that_a_driver_lacks_are_not_called(
+    def test_nvml_functions_that_a_driver_lacks_are_not_called(
         self, old_library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("NVML_GPUS", "a")
         assert Nvml(str(old_library)).read() == [GpuReading(0, "", 0.37, 20 << 30, 80 << 30)]
 
-    def test_if_the_driver_cannot_count_the_gpus_there_are_none(
+    def test_nvml_finds_no_gpus_if_the_driver_cannot_count_them(
         self, library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("NVML_GPUS", "?")
         assert Nvml(str(library)).read() == []
 
-    def test_a_driver_that_is_not_loaded_is_an_error(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nvml_raises_if_the_driver_is_not_loaded(self, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NVML_GPUS", "no driver")
         with pytest.raises(OSError, match="nvmlInit_v2 returned 9"):
             Nvml(str(library))
 
-    def test_a_missing_library_is_an_error(self, tmp_path: Path) -> None:
+    def test_nvml_raises_if_its_library_is_missing(self, tmp_path: Path) -> None:
         with pytest.raises(OSError, match=LIBRARY):
             Nvml(str(tmp_path / LIBRARY))
 
@@ -107,7 +109,7 @@ class TestNvml:
 
 
 class TestNvidiaSmi:
-    def test_a_gpu_with_missing_values_is_shown_and_a_lost_gpu_is_not(self, clean: Path) -> None:
+    def test_nvidia_smi_shows_gpus_with_missing_values_but_no_lost_gpu(self, clean: Path) -> None:
         install_smi(clean)
         assert nvidia_smi.read_gpus() == [
             WHOLE,
@@ -116,7 +118,7 @@ class TestNvidiaSmi:
         assert (clean / "calls").read_text().split()[0] == f"--query-gpu={','.join(nvidia_smi.FIELDS)}"
 
     @pytest.mark.parametrize("listing", ["", "\0\n\n", "No devices were found\n", "0\n", "-1, a, 1, 1, 1, 1, 1\n"])
-    def test_a_listing_without_gpus_yields_none(self, clean: Path, listing: str) -> None:
+    def test_an_nvidia_smi_listing_without_gpus_yields_no_gpus(self, clean: Path, listing: str) -> None:
         install_smi(clean, listing=listing)
         assert nvidia_smi.read_gpus() == []
 
@@ -145,7 +147,7 @@ class TestNvidiaSmi:
     ],
     ids=["all", "by index", "by uuid", "absent", "none", "parts"],
 )
-def test_only_visible_gpus_are_shown_under_their_names(visible: list[str] | None, names: list[str]) -> None:
+def test_only_visible_gpus_are_shown_with_their_cuda_names(visible: list[str] | None, names: list[str]) -> None:
     readings = [GpuReading(index, f"GPU-0{index}-uuid") for index in range(3)]
     assert [sample.gpu for sample in choose_visible(readings, visible)] == names
 
@@ -158,7 +160,7 @@ Watch = Callable[[], GpuWatch]
 
 @pytest.fixture
 def watch(clean: Path) -> Iterator[Watch]:
-    """A function that makes a watch like the agent's."""
+    """A function that creates a watch, as the agent does."""
     selector, made = selectors.DefaultSelector(), list[GpuWatch]()
 
     def make() -> GpuWatch:
@@ -188,7 +190,9 @@ class TestWatch:
 
         eventually(check, 30)
 
-    def test_nvml_is_read_repeatedly(self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_gpu_watch_reads_nvml_repeatedly(
+        self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
         monkeypatch.setenv("NVML_GPUS", "al")
         mine = watch()
@@ -205,7 +209,7 @@ class TestWatch:
         install_smi(clean)
         self.expect(watch(), [SAMPLE, GpuSample("1", None, 20 << 30, 80 << 30, None, 64.0)])
 
-    def test_gpus_that_cuda_does_not_see_are_not_shown(
+    def test_gpus_hidden_by_cuda_visible_devices_are_not_shown(
         self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
@@ -214,7 +218,7 @@ class TestWatch:
         self.expect(watch(), [GpuSample("GPU-00-uuid", 0.37, 20 << 30, 80 << 30, 251.5, 64.0)])
 
     @pytest.mark.parametrize("visible", [None, "", "-1"])
-    def test_without_gpus_no_process_is_started(
+    def test_no_gpu_reader_is_started_without_visible_gpus(
         self, watch: Watch, clean: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None
     ) -> None:
         if visible is not None:
@@ -224,7 +228,7 @@ class TestWatch:
         assert turn(mine) == []
         assert mine.pids == set()
 
-    def test_a_hanging_driver_costs_only_the_readings(
+    def test_a_hanging_gpu_driver_does_not_block_the_agent(
         self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
@@ -242,7 +246,7 @@ class TestWatch:
     def is_in_library(pid: int) -> None:
         assert LIBRARY in Path(f"/proc/{pid}/maps").read_text()
 
-    def test_a_driver_that_crashes_is_read_again_later(
+    def test_gpus_are_read_again_later_after_a_driver_crash(
         self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
@@ -265,7 +269,7 @@ class TestWatch:
         assert len(mine.pids) == 1
         self.expect(mine, [SAMPLE])
 
-    def test_readings_that_are_too_old_are_not_shown(
+    def test_outdated_gpu_readings_are_not_shown(
         self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
@@ -274,7 +278,9 @@ class TestWatch:
         self.expect(mine, [SAMPLE])
         assert mine.poll(time.monotonic() + 60, 0.1) == []
 
-    def test_the_reader_ends_with_its_agent(self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_gpu_reader_ends_with_its_watch(
+        self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
         monkeypatch.setenv("NVML_GPUS", "a")
         mine = watch()
@@ -296,7 +302,7 @@ class TestWatch:
             b"\xff\0",
         ],
     )
-    def test_lines_other_than_readings_are_ignored(self, watch: Watch, line: bytes) -> None:
+    def test_invalid_lines_of_the_gpu_reader_are_ignored(self, watch: Watch, line: bytes) -> None:
         mine = watch()
         mine._take(b'{"gpus": [{"gpu": "0", "use": 0.5}], "next_s": 9}')
         mine._take(line)

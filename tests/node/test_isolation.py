@@ -1,4 +1,4 @@
-"""Tasks in a private network: no port can be reached from outside, and nothing of the network is left afterwards."""
+"""Tasks in a private network: no port can be reached from outside, and the network disappears afterwards."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def reaches(port: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolated", [False, True], ids=["", "isolated"])
-def test_a_user_of_the_machine_can_reach_a_port_only_without_isolation(
+@pytest.mark.parametrize("isolated", [False, True], ids=["not isolated", "isolated"])
+def test_a_port_can_be_reached_from_the_machine_only_without_isolation(
     distlaunch: Distlaunch, tmp_path: Path, isolated: bool
 ) -> None:
     (tmp_path / "serve.py").write_text(SERVE)
@@ -84,7 +84,7 @@ def test_a_user_of_the_machine_can_reach_a_port_only_without_isolation(
 
     looking = threading.Thread(target=look)
     looking.start()
-    ports = loopback.ports()  # no other run uses them outside
+    ports = loopback.ports()  # no other run uses them
     options = ["--set", f"ports={ports[0]}-{ports[-1]}", *(["--set", "isolation=namespace"] if isolated else [])]
     ran = distlaunch("local", "--workers", "2", *options, "serve.py", str(tmp_path))
     looking.join()
@@ -100,7 +100,7 @@ def test_a_user_of_the_machine_can_reach_a_port_only_without_isolation(
     reason="another user cannot reach the files of this Python",
 )
 @apart_on_linux
-def test_an_ordinary_user_gets_a_private_network_and_keeps_its_user_id() -> None:
+def test_an_unprivileged_user_gets_a_private_network_and_keeps_its_user_id() -> None:
     user = 65534 if os.geteuid() == 0 else os.geteuid()
     if os.geteuid() == 0:
         os.setgid(65534)
@@ -127,7 +127,7 @@ def test_an_ordinary_user_gets_a_private_network_and_keeps_its_user_id() -> None
         os.waitpid(child, 0)
 
 
-def test_a_system_without_namespaces_starts_nothing_and_says_why(tmp_path: Path) -> None:
+def test_a_run_with_isolation_is_refused_without_network_namespaces(tmp_path: Path) -> None:
     limit = Path("/proc/sys/user/max_net_namespaces")
     # In the test's own user namespace, the limit applies only to that namespace.
     script = (
@@ -143,7 +143,7 @@ def test_a_system_without_namespaces_starts_nothing_and_says_why(tmp_path: Path)
 
 
 @apart_on_linux
-def test_the_port_of_tensorboard_is_also_free_outside() -> None:
+def test_the_tensorboard_port_of_an_isolated_run_is_also_free_outside() -> None:
     first, *_ = loopback.ports()
     with socket.create_server(("127.0.0.1", first)):
         network = OuterNetwork()
@@ -164,7 +164,7 @@ def test_the_port_of_tensorboard_is_also_free_outside() -> None:
 
 
 @apart_on_linux
-def test_a_relay_carries_all_data_in_both_directions() -> None:
+def test_the_relay_of_an_isolated_run_forwards_all_data_in_both_directions() -> None:
     selector = selectors.DefaultSelector()
     relay = Relay(selector)
     outer, inner = os.pipe()

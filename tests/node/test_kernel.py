@@ -1,4 +1,4 @@
-"""What we ask of the operating system: descendants, exact signals, holders of ports, GPUs, cores."""
+"""What distlaunch needs of the operating system: descendants, exact signals, holders of ports, GPUs, cores."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pids_below(root: int, groups: tuple[int, ...] = ()) -> set[int]:
 
 
 @apart
-def test_children_and_grandchildren_are_found_and_their_root_is_not() -> None:
+def test_descendants_include_children_and_grandchildren_but_not_the_root() -> None:
     with family("child", "grandchild", "stopped") as (root, pids):
         found = pids_below(root)
         assert set(pids.values()) < found
@@ -63,7 +63,7 @@ def test_children_and_grandchildren_are_found_and_their_root_is_not() -> None:
 
 
 @apart
-def test_the_dead_are_not_among_the_living() -> None:
+def test_zombies_are_among_the_descendants_only_on_request() -> None:
     with family("zombie", "child") as (root, pids):
         assert psutil.Process(pids["zombie"]).status() == psutil.STATUS_ZOMBIE
         assert pids_below(root) == {pids["child"]}
@@ -72,7 +72,7 @@ def test_the_dead_are_not_among_the_living() -> None:
 
 
 @apart_on_linux
-def test_a_daemon_with_a_session_of_its_own_becomes_ours() -> None:
+def test_a_subreaper_adopts_a_daemon_with_its_own_session() -> None:
     kernel.become_subreaper()
     with family("daemon") as (_, pids):
         [daemon] = [process for process in kernel.descendants(os.getpid()) if process.pid == pids["daemon"]]
@@ -81,14 +81,14 @@ def test_a_daemon_with_a_session_of_its_own_becomes_ours() -> None:
 
 
 @apart
-def test_those_to_spare_are_left_out_with_everything_below_them() -> None:
+def test_spared_processes_and_their_descendants_are_not_among_the_descendants() -> None:
     with family("grandchild") as (spared, _), family("child") as (other, pids):
         found = {process.pid for process in kernel.descendants(os.getpid(), spare={spared})}
         assert found == {other, pids["child"]}
 
 
-def test_the_portable_fall_back_finds_the_members_of_a_group_that_lost_their_parents() -> None:
-    """Without a subreaper they are no longer below us."""
+def test_the_portable_fallback_finds_orphaned_members_of_a_process_group() -> None:
+    """Without a subreaper, they are no longer descendants of this process."""
     code = """if True:
         import os, subprocess, sys
         from worker_entry.system import hardware, kernel
@@ -116,7 +116,7 @@ def gone(pid: int) -> None:
 
 @linux
 @pytest.mark.parametrize("name", ["a b c", "x) R 1 (y", ") S 0 0", "((((", "\n9 (z) S 1\n", "ÿé"])
-def test_the_name_of_a_process_may_be_anything(name: str) -> None:
+def test_a_process_with_any_name_is_found_among_the_descendants(name: str) -> None:
     """The kernel writes it unescaped into the middle of /proc/PID/stat."""
     code = f"""if True:
         import ctypes, time
@@ -149,14 +149,14 @@ def find(process: subprocess.Popen[bytes]) -> kernel.Process:
 
 
 @apart
-def test_a_signal_reaches_the_process() -> None:
+def test_send_signal_signals_a_living_process() -> None:
     with child() as process:
         assert kernel.send_signal(find(process), signal.SIGTERM)
         assert process.wait() == -signal.SIGTERM
 
 
 @apart
-def test_a_signal_to_a_process_that_is_gone_is_not_sent() -> None:
+def test_send_signal_does_not_signal_an_ended_process() -> None:
     with child() as process:
         found = find(process)
         process.kill()
@@ -165,7 +165,7 @@ def test_a_signal_to_a_process_that_is_gone_is_not_sent() -> None:
 
 
 @linux
-def test_a_later_process_of_the_same_pid_is_not_hit() -> None:
+def test_send_signal_does_not_signal_a_later_process_with_the_same_pid() -> None:
     with child() as process:
         found = find(process)
         earlier = kernel.Process(found.pid, found.parent, found.group, found.started - 1, zombie=False)
@@ -176,7 +176,7 @@ def test_a_later_process_of_the_same_pid_is_not_hit() -> None:
 
 
 @linux
-def test_signals_are_as_exact_where_python_knows_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_send_signal_does_not_signal_a_later_process_without_pidfd_support(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python that was built on an old system (conda's) lacks the calls."""
     monkeypatch.delattr(os, "pidfd_open")
     with child() as process:
@@ -189,7 +189,7 @@ def test_signals_are_as_exact_where_python_knows_no_pidfd(monkeypatch: pytest.Mo
 
 
 @linux
-def test_sending_signals_keeps_no_descriptor_open() -> None:
+def test_send_signal_leaves_no_descriptor_open() -> None:
     before = open_descriptors()
     with child() as process:
         found = find(process)
@@ -201,8 +201,8 @@ def test_sending_signals_keeps_no_descriptor_open() -> None:
 
 
 @linux
-@pytest.mark.parametrize("late", [False, True], ids=["", "though it was dead before the call"])
-def test_a_child_dies_with_its_parent(late: bool) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["after the call", "before the call"])
+def test_a_child_process_dies_with_its_parent(late: bool) -> None:
     code = f"""if True:
         import os, signal, time
         from worker_entry.system import hardware, kernel
@@ -219,7 +219,7 @@ def test_a_child_dies_with_its_parent(late: bool) -> None:
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     if late:
-        assert parent.stdout.read() == b""  # the child died before it printed, and no process holds the pipe
+        assert parent.stdout.read() == b""  # the child died before it printed: no process holds the pipe
         parent.wait()
         return
     pid = int(parent.stdout.readline())
@@ -234,7 +234,7 @@ def test_a_child_dies_with_its_parent(late: bool) -> None:
 
 @linux
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
-def test_the_holder_of_a_port_is_named(family: socket.AddressFamily) -> None:
+def test_port_holder_names_the_process_that_listens_on_a_port(family: socket.AddressFamily) -> None:
     with socket.socket(family) as server:
         server.bind(("", 0))
         server.listen()
@@ -243,7 +243,7 @@ def test_the_holder_of_a_port_is_named(family: socket.AddressFamily) -> None:
 
 
 @linux
-def test_a_port_without_a_visible_holder_has_none() -> None:
+def test_port_holder_returns_none_for_a_port_without_a_listener() -> None:
     with socket.socket() as bound:
         bound.bind(("", 0))
         assert kernel.port_holder(bound.getsockname()[1]) is None  # no table of the kernel shows it yet
@@ -265,7 +265,9 @@ def test_a_port_without_a_visible_holder_has_none() -> None:
         ("GPU-8a56,MIG-11", ["GPU-8a56", "MIG-11"]),
     ],
 )
-def test_gpus_are_those_that_cuda_may_see(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]) -> None:
+def test_gpus_are_read_from_cuda_visible_devices(
+    monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert hardware.gpus() == gpus
 
@@ -279,7 +281,7 @@ def test_gpus_are_those_that_cuda_may_see(monkeypatch: pytest.MonkeyPatch, visib
     ],
     ids=["two", "none", "a broken driver"],
 )
-def test_gpus_are_those_of_the_driver(
+def test_gpus_are_read_from_nvidia_smi(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, gpus: list[str]
 ) -> None:
     fake = tmp_path / "nvidia-smi"
@@ -290,14 +292,14 @@ def test_gpus_are_those_of_the_driver(
     assert hardware.gpus() == gpus
 
 
-def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_gpus_are_found_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert hardware.gpus() == []
 
 
 @linux
-def test_cores_are_those_this_process_may_use() -> None:
+def test_the_core_count_follows_the_cpu_affinity_of_the_process() -> None:
     everything = os.sched_getaffinity(0)
     assert hardware.cores() == len(everything)
     try:

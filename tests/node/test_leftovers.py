@@ -1,4 +1,4 @@
-"""What a run has left on this machine, counted by the agent and again by psutil."""
+"""Processes that a run has left on this machine, counted by the agent and again by psutil."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.harness.processes.commands import Distlaunch
 from tests.harness.witness import wait_until
 
 
-def test_a_process_that_the_agent_has_not_counted_is_reported() -> None:
+def test_a_leftover_process_that_the_agent_missed_is_reported() -> None:
     run_id = f"left-{os.getpid()}"
     env = {**os.environ, "DISTLAUNCH_RUN_ID": run_id}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=env) as left:
@@ -40,13 +40,13 @@ def test_a_process_that_the_agent_has_not_counted_is_reported() -> None:
 
 
 @pytest.mark.parametrize("left", [{}, {"gpu-a": 0}, {LOCAL: None}])
-def test_other_machines_are_not_counted_here(left: dict[str, int | None]) -> None:
+def test_leftover_processes_of_other_machines_are_not_counted(left: dict[str, int | None]) -> None:
     console = Console(PlainSink(io.BytesIO(), io.StringIO()))
     assert confirm_left(left, "none", console) == left
     console.close()
 
 
-def test_both_counts_agree_after_a_run_whose_tasks_leave_processes_behind(distlaunch: Distlaunch) -> None:
+def test_agent_and_psutil_agree_after_tasks_leave_processes_behind(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--", "sh", "-c", "setsid sleep 1000 & exit 0")
     assert ran.status == 0, ran.stderr
     assert "processes that outlived their task were stopped" in ran.stderr
@@ -54,7 +54,7 @@ def test_both_counts_agree_after_a_run_whose_tasks_leave_processes_behind(distla
     assert find_left_processes(ran.report["run_id"]) == []
 
 
-def test_a_spec_of_this_machine_cleans_up_after_all_ended_runs_and_no_other(
+def test_clean_with_a_local_spec_stops_processes_of_ended_runs_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""How single parts of distlaunch handle what a connection, a node or the other side seldom does."""
+"""How single parts of distlaunch handle rare behaviour of a connection, a node or the other side."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ ATTACH = Attach(VERSION, "/tmp/agent-x", 0, 0, {})
 
 
 class WakingEnd(FarEnd):
-    """Abandoning it wakes its reader, as with a socket."""
+    """A stream whose reader wakes up when it is abandoned, as with a socket."""
 
     def abandon(self) -> None:
         super().abandon()
@@ -102,7 +102,7 @@ class Chatterbox(FarEnd):
 
 
 @pytest.mark.parametrize(("end", "told"), [(b"", "it ended without an answer"), (None, "the connection broke")])
-def test_a_question_without_an_answer_is_an_error_and_its_stream_is_closed(end: bytes | None, told: str) -> None:
+def test_a_query_without_an_answer_raises_and_closes_its_stream(end: bytes | None, told: str) -> None:
     far = FarEnd()
     far.from_agent.put(b"motd\n" + MARKER)
     far.from_agent.put(end)
@@ -111,7 +111,7 @@ def test_a_question_without_an_answer_is_an_error_and_its_stream_is_closed(end: 
     assert far.is_cut
 
 
-def test_noise_that_does_not_end_is_not_read_for_ever() -> None:
+def test_endless_output_before_the_start_marker_is_an_error() -> None:
     with pytest.raises(ProtocolError, match=r"(?s)^no start marker, only: .*Welcome!$"):
         skip_noise(Chatterbox(), 0.02)
 
@@ -119,7 +119,7 @@ def test_noise_that_does_not_end_is_not_read_for_ever() -> None:
 # --- reconnecting ---
 
 
-def test_giving_up_ends_a_try_and_there_is_no_other() -> None:
+def test_giving_up_ends_the_current_reconnect_try_without_another() -> None:
     far = WakingEnd()
     tries: list[float] = []
 
@@ -137,7 +137,7 @@ def test_giving_up_ends_a_try_and_there_is_no_other() -> None:
     assert (far.is_cut, len(tries)) == (True, 1)
 
 
-def test_giving_up_while_a_stream_is_opened_closes_the_stream() -> None:
+def test_giving_up_during_a_reconnect_closes_the_new_stream() -> None:
     far = WakingEnd()
 
     def reopen(_: float) -> FarEnd:
@@ -153,7 +153,7 @@ def test_giving_up_while_a_stream_is_opened_closes_the_stream() -> None:
 # --- an SSH server ---
 
 
-def test_a_server_that_says_its_version_and_nothing_more_is_given_up() -> None:
+def test_an_ssh_server_that_stops_after_its_version_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         port = server.getsockname()[1]
         accepted = pool.submit(server.accept)
@@ -164,7 +164,7 @@ def test_a_server_that_says_its_version_and_nothing_more_is_given_up() -> None:
         accepted.result()[0].close()
 
 
-def test_a_host_key_that_cannot_be_remembered_is_not_believed(tmp_path: Path) -> None:
+def test_a_host_key_that_cannot_be_saved_is_not_accepted(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     known_hosts = tmp_path / "file" / "known_hosts"
     target = parse_target("gpu-a", f"user x\nuserknownhostsfile {known_hosts}\n")
@@ -175,12 +175,12 @@ def test_a_host_key_that_cannot_be_remembered_is_not_believed(tmp_path: Path) ->
     assert believed == []
 
 
-# --- what calls an agent ---
+# --- calls to an agent ---
 
 
 @pytest.fixture
 def folder() -> Iterator[ReattachFolder]:
-    """The folder of an agent that is this process."""
+    """The folder of an agent; this process is the agent."""
     folder = ReattachFolder.make()
     assert folder is not None
     folder.listen()
@@ -195,7 +195,7 @@ ANOTHER_VERSION = Attach(VERSION + 1, "/tmp/agent-x", 0, 0, {})
 @pytest.mark.parametrize(
     "sent", [b"garbage\n", encode(ANOTHER_VERSION), encode(ATTACH)[:10]], ids=["garbage", "version", "half"]
 )
-def test_an_invalid_caller_gets_an_error_and_leaves_no_descriptor(folder: ReattachFolder, sent: bytes) -> None:
+def test_an_invalid_reattach_call_gets_an_error_and_leaks_no_descriptor(folder: ReattachFolder, sent: bytes) -> None:
     before = open_descriptors()
     reader, writer = os.pipe()
     with socket.socket(socket.AF_UNIX) as call:
@@ -215,7 +215,7 @@ def test_an_invalid_caller_gets_an_error_and_leaves_no_descriptor(folder: Reatta
 @linux
 @pytest.mark.parametrize("descriptors", [[], [0]])
 @pytest.mark.parametrize("sent", [b"", encode(ATTACH)], ids=["nothing", "attach"])
-def test_a_caller_without_a_connection_is_sent_away_and_leaves_no_descriptor(
+def test_a_reattach_call_without_a_connection_is_rejected_and_leaks_no_descriptor(
     folder: ReattachFolder, descriptors: list[int], sent: bytes
 ) -> None:
     before = open_descriptors()
@@ -230,14 +230,16 @@ def test_a_caller_without_a_connection_is_sent_away_and_leaves_no_descriptor(
 
 
 @linux
-def test_a_caller_of_another_user_is_not_heard(folder: ReattachFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other user can enter the folder; if somebody opens it, the kernel still says who calls."""
+def test_an_agent_ignores_a_reattach_call_of_another_user(
+    folder: ReattachFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other user can enter the folder; even if it is open, the kernel reports the user of the caller."""
     monkeypatch.setattr(peer, "find_peer", lambda _: peer.Peer(1, os.geteuid() + 1))
     with socket.socket(socket.AF_UNIX) as call:
         call.connect(os.path.join(folder.path, "socket"))
         call.sendall(encode(Goodbye()))
         assert receive_call(folder.accept()) is None
-        with contextlib.suppress(ConnectionResetError):  # what it has sent was not read
+        with contextlib.suppress(ConnectionResetError):  # its data was not read
             assert call.recv(1) == b""
     assert stat.S_IMODE(os.stat(os.path.join(folder.path, "socket")).st_mode) == 0o600
 
@@ -246,7 +248,7 @@ def test_a_caller_of_another_user_is_not_heard(folder: ReattachFolder, monkeypat
 
 
 def answer_of(way: Pipes) -> tuple[list[Message], int]:
-    """All that a process says, and its exit status."""
+    """All messages of a process, and its exit status."""
     said = b""
     while data := way.read(1 << 16, 30.0):
         said += data
@@ -269,7 +271,7 @@ def started(verb: str, *sent: bytes) -> Iterator[Pipes]:
 
 @pytest.mark.parametrize("verb", ["attach", "clean"])
 @pytest.mark.parametrize("sent", [b"garbage\n", encode(Goodbye()), b""], ids=["garbage", "another", "end"])
-def test_a_process_that_is_sent_something_else_says_so_and_ends(verb: str, sent: bytes) -> None:
+def test_attach_and_clean_exit_with_an_error_after_an_unexpected_message(verb: str, sent: bytes) -> None:
     with started(verb, sent) as way:
         way.finish()
         [answer], status = answer_of(way)
@@ -277,7 +279,7 @@ def test_a_process_that_is_sent_something_else_says_so_and_ends(verb: str, sent:
     assert (answer.problem.reference, status) == ("protocol-error", 1)
 
 
-def test_an_agent_whose_folder_is_gone_and_that_is_not_found_has_ended(tmp_path: Path) -> None:
+def test_attach_reports_that_an_agent_without_folder_and_process_has_ended(tmp_path: Path) -> None:
     attach = Attach(VERSION, str(tmp_path / "gone"), 0, 0, {}, process_view=process_view())
     with started("attach", encode(attach)) as way:
         [answer], status = answer_of(way)
@@ -285,7 +287,7 @@ def test_an_agent_whose_folder_is_gone_and_that_is_not_found_has_ended(tmp_path:
     assert (answer.problem.reference, status) == (AGENT_GONE, 1)
 
 
-def test_a_call_that_is_one_too_many_ends_without_a_word(folder: ReattachFolder) -> None:
+def test_attach_exits_silently_if_the_agent_has_too_many_callers(folder: ReattachFolder) -> None:
     callers: list[socket.socket] = []
     try:
         while True:
@@ -299,7 +301,7 @@ def test_a_call_that_is_one_too_many_ends_without_a_word(folder: ReattachFolder)
         caller.close()
 
 
-def test_a_process_does_not_wait_for_ever_for_a_guardian_that_stays(tmp_path: Path) -> None:
+def test_attach_stops_waiting_for_a_guardian_that_does_not_end(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     file.touch()
     with file.open() as guardian, file.open() as lock:
@@ -307,7 +309,7 @@ def test_a_process_does_not_wait_for_ever_for_a_guardian_that_stays(tmp_path: Pa
         assert reattachments._await_end(lock.fileno(), time.monotonic() + 0.05) == 1
 
 
-# --- an agent that does not want to end ---
+# --- an agent that does not end ---
 
 
 STUBBORN = """
@@ -323,14 +325,14 @@ time.sleep(600)
 
 
 @linux
-def test_a_guardian_that_does_not_react_is_killed_with_all_below_it() -> None:
+def test_an_unresponsive_guardian_is_killed_with_all_descendants() -> None:
     run_id = f"stubborn-{os.getpid()}"
     env = {**os.environ, "DISTLAUNCH_RUN_ID": run_id}
     command = [sys.executable, "-c", STUBBORN, run_id]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as guardian:
         assert guardian.stdout is not None
         path = guardian.stdout.readline().strip()
-        # A process that has just started has no environment for a moment.
+        # A process has no environment for a moment after its start.
         wait_until(lambda: len(find_left_processes(run_id)) == 2, "both have their environment")
         assert cleanup.find_agents([run_id]) == [path]
         assert cleanup.end_agents([path], 0.1)
@@ -340,7 +342,7 @@ def test_a_guardian_that_does_not_react_is_killed_with_all_below_it() -> None:
     assert not Path(path).exists()
 
 
-def test_agents_are_found_by_their_run_and_those_that_have_none_yet_are_not(
+def test_agents_are_found_by_their_run_id(
     folder: ReattachFolder,
 ) -> None:
     run_id = f"found-{os.getpid()}"
@@ -357,8 +359,8 @@ sys.exit(cleanup.main())
 """
 
 
-def test_an_agent_that_cannot_be_stopped_is_reported(folder: ReattachFolder) -> None:
-    """Its guardian is invisible from here, as if it ran in another container."""
+def test_clean_reports_an_agent_that_cannot_be_stopped(folder: ReattachFolder) -> None:
+    """Its guardian is invisible here, as if it ran in another container."""
     (Path(folder.path) / "guardian").unlink()
     order = encode(Clean(VERSION, [], folder.path))
     ran = subprocess.run([sys.executable, "-c", STUCK], input=order, capture_output=True, timeout=30, check=False)
@@ -382,21 +384,21 @@ os._exit(_guard(agent, counter))
 """
 
 
-def test_an_agent_whose_lease_is_over_is_killed_though_its_loop_goes_round() -> None:
+def test_a_guardian_kills_an_agent_that_runs_after_its_lease() -> None:
     ran = subprocess.run([sys.executable, "-c", EXPIRED], capture_output=True, timeout=30, text=True, check=False)
     assert ran.returncode == 128 + signal.SIGKILL
     assert ran.stderr.startswith("killing the agent, which still runs although its lease has expired\n")
 
 
 def read_until(way: Pipes, decoder: Decoder, last: type) -> list[tuple[Message, bytes]]:
-    """What a process sends, logs included, up to the first message of type `last`."""
+    """What a process sends, including logs, up to the first message of type `last`."""
     heard: list[tuple[Message, bytes]] = []
     while not any(isinstance(message, last) for message, _ in heard):
         heard += decoder.feed(way.read(1 << 16, 30.0).removeprefix(MARKER))
     return heard
 
 
-def test_the_end_of_an_attempt_that_did_not_arrive_is_sent_again_after_its_logs(tmp_path: Path) -> None:
+def test_an_unreceived_end_of_an_attempt_is_resent_after_its_logs(tmp_path: Path) -> None:
     program = Program("command", "echo", ["done"])
     ports = loopback.ports()
     hello = Hello(VERSION, "test", str(tmp_path / "run"), str(tmp_path), 30.0, True)
@@ -420,7 +422,7 @@ def test_the_end_of_an_attempt_that_did_not_arrive_is_sent_again_after_its_logs(
             assert node.process.wait(30) == 0
 
 
-def test_a_controller_that_claims_more_than_was_sent_is_refused_and_the_agent_continues(tmp_path: Path) -> None:
+def test_an_agent_refuses_a_reattach_with_too_many_received_frames_and_continues(tmp_path: Path) -> None:
     hello = encode(Hello(VERSION, "test", str(tmp_path / "run"), str(tmp_path), 30.0, True))
     with started("node", hello) as node:
         [(ready, _)] = read_until(node, Decoder(), Ready)
@@ -473,7 +475,7 @@ def reset(end: socket.socket) -> None:
     end.close()
 
 
-def test_a_connection_without_input_is_open_and_one_that_was_reset_has_ended(
+def test_an_agent_connection_without_input_stays_open_until_it_is_reset(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = ends
@@ -485,7 +487,7 @@ def test_a_connection_without_input_is_open_and_one_that_was_reset_has_ended(
         assert connection.read() is None
 
 
-def test_a_blocked_connection_loses_nothing_and_a_closed_one_is_reported(
+def test_a_blocked_agent_connection_keeps_its_data_and_reports_a_reset(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = ends
@@ -506,7 +508,7 @@ def test_a_blocked_connection_loses_nothing_and_a_closed_one_is_reported(
 # --- an agent's checks ---
 
 
-def test_a_port_that_is_taken_meanwhile_is_reported() -> None:
+def test_a_port_responder_reports_a_port_that_was_taken() -> None:
     with socket.create_server(("", 0)) as taken, selectors.DefaultSelector() as selector:
         checks = NodeChecks(selector, lambda message: None)
         [problem] = checks.open_responders({"worker:0": taken.getsockname()[1]}, "nonce")
@@ -519,16 +521,14 @@ def inspected(folder: Path, kind: str, target: str, shared: str = "", mark: str 
     return inspect(Inspect(Program(kind, target, []), shared, mark), str(folder), str(folder))
 
 
-def test_a_mark_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+def test_an_inspection_reports_a_mark_file_that_cannot_be_written(tmp_path: Path) -> None:
     mark = {"shared": str(tmp_path), "mark": "abc"}
     assert inspected(tmp_path, "command", "true", **mark).problem == ""
     assert inspected(tmp_path, "command", "true", **mark).problem == "File exists"
 
 
 @pytest.mark.parametrize(("kind", "target"), [("script", "program"), ("module", "program.train")])
-def test_two_nodes_have_the_same_program_if_all_its_python_files_are_the_same(
-    tmp_path: Path, kind: str, target: str
-) -> None:
+def test_the_program_hash_depends_on_all_python_files_of_the_program(tmp_path: Path, kind: str, target: str) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         for name in ("z.py", "__main__.py", "inner/a.py"):
@@ -543,19 +543,19 @@ def test_two_nodes_have_the_same_program_if_all_its_python_files_are_the_same(
 
 
 @linux
-def test_a_program_that_cannot_be_read_has_no_hash(tmp_path: Path) -> None:
+def test_an_unreadable_program_has_no_hash(tmp_path: Path) -> None:
     assert inspected(tmp_path, "script", "/proc/self/mem").program_hash == ""  # not even by root
 
 
 @linux
-def test_without_proc_no_activity_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_activity_of_a_task_is_unknown_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "LINUX", False)
     assert ActivityWatch().report(dict.fromkeys(["worker:0"], cast("StartedTask", None))) == {"worker:0": Activity()}
 
 
 @linux
-def test_a_sample_of_one_process_does_not_disturb_a_closer_look_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child used much processor time before the look: the task is idle all the same."""
+def test_a_sample_of_one_process_does_not_change_the_measured_task_activity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child used much processor time before the measurement; the task is idle nevertheless."""
     monkeypatch.setattr(stacks, "SHORTEST_S", 0.0)
     monkeypatch.setattr(stacks, "read_use", lambda pid: SimpleNamespace(cpu_s=900.0 * (pid == 8), read=0, written=0))
     monkeypatch.setattr(kernel, "descendants", lambda _: [SimpleNamespace(pid=8)])
@@ -563,7 +563,7 @@ def test_a_sample_of_one_process_does_not_disturb_a_closer_look_at_all_of_them(m
     tasks, watch, now = {"worker:0": cast("StartedTask", idle)}, ActivityWatch(), time.monotonic()
     watch.poll(tasks, now - 100)
     watch.begin(tasks)
-    watch.poll(tasks, now)  # is due during the look
+    watch.poll(tasks, now)  # is due during the measurement
     idle_s = watch.report(tasks)["worker:0"].idle_s
     assert idle_s is not None
     assert idle_s >= 100
@@ -580,7 +580,7 @@ def test_a_sample_of_one_process_does_not_disturb_a_closer_look_at_all_of_them(m
         (errno.EIO, "Input/output error: train.py"),
     ],
 )
-def test_the_reason_why_a_task_does_not_start_is_reported(error: int, told: str) -> None:
+def test_a_failed_task_start_is_reported_with_its_reason(error: int, told: str) -> None:
     start = TaskStart("worker:1", Program("script", "train.py", []))
     problem = _find_problem(start, OSError(error, os.strerror(error)))
     assert (problem.reference, problem.message, problem.task) == ("start-failed", told, "worker:1")
@@ -589,7 +589,7 @@ def test_the_reason_why_a_task_does_not_start_is_reported(error: int, told: str)
 # --- a system ---
 
 
-def test_without_a_way_to_find_holes_a_file_is_all_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_counts_as_all_data_if_holes_cannot_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "log"
     with file.open("w+b") as log:
         for place in (0, 1 << 20, 1 << 21):
@@ -606,7 +606,7 @@ def test_without_a_way_to_find_holes_a_file_is_all_data(tmp_path: Path, monkeypa
 
 
 @linux
-def test_processes_and_sockets_that_are_gone_have_no_time_out_to_extend() -> None:
+def test_extending_tcp_timeouts_ignores_ended_processes_and_sockets() -> None:
     with subprocess.Popen(["true"]) as ended, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as living:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # now a zombie
         timeout = TcpTimeout(60.0)
@@ -619,7 +619,7 @@ def test_processes_and_sockets_that_are_gone_have_no_time_out_to_extend() -> Non
         os.close(pidfd)
 
 
-def test_a_python_without_tensorflow_cannot_run_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_is_refused_on_a_python_without_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     problem = find_problem(Program("module", "worker_entry.demo.train", []), str(tmp_path))

@@ -1,4 +1,4 @@
-"""What the kernel counts and logs distinguishes out of memory from other ends."""
+"""Counters and logs of the kernel distinguish out of memory from other exits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOGGED = "6,123,456,-;Memory cgroup out of memory: Killed process 77 (python3) t
 
 
 class Kernel:
-    """A control group's files as the kernel has them."""
+    """The files of a control group, as the kernel provides them."""
 
     def __init__(self, folder: Path, own: str, counter: str) -> None:
         self.root = folder / "cgroup"
@@ -49,7 +49,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Kernel:
     return Kernel(tmp_path, own, counter)
 
 
-def test_a_kill_that_the_kernel_counts_is_out_of_memory(kernel: Kernel) -> None:
+def test_a_kill_that_the_kernel_counts_is_reported_as_out_of_memory(kernel: Kernel) -> None:
     watch = kernel.watch()
     assert watch.find(77, KILLED, NOW) is None
     kernel.count(3)
@@ -60,13 +60,13 @@ def test_a_kill_that_the_kernel_counts_is_out_of_memory(kernel: Kernel) -> None:
     assert watch.find(77, TaskExit(code=137), NOW) is not None  # a shell's child was the victim
 
 
-def test_a_kill_explains_only_what_ends_soon_afterwards(kernel: Kernel) -> None:
+def test_an_oom_kill_explains_only_exits_soon_afterwards(kernel: Kernel) -> None:
     watch = kernel.watch()
     kernel.count(4)
     assert watch.find(77, KILLED, NOW) is not None
     assert watch.find(78, KILLED, NOW + 1) is not None  # the other victim
     assert watch.find(79, KILLED, NOW + RECENT_S) is None  # by `kill -9`
-    kernel.count(5)  # a child, whose parent goes on
+    kernel.count(5)  # a child was killed, and its parent continues
     watch.poll(NOW + 100)
     assert watch.find(80, KILLED, NOW + 100 + RECENT_S) is None
     kernel.count(6)
@@ -76,13 +76,13 @@ def test_a_kill_explains_only_what_ends_soon_afterwards(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("how", [TaskExit(code=1), TaskExit(signal=signal.SIGSEGV), TaskExit(signal=signal.SIGTERM)])
-def test_no_other_end_is_out_of_memory(kernel: Kernel, how: TaskExit) -> None:
+def test_exits_other_than_a_kill_are_not_out_of_memory(kernel: Kernel, how: TaskExit) -> None:
     watch = kernel.watch()
     kernel.count(3)
     assert watch.find(77, how, NOW) is None
 
 
-def test_a_victim_that_the_kernel_names_is_reported_with_its_memory(kernel: Kernel) -> None:
+def test_an_oom_victim_named_by_the_kernel_is_reported_with_its_memory(kernel: Kernel) -> None:
     kernel.log.write_text("6,1,2,-;Killed process 78 (python3) total-vm:9kB, anon-rss:1024kB\n")  # before the watch
     watch = kernel.watch()
     with kernel.log.open("a") as log:
@@ -93,5 +93,5 @@ def test_a_victim_that_the_kernel_names_is_reported_with_its_memory(kernel: Kern
     assert problem.message == "the kernel's OOM killer killed it; it held 2,048 MiB"
 
 
-def test_a_system_without_any_evidence_is_tolerated(tmp_path: Path) -> None:
+def test_a_system_without_oom_evidence_reports_no_out_of_memory(tmp_path: Path) -> None:
     assert OomWatch(str(tmp_path), str(tmp_path / "own"), str(tmp_path / "log")).find(os.getpid(), KILLED, NOW) is None

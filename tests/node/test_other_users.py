@@ -1,4 +1,4 @@
-"""What other users have put somewhere is not executed, and not written through."""
+"""Files and links of other users are not executed, and not written through."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ needs_two_users = pytest.mark.skipif(
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder in which every user can make files: not below pytest's own, which other users cannot enter."""
+    """A folder in which every user can create files; other users cannot enter the folders of pytest."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "shared")
         path.mkdir()
@@ -81,7 +81,7 @@ def as_stranger() -> Callable[..., None]:
 # --- who can change a folder ---
 
 
-def test_a_folder_of_this_user_below_folders_of_this_user_and_root_is_private(tmp_path: Path) -> None:
+def test_a_folder_below_folders_of_this_user_and_root_is_private(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert private(str(folder)) == str(folder)
     assert find_intruder(str(folder)) == ""
@@ -96,7 +96,7 @@ def test_a_folder_of_this_user_below_folders_of_this_user_and_root_is_private(tm
         (0o1775, "can be written by group 12345"),
     ],
 )
-def test_a_folder_that_others_can_write_to_is_not(tmp_path: Path, mode: int, reason: str) -> None:
+def test_a_folder_that_others_can_write_to_is_not_private(tmp_path: Path, mode: int, reason: str) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
     if os.geteuid() == 0:
@@ -110,8 +110,10 @@ def test_a_folder_that_others_can_write_to_is_not(tmp_path: Path, mode: int, rea
 
 
 @pytest.mark.parametrize(("mode", "is_private"), [(0o1777, True), (0o777, False), (0o755, True)])
-def test_nobody_replaces_it_in_a_folder_above_it(tmp_path: Path, mode: int, is_private: bool) -> None:
-    """The sticky bit, as /tmp has it, lets everybody make files, but replace only their own."""
+def test_a_private_folder_inside_a_world_writable_one_needs_its_sticky_bit(
+    tmp_path: Path, mode: int, is_private: bool
+) -> None:
+    """With the sticky bit, as in /tmp, every user can create files, but replace only their own."""
     above = tmp_path / "above"
     folder = above / "mine"
     folder.mkdir(parents=True, mode=0o700)
@@ -119,7 +121,7 @@ def test_nobody_replaces_it_in_a_folder_above_it(tmp_path: Path, mode: int, is_p
     assert (find_intruder(str(folder)) == "") == is_private
 
 
-def test_links_on_the_way_count_with_their_targets(tmp_path: Path) -> None:
+def test_targets_of_links_in_a_path_must_be_private_as_well(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open" / "mine").mkdir(mode=0o700)
     (tmp_path / "open").chmod(0o777)
@@ -135,9 +137,7 @@ def test_links_on_the_way_count_with_their_targets(tmp_path: Path) -> None:
 
 
 @needs_two_users
-def test_a_folder_of_another_user_is_not_private_even_where_the_name_leads_through_it(
-    shared: Path, as_stranger: Callable[..., None]
-) -> None:
+def test_a_path_through_a_folder_of_another_user_is_not_private(shared: Path, as_stranger: Callable[..., None]) -> None:
     as_stranger("mkdir theirs; ln -s / link", shared)
     (shared / "theirs" / "mine").mkdir()
     for path in ("theirs", "theirs/mine", "link/etc"):
@@ -147,7 +147,7 @@ def test_a_folder_of_another_user_is_not_private_even_where_the_name_leads_throu
 
 
 @needs_two_users
-def test_the_user_who_has_called_sudo_is_trusted_and_so_are_named_folders_and_the_mounts_of_a_pod(
+def test_the_sudo_user_named_folders_and_mounts_of_a_pod_are_trusted(
     shared: Path, as_stranger: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_stranger("mkdir -p theirs/inner", shared)
@@ -165,14 +165,14 @@ def test_the_user_who_has_called_sudo_is_trusted_and_so_are_named_folders_and_th
         assert find_intruder(str(shared / "theirs"))
 
 
-def test_owners_that_a_user_namespace_does_not_map_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmapped_owners_of_a_user_namespace_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ownership._unmapped_user() is None or find_intruder("/") == ""
     monkeypatch.setattr(ownership, "trusted_users", lambda: {1})
     monkeypatch.setattr(ownership, "_unmapped_user", lambda: 0)
     assert find_intruder("/") == ""
 
 
-def test_what_a_node_runs_first_imports_nothing_of_ours() -> None:
+def test_the_bootstrap_code_does_not_import_worker_entry() -> None:
     assert b"import worker_entry" not in make_payload("node").bootstrap
     assert b"from worker_entry" not in make_payload("node").bootstrap
     assert b"def verify_private" in make_payload("node").bootstrap
@@ -185,7 +185,7 @@ COMMANDS = ("resume", "clean", "down", "attach", "report", "stacks", "profile", 
 
 @pytest.fixture
 def trap(shared: Path) -> Path:
-    """A run of another user, or one that others can write to; its spec runs a program here."""
+    """A run of another user, or one that others can write to; its spec starts a program on this machine."""
     files = write_run(shared / "trap", outcome="failed")
     connection = {"command": ["sh", "-c", f"echo caught > {shared}/caught"]}
     spec = ClusterSpec.model_validate(
@@ -201,7 +201,7 @@ def trap(shared: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_acts_takes_no_run_of_another_user(trap: Path, shared: Path, command: str) -> None:
+def test_commands_with_effects_refuse_runs_of_other_users(trap: Path, shared: Path, command: str) -> None:
     env = {"XDG_STATE_HOME": str(shared / "state")}
     unnamed = r"there is no run trap .*\n  for the folder, write \./trap"
     for name, why in (("trap", unnamed), ("./trap", "so it may say what that user wants")):
@@ -211,7 +211,7 @@ def test_a_command_that_acts_takes_no_run_of_another_user(trap: Path, shared: Pa
     assert not (shared / "caught").exists()
 
 
-def test_a_command_that_only_shows_it_may_and_so_may_a_user_who_trusts_it(
+def test_read_only_commands_and_trusting_users_may_select_runs_of_others(
     trap: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="what that user wants"):
@@ -221,28 +221,28 @@ def test_a_command_that_only_shows_it_may_and_so_may_a_user_who_trusts_it(
     assert select_run(str(trap)).root == trap
 
 
-def test_a_run_that_is_only_named_by_another_file_has_to_be_ones_own_as_well(
+def test_requeued_jobs_and_warm_nodes_refuse_runs_of_other_users(
     trap: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that is queued again looks for its run, and `down --warm` for the runs that have kept nodes warm."""
+    """A requeued job looks for its run, and `down --warm` for the runs that have kept nodes warm."""
     files = RunDir(trap)
     record = {**json.loads(files.run.read_bytes()), "job": "12"}
     files.run.write_text(json.dumps(record))
     with pytest.raises(UsageError, match="what that user wants"):
         find_requeued(trap, {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"})
     monkeypatch.setenv("XDG_STATE_HOME", str(shared / "state"))
-    monkeypatch.setattr(warm_nodes, "find_waiting", lambda: iter(()))  # other tests keep some on this machine
+    monkeypatch.setattr(warm_nodes, "find_waiting", lambda: iter(()))  # other tests keep warm agents here
     warm_nodes.remember(warm_nodes.KnownWarmNode("gpu-a", 1, time.time() + 60, str(trap)))
     [found] = end_all()
     assert "what that user wants" in found.problem
     assert not (shared / "caught").exists()
 
 
-def test_a_run_that_has_just_gone_is_reported_by_who_reads_it(tmp_path: Path) -> None:
+def test_a_run_folder_that_is_gone_passes_the_ownership_check(tmp_path: Path) -> None:
     assert verify_own(RunDir(tmp_path / "gone")).root == tmp_path / "gone"
 
 
-def test_a_name_without_a_slash_is_no_spec_file_of_the_current_folder(shared: Path) -> None:
+def test_a_name_without_a_slash_is_not_read_as_a_spec_file(shared: Path) -> None:
     connection = {"command": ["sh", "-c", f"echo caught > {shared}/caught"]}
     spec = ClusterSpec.model_validate(
         {"nodes": [{"host": "gpu-a"}], "connection": connection, "program": {"script": "x.py"}}
@@ -254,7 +254,7 @@ def test_a_name_without_a_slash_is_no_spec_file_of_the_current_folder(shared: Pa
 
 
 @pytest.mark.parametrize(("job", "taken"), [("12", "12"), ("12_3", "12_3"), ("--help", ""), ("1\n2", ""), (None, "")])
-def test_only_an_id_is_taken_for_a_runs_job(tmp_path: Path, job: str | None, taken: str) -> None:
+def test_only_a_valid_job_id_is_read_from_a_run_record(tmp_path: Path, job: str | None, taken: str) -> None:
     files = write_run(tmp_path / "run")
     files.write_json(files.run, {**json.loads(files.run.read_bytes()), "job": job})
     assert read_record(files).job == taken
@@ -265,7 +265,7 @@ def test_only_an_id_is_taken_for_a_runs_job(tmp_path: Path, job: str | None, tak
 
 @needs_two_users
 @pytest.mark.parametrize("trick", ["mkdir .app.distlaunch", "ln -s .app.distlaunch/x app", "mkdir app"])
-def test_a_program_is_not_copied_to_where_another_user_was_first(
+def test_a_program_is_not_copied_into_a_folder_of_another_user(
     shared: Path, as_stranger: Callable[..., None], trick: str
 ) -> None:
     as_stranger(trick, shared)
@@ -273,14 +273,14 @@ def test_a_program_is_not_copied_to_where_another_user_was_first(
         Versions(str(shared / "app")).find_current()
 
 
-def test_a_program_is_not_copied_to_where_others_can_replace_it(tmp_path: Path) -> None:
+def test_a_program_is_not_copied_where_other_users_can_replace_it(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(NotOursError, match=f"can be written by every user; choose .*{TRUST}"):
         Versions(str(tmp_path / "open" / "below" / "app")).find_current()
 
 
-def test_a_cache_of_compiled_code_is_not_used_where_others_can_replace_it(tmp_path: Path) -> None:
+def test_a_compile_cache_is_not_used_where_other_users_can_replace_it(tmp_path: Path) -> None:
     root = tmp_path / "cache"
     root.mkdir()
     root.chmod(0o1777)
@@ -295,7 +295,7 @@ def test_a_cache_of_compiled_code_is_not_used_where_others_can_replace_it(tmp_pa
 
 @pytest.fixture
 def booby_trapped(tmp_path: Path) -> Path:
-    """A folder whose modules have the names of ours, and of Python's own."""
+    """A folder with modules that have the names of modules of distlaunch and of Python."""
     for name in ("launcher/__init__.py", "typing.py", "json.py", "click.py"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -303,7 +303,7 @@ def booby_trapped(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_distlaunch_starts_itself_without_the_current_folder(booby_trapped: Path) -> None:
+def test_distlaunch_starts_itself_without_modules_of_the_current_folder(booby_trapped: Path) -> None:
     done = subprocess.run(
         own_command("--version"), cwd=booby_trapped, capture_output=True, text=True, check=False, env=without_path()
     )
@@ -315,7 +315,9 @@ def without_path() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def test_so_does_what_it_writes_for_a_job_and_for_a_pod(booby_trapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_scripts_and_pods_start_distlaunch_without_modules_of_the_current_folder(
+    booby_trapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(booby_trapped)
     spec = ClusterSpec.model_validate({"nodes": "slurm", "program": {"script": "x.py"}})
     script = submit.render(spec, booby_trapped / "run")
@@ -334,7 +336,7 @@ def test_so_does_what_it_writes_for_a_job_and_for_a_pod(booby_trapped: Path, mon
 LINE = "a\n#SBATCH --partition=other"
 
 
-def test_a_line_break_in_a_folders_name_becomes_no_line_of_a_script(
+def test_a_line_break_in_a_folder_name_cannot_inject_a_script_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / LINE
@@ -353,7 +355,7 @@ def test_a_line_break_in_a_folders_name_becomes_no_line_of_a_script(
 # --- planted links ---
 
 
-def test_a_file_is_not_written_through_a_planted_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_not_written_through_planted_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")
     monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
@@ -367,7 +369,9 @@ def test_a_file_is_not_written_through_a_planted_link(tmp_path: Path, monkeypatc
     assert (victim.read_text(), (tmp_path / "metrics.prom").is_symlink()) == ("kept", False)
 
 
-def test_every_file_in_a_shared_folder_is_written_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_and_warm_node_files_are_not_written_through_planted_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[Path] = []
     monkeypatch.setattr("launcher.exporters.metrics.replace_text", lambda path, *_: written.append(path))
     monkeypatch.setattr("launcher.rundir.warm_nodes.replace_text", lambda path, *_: written.append(path))

@@ -1,4 +1,4 @@
-"""Strangers do not reach a task's port; the cluster does, and nothing else changes for its server."""
+"""Unknown peers do not reach a task's port; tasks of the cluster do, and nothing else changes for its server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _takes(listener: socket.socket) -> bool:
 
 
 def _some_networks(chance: random.Random, count: int) -> list[Network]:
-    """Networks as clusters have them: addresses of a few networks, some prefixes, some of IPv6, some mapped."""
+    """Networks as in clusters: addresses of a few networks, some prefixes, some of IPv6, some mapped."""
     bases4 = [chance.getrandbits(32) for _ in range(3)]
     bases6 = [(0x2001 << 112) | (chance.getrandbits(112)) for _ in range(3)]
     found: list[Network] = []
@@ -113,7 +113,7 @@ def _near(chance: random.Random, networks: Sequence[Network]) -> str | None:
 
 
 @apart_on_linux
-def test_a_filter_decides_as_its_networks_do() -> None:
+def test_an_address_filter_accepts_exactly_the_addresses_of_its_networks() -> None:
     enter_own_network()
     chance = random.Random(19)
     decided = [0, 0]
@@ -130,19 +130,19 @@ def test_a_filter_decides_as_its_networks_do() -> None:
     assert min(decided) > 300
 
 
-def test_more_addresses_than_a_filter_can_have_are_an_error() -> None:
+def test_an_address_filter_with_too_many_addresses_is_an_error() -> None:
     chance = random.Random(1)
     with pytest.raises(TooManyError, match="4,096"):
         compile_filter([ipaddress.IPv6Network(chance.getrandbits(128)) for _ in range(1000)])
 
 
 @pytest.mark.parametrize(("networks", "most"), [([], 8), ([_network("0.0.0.0/0"), _network("::/0")], 8)])
-def test_a_filter_is_as_short_as_its_list(networks: list[Network], most: int) -> None:
+def test_an_address_filter_for_few_networks_is_short(networks: list[Network], most: int) -> None:
     assert len(compile_filter(networks)) // 8 <= most
 
 
 @apart_on_linux
-def test_an_ordinary_user_can_have_a_filter() -> None:
+def test_an_unprivileged_user_can_attach_an_address_filter() -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
     with _shared_port([_network("127.0.0.1")]) as (port, guard, server):
@@ -152,7 +152,7 @@ def test_an_ordinary_user_can_have_a_filter() -> None:
 
 
 @apart_on_linux
-def test_own_addresses_are_those_of_all_interfaces() -> None:
+def test_own_addresses_returns_the_addresses_of_all_interfaces() -> None:
     import subprocess
 
     from tests.harness.hosts.namespaces import IP
@@ -193,7 +193,7 @@ class _Node:
         self.guards.poll(time.monotonic())
 
     def hears(self, caller: socket.socket) -> bytes | None:
-        """What a caller is sent before its connection ends; None if it is reset."""
+        """The bytes that a caller receives before its connection ends; None if it is reset."""
         heard = b""
         caller.setblocking(False)
         for _ in range(200):
@@ -212,7 +212,7 @@ class _Node:
         raise AssertionError("the connection stays open in silence")
 
     def greets(self, caller: socket.socket) -> str:
-        """The challenge that a caller is sent."""
+        """The challenge that a caller receives."""
         greeting = self.hears(caller)
         assert greeting is not None
         name, challenge = greeting.decode().split()
@@ -220,7 +220,7 @@ class _Node:
         return challenge
 
     def serve(self) -> socket.socket:
-        """A server like gRPC's."""
+        """A server that binds its port as gRPC does."""
         server = _dual()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         server.bind(("::", self.ports.numbers["worker:0"]))
@@ -230,13 +230,13 @@ class _Node:
 
 
 @apart_on_linux
-def test_a_stranger_is_reset_in_every_phase_and_reported_once() -> None:
+def test_an_unknown_peer_is_reset_in_every_phase_and_reported_once() -> None:
     enter_own_network()
     node = _Node()
     port = node.hold()
     node.guards.learn([PEER, "fd00::2"])
     assert node.hears(call(STRANGER, port)) is None  # held
-    assert node.hears(call(PEER, port)) is None  # a peer that is early
+    assert node.hears(call(PEER, port)) is None  # a peer that connects too early
     with node.serve() as server:
         for source in (STRANGER, "fd00::99"):
             assert node.hears(call(source, port)) is None
@@ -262,7 +262,7 @@ def test_a_stranger_is_reset_in_every_phase_and_reported_once() -> None:
 
 
 @apart_on_linux
-def test_a_server_that_comes_back_or_listens_several_times_is_reached_by_its_peers_only() -> None:
+def test_only_known_peers_reach_a_server_that_restarts_or_listens_several_times() -> None:
     enter_own_network()
     node = _Node()
     port = node.hold()
@@ -283,7 +283,7 @@ def test_a_server_that_comes_back_or_listens_several_times_is_reached_by_its_pee
 
 
 @apart_on_linux
-def test_callers_of_the_checks_may_come_from_any_address_and_reach_the_port_from_then_on() -> None:
+def test_a_peer_that_passes_the_check_reaches_the_port_from_then_on() -> None:
     enter_own_network()
     node = _Node()
     for nonce in ("one", ""):  # the second attempt has no checks
@@ -304,8 +304,8 @@ def test_callers_of_the_checks_may_come_from_any_address_and_reach_the_port_from
 
 
 @apart_on_linux
-def test_a_proof_is_for_one_connection_and_is_heard_once() -> None:
-    """Who can read the network hears proofs, and may come from an address of their own."""
+def test_a_proof_of_a_peer_is_valid_for_one_connection_and_once() -> None:
+    """An attacker who can read the network sees proofs, and may connect from another address."""
     enter_own_network()
     node = _Node()
     port = node.hold(nonce="one")
@@ -327,7 +327,7 @@ def test_a_proof_is_for_one_connection_and_is_heard_once() -> None:
 
 
 @apart_on_linux
-def test_callers_that_stay_silent_keep_nobody_out_and_have_one_deadline() -> None:
+def test_silent_callers_do_not_block_other_peers_and_are_closed_after_a_deadline() -> None:
     enter_own_network()
     node = _Node()
     port = node.hold(nonce="one")
@@ -340,11 +340,11 @@ def test_callers_that_stay_silent_keep_nobody_out_and_have_one_deadline() -> Non
     assert len(node.hears(caller) or b"") == 65
     assert len(node.guards._answering._open) == CALLERS_OF_ADDRESS + 1
     node.guards.poll(time.monotonic() + PROOF_S + 1)
-    assert len(node.guards._answering._open) == 1  # the one with a proof
+    assert len(node.guards._answering._open) == 1  # the caller with a proof
 
 
 @apart_on_linux
-def test_a_guard_goes_on_when_descriptors_run_out() -> None:
+def test_a_port_guard_survives_a_lack_of_file_descriptors() -> None:
     import resource
 
     enter_own_network()
@@ -355,7 +355,7 @@ def test_a_guard_goes_on_when_descriptors_run_out() -> None:
     taken = socket.socket()
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken.fileno() + 1, limits[1]))
     for _ in range(10):
-        node.turn()  # each connection that waits is closed, so that this ends
+        node.turn()  # each waiting connection is closed, so this ends
     assert node.selector.select(0.01) == []
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     caller = call(PEER, port)
@@ -379,8 +379,8 @@ with socket.socket(socket.AF_INET6) as caller:
 
 
 @apart_on_linux
-def test_a_link_local_address_counts_on_its_own_interface_only() -> None:
-    """Another machine, which has one address on two networks, as two machines could."""
+def test_a_link_local_peer_is_accepted_on_its_own_interface_only() -> None:
+    """Another machine has the same address on two networks; two machines could have it as well."""
     import subprocess
     import threading
 
@@ -427,7 +427,7 @@ def test_a_link_local_address_counts_on_its_own_interface_only() -> None:
     assert {str(each.address) for each in node.said if isinstance(each, ConnectionsRejected)} == {repelled}
 
 
-def test_an_interface_that_is_not_here_has_no_addresses() -> None:
+def test_a_link_local_address_of_an_unknown_interface_is_an_error() -> None:
     with pytest.raises(ValueError, match="there is no interface none"):
         _address("fe80::98%none")
     assert _address("fe80::98%1") == ipaddress.IPv6Address("fe80::98%1")
@@ -436,7 +436,7 @@ def test_an_interface_that_is_not_here_has_no_addresses() -> None:
 
 
 @apart_on_linux
-def test_networks_of_the_spec_and_names_of_the_cluster_may_reach_the_port() -> None:
+def test_networks_of_the_spec_reach_the_port_despite_an_unresolvable_cluster_name() -> None:
     enter_own_network()
     node = _Node()
     port = node.hold("10.9.0.0/16", "fd09::/16")
@@ -456,7 +456,7 @@ def test_networks_of_the_spec_and_names_of_the_cluster_may_reach_the_port() -> N
 
 
 @apart_on_linux
-def test_a_list_that_is_too_long_opens_the_port_and_says_so_unless_guards_are_required() -> None:
+def test_too_many_peer_addresses_open_the_port_unless_guards_are_required() -> None:
     enter_own_network()
     chance = random.Random(1)
     many = [str(ipaddress.IPv6Address(chance.getrandbits(128))) for _ in range(1000)]
@@ -473,7 +473,7 @@ def test_a_list_that_is_too_long_opens_the_port_and_says_so_unless_guards_are_re
 
 
 @apart_on_linux
-def test_very_many_strangers_are_counted_together() -> None:
+def test_rejected_connections_of_very_many_unknown_peers_are_counted_together() -> None:
     enter_own_network()
     node = _Node()
     port = node.hold()
@@ -486,7 +486,7 @@ def test_very_many_strangers_are_counted_together() -> None:
 
 
 @apart_on_linux
-def test_a_server_of_ipv4_alone_is_reported_as_unguarded() -> None:
+def test_a_server_that_listens_on_ipv4_only_is_reported_as_unguarded() -> None:
     enter_own_network()
     node = _Node()
     port = node.hold()
@@ -503,7 +503,7 @@ def test_a_server_of_ipv4_alone_is_reported_as_unguarded() -> None:
 
 
 @apart_on_linux
-def test_without_ipv6_the_guard_is_of_ipv4_as_the_server_is() -> None:
+def test_without_ipv6_a_port_guard_works_on_ipv4() -> None:
     enter_own_network()
     Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
     node = _Node()

@@ -1,4 +1,4 @@
-"""Held ports: other launchers and ordinary servers cannot take them; the server that they are held for can."""
+"""Held ports: other launchers and ordinary servers cannot bind them; the server of the task can."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def test_a_held_port_cannot_be_held_twice(free: int, explicit: bool) -> None:
         assert others.numbers == {}
 
 
-def test_a_server_that_does_not_share_cannot_take_a_held_port(free: int) -> None:
+def test_a_server_without_so_reuseport_cannot_take_a_held_port(free: int) -> None:
     with held(request("worker:0", free)), pytest.raises(OSError, match="in use"):
         start_server(free, reuse_port=False)
 
 
-def test_a_server_that_shares_can_bind_a_held_port_and_be_reached(free: int) -> None:
+def test_a_server_with_so_reuseport_can_bind_a_held_port_and_be_reached(free: int) -> None:
     with held(request("worker:0", free)), start_server(free) as server:
         with socket.create_connection(("127.0.0.1", free)) as client:
             accepted, _ = server.accept()
@@ -90,7 +90,7 @@ def test_a_server_that_shares_can_bind_a_held_port_and_be_reached(free: int) -> 
             assert client.recv(10) == b"hello"
 
 
-def test_every_connection_reaches_the_server_and_none_the_holder(free: int) -> None:
+def test_every_connection_to_a_held_port_reaches_the_server_not_the_holder(free: int) -> None:
     """The holder gets no connection to an IPv4 server: it listens with an IPv6 socket on Linux, or not at all."""
     with held(request("worker:0", free)), start_server(free) as server:
         for _ in range(50):
@@ -99,7 +99,7 @@ def test_every_connection_reaches_the_server_and_none_the_holder(free: int) -> N
                 server.accept()[0].close()
 
 
-def test_release_gives_the_ports_back(free: int) -> None:
+def test_release_frees_held_ports(free: int) -> None:
     ports = HeldPorts()
     for _ in range(3):
         assert ports.hold([request("worker:0"), request("worker:1", free + 3)], free, free) == []
@@ -110,11 +110,11 @@ def test_release_gives_the_ports_back(free: int) -> None:
     start_server(free + 3, reuse_port=False).close()
 
 
-def test_an_explicit_port_can_be_held_again_right_after_its_server_has_closed_connections(free: int) -> None:
+def test_an_explicit_port_can_be_held_again_directly_after_its_server_ends(free: int) -> None:
     """The kernel keeps such connections for a minute; a second run must not wait for that."""
     with held(request("worker:0", free)), start_server(free) as server:
         client = socket.create_connection(("127.0.0.1", free))
-        server.accept()[0].close()  # the side that closes first is the one that waits
+        server.accept()[0].close()  # the side that closes first keeps the connection
         client.close()
     with pytest.raises(OSError, match="in use"), socket.socket() as plain:
         plain.bind(("", free))
@@ -127,7 +127,7 @@ def test_an_explicit_port_can_be_held_again_right_after_its_server_has_closed_co
 # --- chosen ---
 
 
-def test_ports_of_a_range_are_different_and_within_it(free: int) -> None:
+def test_ports_of_a_range_are_distinct_and_within_it(free: int) -> None:
     with held(*(request(f"worker:{index}") for index in range(20)), first=free, last=free + 19) as ports:
         assert sorted(ports.numbers.values()) == list(range(free, free + 20))
 
@@ -138,12 +138,12 @@ def test_occupied_ports_of_a_range_are_skipped(free: int) -> None:
             assert ports.numbers == {"worker:0": free + 2}
 
 
-def test_an_explicit_port_within_the_range_is_not_given_to_another_task(free: int) -> None:
+def test_an_explicit_port_within_the_range_is_not_assigned_to_another_task(free: int) -> None:
     with held(request("worker:0"), request("worker:1", free), first=free, last=free + 1) as ports:
         assert ports.numbers == {"worker:0": free + 1, "worker:1": free}
 
 
-def test_a_range_that_is_too_small_is_reported_for_each_task_without_a_port(free: int) -> None:
+def test_a_too_small_port_range_is_reported_for_each_task_without_a_port(free: int) -> None:
     ports = HeldPorts()
     problems = ports.hold([request(f"worker:{index}") for index in range(5)], free, free + 2)
     ports.release()
@@ -157,7 +157,7 @@ def test_a_range_that_is_too_small_is_reported_for_each_task_without_a_port(free
 
 @linux
 @pytest.mark.parametrize("reuse_port", [False, True], ids=["exclusive", "shared"])
-def test_the_process_on_an_explicit_port_is_named(free: int, reuse_port: bool) -> None:
+def test_the_process_that_holds_an_explicit_port_is_named(free: int, reuse_port: bool) -> None:
     code = f"""if True:
         import ctypes, socket, sys
         ctypes.CDLL(None).prctl(15, b"squatter", 0, 0, 0)
@@ -182,7 +182,7 @@ def test_the_process_on_an_explicit_port_is_named(free: int, reuse_port: bool) -
 
 @pytest.mark.skipif(PRIVILEGED < 2, reason="every user of this system may bind every port")
 @apart_on_linux
-def test_a_port_that_this_user_may_not_bind_is_reported() -> None:
+def test_a_privileged_port_is_reported_to_an_unprivileged_user() -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
     [problem] = HeldPorts().hold([request("worker:0", 1)], 1, 1)
@@ -190,7 +190,7 @@ def test_a_port_that_this_user_may_not_bind_is_reported() -> None:
     assert problem.message == "port 1 cannot be bound: Permission denied"
 
 
-def test_agents_that_race_for_a_range_never_share_a_port(free: int, tmp_path: Path) -> None:
+def test_agents_that_race_for_a_port_range_never_share_a_port(free: int, tmp_path: Path) -> None:
     """Three processes choose 5 of 15 ports each at the same moment, and hold them; no port is held twice."""
     code = f"""if True:
         import json, os, sys, time

@@ -1,4 +1,4 @@
-"""Starting tasks and ending their trees, with real processes that do not want to end."""
+"""Starting tasks and stopping their process trees, with real processes that resist their end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHAIN = str(PROGRAMS / "tree_chain.py")
 
 
 class Task:
-    """A spawned leader, in a tree; what it prints can be read."""
+    """A spawned leader in a tree; its output can be read."""
 
     def __init__(self, tree: Tree, *argv: str) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as log:
@@ -69,7 +69,7 @@ def family(*members: str) -> tuple[str, ...]:
 
 
 def sweep_until_empty(tree: Tree) -> dict[int, TaskExit]:
-    """What the agent's loop does while it stops a tree; returns how the leaders ended."""
+    """Does the same as the agent's loop while it stops a tree; returns how the leaders ended."""
     ended: dict[int, TaskExit] = {}
 
     def is_empty() -> None:
@@ -94,7 +94,7 @@ def reap_until(tree: Tree, pid: int) -> TaskExit:
 
 
 @apart
-def test_a_tree_that_obeys_term_ends_without_kill_and_within_its_grace() -> None:
+def test_a_process_tree_that_obeys_sigterm_ends_without_sigkill() -> None:
     with tree_of(*family("child", "grandchild")) as (tree, task):
         assert len(task.members()) == 2
         tree.stop(60.0)
@@ -103,7 +103,7 @@ def test_a_tree_that_obeys_term_ends_without_kill_and_within_its_grace() -> None
 
 
 @apart
-def test_a_tree_that_ignores_term_is_killed_after_the_grace_and_not_before() -> None:
+def test_a_process_tree_that_ignores_sigterm_is_killed_only_after_the_grace_period() -> None:
     with tree_of(*family("--ignore-term", "child", "grandchild")) as (tree, task):
         members = task.members()
         began = time.monotonic()
@@ -115,7 +115,7 @@ def test_a_tree_that_ignores_term_is_killed_after_the_grace_and_not_before() -> 
 
 
 @apart_on_linux
-def test_a_daemon_cannot_escape() -> None:
+def test_a_daemon_of_a_task_is_killed_with_its_process_tree() -> None:
     with tree_of(*family("--ignore-term", "daemon")) as (tree, task):
         daemon = task.members()["daemon"]
         assert os.getsid(daemon) not in (os.getsid(0), os.getsid(task.pid))
@@ -125,7 +125,7 @@ def test_a_daemon_cannot_escape() -> None:
 
 
 @apart
-def test_a_stopped_process_obeys_term() -> None:
+def test_a_suspended_process_obeys_sigterm() -> None:
     with tree_of(*family("stopped")) as (tree, task):
         assert psutil.Process(task.members()["stopped"]).status() == psutil.STATUS_STOPPED
         tree.stop(60.0)
@@ -134,7 +134,7 @@ def test_a_stopped_process_obeys_term() -> None:
 
 
 @apart
-def test_a_stopped_process_that_ignores_term_is_killed() -> None:
+def test_a_suspended_process_that_ignores_sigterm_is_killed() -> None:
     with tree_of(*family("--ignore-term", "stopped")) as (tree, task):
         stopped = task.members()["stopped"]
         tree.stop(0.0)
@@ -143,7 +143,7 @@ def test_a_stopped_process_that_ignores_term_is_killed() -> None:
 
 
 @apart_on_linux
-def test_a_stopped_task_is_ended() -> None:
+def test_a_suspended_task_obeys_sigterm() -> None:
     with tree_of(*family("child")) as (tree, task):
         task.members()
         os.kill(task.pid, signal.SIGSTOP)
@@ -152,7 +152,7 @@ def test_a_stopped_task_is_ended() -> None:
 
 
 @apart_on_linux
-def test_processes_that_respawn_without_end_are_ended() -> None:
+def test_processes_that_respawn_endlessly_are_killed() -> None:
     with tree_of(sys.executable, CHAIN) as (tree, task):
         assert reap_until(tree, task.pid) == TaskExit(code=0)
         tree.stop(0.0)
@@ -160,7 +160,7 @@ def test_processes_that_respawn_without_end_are_ended() -> None:
 
 
 @apart_on_linux
-def test_processes_that_respawn_in_new_sessions_are_ended() -> None:
+def test_processes_that_respawn_in_new_sessions_are_killed() -> None:
     with tree_of(sys.executable, CHAIN, "setsid") as (tree, task):
         assert reap_until(tree, task.pid) == TaskExit(code=0)
         tree.stop(0.0)
@@ -168,8 +168,8 @@ def test_processes_that_respawn_in_new_sessions_are_ended() -> None:
 
 
 @apart_on_linux
-def test_a_tree_is_never_called_empty_while_a_process_respawns_in_it() -> None:
-    """Each process lives for less time than a look at all processes takes."""
+def test_a_process_tree_is_never_reported_empty_while_a_process_respawns() -> None:
+    """Each process lives for a shorter time than a scan of all processes takes."""
     with tree_of(sys.executable, CHAIN) as (tree, task):
         assert reap_until(tree, task.pid) == TaskExit(code=0)
         tree.stop(600.0)  # TERM may end it, or may come too late
@@ -183,7 +183,7 @@ def test_a_tree_is_never_called_empty_while_a_process_respawns_in_it() -> None:
 
 
 @apart
-def test_a_second_stop_shortens_the_grace() -> None:
+def test_a_second_stop_of_a_process_tree_shortens_the_grace_period() -> None:
     with tree_of(*family("--ignore-term")) as (tree, task):
         task.members()
         tree.stop(600.0)
@@ -193,7 +193,7 @@ def test_a_second_stop_shortens_the_grace() -> None:
 
 
 @apart
-def test_a_second_stop_never_lengthens_the_grace() -> None:
+def test_a_second_stop_of_a_process_tree_never_extends_the_grace_period() -> None:
     with tree_of(*family("--ignore-term")) as (tree, task):
         task.members()
         tree.stop(0.0)
@@ -202,7 +202,7 @@ def test_a_second_stop_never_lengthens_the_grace() -> None:
 
 
 @apart
-def test_a_tree_is_not_empty_before_the_end_of_its_task_has_been_reported() -> None:
+def test_a_process_tree_is_not_empty_until_its_task_has_been_reaped() -> None:
     with tree_of("sleep", "60") as (tree, task):
         tree.stop(60.0)
         os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)  # it is dead, but not reaped
@@ -212,10 +212,10 @@ def test_a_tree_is_not_empty_before_the_end_of_its_task_has_been_reported() -> N
 
 
 @apart_on_linux
-def test_a_new_task_that_has_the_pid_of_one_that_has_ended_is_reported_as_well() -> None:
+def test_the_exit_of_a_task_with_a_reused_pid_is_reported() -> None:
     with tree_of(sys.executable, "-c", "") as (tree, task):
         reap_until(tree, task.pid)
-        tree.add(task.pid)  # the next task of that pid, as far as a tree can tell
+        tree.add(task.pid)  # for the tree, this is the next task with that pid
         other = os.fork()
         if not other:
             os._exit(7)
@@ -249,8 +249,8 @@ def test_processes_that_end_with_their_task_do_not_count_as_left_behind() -> Non
 
 
 @apart_on_linux
-def test_a_process_of_another_user_does_not_keep_the_rest_from_ending() -> None:
-    """For example `sudo` in a task: we may neither end it nor wait for it."""
+def test_a_process_of_another_user_does_not_block_the_stop_of_a_tree() -> None:
+    """For example `sudo` in a task: the agent may neither stop it nor wait for it."""
     with tree_of(*family("child")) as (tree, task):
         foreign = task.members()["child"]
         real = signal.pidfd_send_signal  # type: ignore[attr-defined,unused-ignore]
@@ -278,7 +278,7 @@ def nothing_but(tree: Tree, pid: int) -> None:
 
 
 @apart_on_linux
-def test_everything_below_is_killed_and_reaped_but_for_those_to_spare() -> None:
+def test_kill_descendants_kills_all_descendants_except_spared_processes() -> None:
     with (
         tree_of(*family("--ignore-term", "grandchild", "stopped", "daemon")) as (_, task),
         tree_of(*family("child")) as (_, spared),
@@ -292,7 +292,7 @@ def test_everything_below_is_killed_and_reaped_but_for_those_to_spare() -> None:
 
 
 @apart
-def test_a_child_to_spare_that_has_ended_is_reaped_and_to_spare_no_more() -> None:
+def test_an_ended_spared_child_is_reaped_and_no_longer_spared() -> None:
     spare = set[int]()
     tree = Tree(spare)
     child = spawn(["true"], env=dict(os.environ), cwd="/", output=2)
@@ -309,7 +309,7 @@ def test_a_child_to_spare_that_has_ended_is_reaped_and_to_spare_no_more() -> Non
 
 
 @apart
-def test_a_task_leads_a_session_of_its_own_with_nothing_to_read() -> None:
+def test_a_spawned_task_leads_its_own_session_with_an_empty_stdin() -> None:
     code = "import os; print(os.getsid(0) == os.getpgrp() == os.getpid(), repr(open(0).read()), os.getcwd())"
     with tree_of(sys.executable, "-c", code) as (tree, task):
         assert reap_until(tree, task.pid) == TaskExit(code=0)
@@ -369,7 +369,7 @@ def test_a_program_that_cannot_be_started_raises_an_os_error(argv: list[str], cw
         ("os.kill(os.getpid(), 40)", TaskExit(signal=40), "signal 40"),
     ],
 )
-def test_an_end_is_described_by_its_exit_status_or_its_signal(code: str, expected: TaskExit, text: str) -> None:
+def test_a_task_exit_is_described_by_its_status_or_its_signal(code: str, expected: TaskExit, text: str) -> None:
     limit = "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
     child = os.posix_spawn(sys.executable, [sys.executable, "-Sc", limit + code], os.environ)
     ended = TaskExit.from_wait_status(os.waitpid(child, 0)[1])
@@ -385,14 +385,14 @@ def test_an_end_is_described_by_its_exit_status_or_its_signal(code: str, expecte
         (0x80 | 40, "signal 40, core dumped"),
     ],
 )
-def test_a_dumped_core_is_reported(status: int, text: str) -> None:
+def test_a_task_exit_reports_a_core_dump(status: int, text: str) -> None:
     ended = TaskExit.from_wait_status(status)
     assert ended.core_dumped
     assert str(ended) == text
 
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_CORE)[1] == 0, reason="this system allows no core dumps")
-def test_the_core_of_a_real_process_is_reported(tmp_path: Path) -> None:
+def test_a_task_exit_reports_the_core_dump_of_a_real_process(tmp_path: Path) -> None:
     code = """if True:
         import os, resource
         resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)

@@ -1,4 +1,4 @@
-"""`distlaunch profile` says what prevents a profile; the profiler itself is tested with a real cluster."""
+"""`distlaunch profile` reports what prevents a profile; the profiler itself is tested with a real cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TASKS = ["worker-0", "worker-1"]
         (Profiled("/logs/s", silent=["worker-0"]), ""),
     ],
 )
-def test_an_answer_becomes_files_or_an_error(
+def test_profile_returns_the_recorded_files_or_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Profiled, error: str
 ) -> None:
     said = json.dumps({"tasks": TASKS, "answer": asdict(answer)})
@@ -47,7 +47,7 @@ def test_an_answer_becomes_files_or_an_error(
     assert caught.value.message == error
 
 
-def test_a_run_that_has_ended(tmp_path: Path) -> None:
+def test_profile_refuses_a_run_that_has_ended(tmp_path: Path) -> None:
     files = RunDir.create(tmp_path / "run")
     with files.hold(RunStart(run_id="run", name="local", started=0.0)):
         pass
@@ -62,7 +62,7 @@ def test_a_run_that_has_ended(tmp_path: Path) -> None:
         (["-n", "2", "--", "sh", "-c", "echo begun; exec sleep 60"], "worker-0: failed to connect"),
     ],
 )
-def test_a_run_says_why_it_has_no_profile(tmp_path: Path, options: list[str], why: str) -> None:
+def test_profile_explains_why_no_task_can_be_profiled(tmp_path: Path, options: list[str], why: str) -> None:
     if "--" not in options:
         options = [*options, "--", "sh", "-c", "echo begun; exec sleep 60"]
     with running(tmp_path, *options) as run:
@@ -76,7 +76,7 @@ def test_a_run_says_why_it_has_no_profile(tmp_path: Path, options: list[str], wh
 
 
 def write_python(folder: Path, script: str) -> str:
-    """An interpreter that runs this script, whatever its arguments are."""
+    """An interpreter that runs this script and ignores its arguments."""
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
@@ -95,7 +95,7 @@ def write_python(folder: Path, script: str) -> str:
         ),
     ],
 )
-def test_the_output_of_the_child_is_the_answer(
+def test_the_output_of_the_profiling_process_becomes_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, answer: Profiled
 ) -> None:
     monkeypatch.setattr(sys, "executable", write_python(tmp_path, f"cat >{tmp_path}/order\n{script}"))
@@ -113,7 +113,7 @@ def test_the_output_of_the_child_is_the_answer(
     }
 
 
-def test_a_stop_ends_a_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_of_the_tasks_ends_a_profile_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", write_python(tmp_path, "exec sleep 600"))
     selector, answers = selectors.DefaultSelector(), list[Profiled]()
     child = ProfileChild(selector, answers.append)

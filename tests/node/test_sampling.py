@@ -1,4 +1,4 @@
-"""What a node measures of its tasks and of itself, from real processes and from files as kernels have them."""
+"""What a node measures of its tasks and of itself, from real processes and from copies of kernel files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def child(source: str, cores: set[int] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python that has run `source`, and then waits; `cores`: the only cores that it runs on."""
+    """A Python that has run `source` and then waits; `cores`: the only cores that it uses."""
     pin = f"os.sched_setaffinity(0, {cores})\n" if cores else ""
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, pin + source], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -60,8 +60,8 @@ def child(source: str, cores: set[int] | None = None) -> Iterator[subprocess.Pop
             process.kill()
 
 
-class TestProcess:
-    def test_it_is_what_the_process_has_used(self) -> None:
+class TestProcessUse:
+    def test_process_use_matches_the_real_usage_of_a_process(self) -> None:
         source = (
             "kept = bytearray(os.urandom(1) * (100 << 20))\n"
             "threads = [threading.Thread(target=time.sleep, args=(600,), daemon=True) for _ in range(6)]\n"
@@ -79,32 +79,32 @@ class TestProcess:
             assert 3_000_000 < use.read < 20_000_000
             assert 5_000_000 < use.written < 6_000_000
 
-    def test_children_that_have_ended_are_included(self) -> None:
+    def test_process_use_includes_ended_children(self) -> None:
         burn = "import time; open('/dev/zero', 'rb', 0).read(9_000_000)\nwhile time.process_time() < 0.3: pass"
         with child(f"import subprocess; subprocess.run([sys.executable, '-c', {burn!r}])") as process:
             assert read_use(process.pid).cpu_s > 0.25
             assert read_use(process.pid).read > 9_000_000
 
-    def test_of_a_process_that_is_gone_nothing_is_known(self) -> None:
+    def test_process_use_of_an_ended_process_is_empty(self) -> None:
         ended = subprocess.Popen(["true"])
         ended.wait()
         assert read_use(ended.pid) == ProcessUse()
         assert read_swapped(ended.pid) == 0
         assert StarvedTime().update([ended.pid]) is None
 
-    def test_a_name_cannot_pass_for_figures(self) -> None:
+    def test_a_process_name_cannot_imitate_usage_figures(self) -> None:
         with child("open('/proc/self/comm', 'w').write(') R 1 2 3 (')") as process:
             assert read_use(process.pid).threads == 1
             assert read_use(process.pid).memory > 1 << 20
 
-    def test_swap_is_read_from_the_status(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_swapped_memory_is_read_from_the_process_status(self, monkeypatch: pytest.MonkeyPatch) -> None:
         texts = iter([b"Name:\tx\nVmSwap:\t     384 kB\nThreads:\t1\n", b"Name:\tkthread\n", b"Name:\tVmSwap: 3 kB\n"])
         monkeypatch.setattr(process_use, "read_small", lambda _: next(texts))
         assert [read_swapped(1) for _ in range(3)] == [384 << 10, 0, 0]
 
 
 class TestStarvedTime:
-    def test_two_that_want_one_core_wait_for_each_other(self) -> None:
+    def test_two_processes_that_share_a_core_are_both_starved(self) -> None:
         [core, *_] = os.sched_getaffinity(0)
         burn = "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()"
         with child(burn, {core}) as one, child(burn, {core}) as other:
@@ -116,7 +116,7 @@ class TestStarvedTime:
 
             eventually(starved, 60)
 
-    def test_the_wait_of_a_thread_still_counts_after_its_end(self) -> None:
+    def test_the_starved_time_of_a_thread_still_counts_after_its_end(self) -> None:
         [core, *_] = os.sched_getaffinity(0)
         source = (
             "end = threading.Event()\n"
@@ -145,7 +145,7 @@ class TestStarvedTime:
                 seen.append(starved.update([process.pid]) or 0.0)
                 assert seen == sorted(seen)
 
-    def test_a_thread_that_has_rested_for_long_is_counted_when_it_waits(self) -> None:
+    def test_starved_time_includes_a_thread_that_was_idle_for_long(self) -> None:
         [core, *_] = os.sched_getaffinity(0)
         burn = "[None for _ in iter(int, 1)]"
         source = f"threading.Thread(target=lambda: (sys.stdin.readline(), {burn}), daemon=True).start()"
@@ -163,7 +163,7 @@ class TestStarvedTime:
 
                 eventually(waits, 60)
 
-    def test_threads_that_rest_are_read_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_idle_threads_are_read_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
         reads = list[str]()
 
         def read(path: str, folder: int) -> bytes:
@@ -180,7 +180,7 @@ class TestStarvedTime:
             later = reads[64 * (QUIET + 1) :]
             assert {path.partition("/")[0] for path in later} == {*os.listdir(f"/proc/{process.pid}/task")}
 
-    def test_a_process_that_has_ended_leaves_its_share(self) -> None:
+    def test_starved_time_includes_ended_processes(self) -> None:
         starved = StarvedTime()
         with child("while time.process_time() < 0.1: pass") as process:
             before = starved.update([process.pid, os.getpid()])
@@ -189,7 +189,7 @@ class TestStarvedTime:
         assert after is not None
         assert after >= before
 
-    def test_without_a_descriptor_left_the_last_is_shown(self) -> None:
+    def test_starved_time_keeps_its_last_value_without_free_descriptors(self) -> None:
         starved = StarvedTime()
         before = starved.update([os.getpid()])
         _, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -204,7 +204,9 @@ class TestStarvedTime:
         assert after < before + 60
 
     @pytest.mark.parametrize("text", [b"0 0 0\n", b""])
-    def test_a_kernel_that_does_not_count_says_nothing(self, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    def test_starved_time_is_unknown_if_the_kernel_does_not_count_it(
+        self, monkeypatch: pytest.MonkeyPatch, text: bytes
+    ) -> None:
         def read(_: str, __: int) -> bytes:
             if not text:
                 raise FileNotFoundError
@@ -242,7 +244,7 @@ Inter-|   Receive                                                |  Transmit
 
 @dataclass
 class Machine:
-    """A folder with what /proc and /sys have."""
+    """A folder with files of /proc and /sys."""
 
     root: Path
 
@@ -267,8 +269,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-class TestNode:
-    def test_a_machine_without_limits_is_whole(self, machine: Machine) -> None:
+class TestNodeMeter:
+    def test_a_node_sample_without_limits_covers_the_whole_machine(self, machine: Machine) -> None:
         gpu = GpuSample("0", 0.5)
         sample = machine.meter().read([gpu])
         assert sample is not None
@@ -276,7 +278,9 @@ class TestNode:
         assert (sample.memory, sample.memory_total) == (4_000_000 << 10, 16_000_000 << 10)
         assert sample.gpus == [gpu]
 
-    def test_cores_that_we_may_not_use_are_not_counted(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_node_sample_omits_cores_outside_of_the_cpu_affinity(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1})
         sample = machine.meter().read([])
         assert sample is not None
@@ -300,7 +304,7 @@ class TestNode:
         ],
         ids=["v2", "v1"],
     )
-    def test_with_a_quota_the_containers_own_time_counts(
+    def test_with_a_cpu_quota_the_cpu_time_of_the_container_is_sampled(
         self, machine: Machine, own: str, files: dict[str, str]
     ) -> None:
         machine.write({"proc/self/cgroup": own, **{f"groups/{name}": text for name, text in files.items()}})
@@ -333,9 +337,9 @@ class TestNode:
                 4_000_000,
             ),
         ],
-        ids=["v2, of the group around ours", "v1"],
+        ids=["v2, limit of the parent group", "v1"],
     )
-    def test_a_containers_memory_is_its_limit(
+    def test_with_a_memory_limit_the_memory_of_the_container_is_sampled(
         self, machine: Machine, own: str, files: dict[str, str], used: int
     ) -> None:
         machine.write({"proc/self/cgroup": own, **{f"groups/{name}": text for name, text in files.items()}})
@@ -343,7 +347,7 @@ class TestNode:
         assert sample is not None
         assert (sample.memory, sample.memory_total) == (used, 8_000_000)
 
-    def test_a_limit_above_the_machines_memory_is_none(self, machine: Machine) -> None:
+    def test_a_memory_limit_above_the_memory_of_the_machine_is_ignored(self, machine: Machine) -> None:
         machine.write(
             {"proc/self/cgroup": "7:memory:/\n", "groups/memory/memory.limit_in_bytes": "9223372036854771712\n"}
         )
@@ -358,9 +362,9 @@ class TestNode:
             (["eth0/device", "eth1/device", "eth0/master", "eth1/master"], 5300, 90),
             (["eth0/device", "eth1/device", "eth1/master/device"], 5000, 70),
         ],
-        ids=["in a container, all but the loopback", "a bond is not counted again", "nor the card behind another"],
+        ids=["container without loopback", "bond", "card behind a virtual card"],
     )
-    def test_bytes_of_the_network_count_once(
+    def test_network_bytes_of_a_node_are_counted_once(
         self, machine: Machine, links: list[str], received: int, sent: int
     ) -> None:
         for link in links:
@@ -369,7 +373,7 @@ class TestNode:
         assert sample is not None
         assert (sample.received, sample.sent) == (received, sent)
 
-    def test_an_interface_that_comes_later_is_counted(self, machine: Machine) -> None:
+    def test_a_network_interface_that_appears_later_is_counted(self, machine: Machine) -> None:
         meter = machine.meter()
         meter.read([])
         machine.write({"proc/self/net/dev": f"{NETWORK}wg0: 7 1 0 0 0 0 0 0 8 1 0 0 0 0 0 0\n"})
@@ -377,7 +381,7 @@ class TestNode:
         assert sample is not None
         assert sample.sent == 188
 
-    def test_swap_is_noticed_when_there_is_some(self, machine: Machine) -> None:
+    def test_a_node_meter_detects_swap_that_is_added_later(self, machine: Machine) -> None:
         meter = machine.meter()
         meter.read([])
         assert not meter.swaps
@@ -387,7 +391,7 @@ class TestNode:
 
     @pytest.mark.parametrize("name", ["stat", "meminfo", "self/net/dev"])
     @pytest.mark.parametrize("text", [None, "", "cpu x\neth0\n\nlo: 1"])
-    def test_an_unreadable_file_costs_the_sample_of_the_node(
+    def test_an_unreadable_kernel_file_yields_no_node_sample(
         self, machine: Machine, name: str, text: str | None
     ) -> None:
         path = machine.root / "proc" / name
@@ -395,7 +399,7 @@ class TestNode:
         meter = machine.meter()
         assert meter.read([]) is None or (name, text) in {("stat", ""), ("self/net/dev", "")}
 
-    def test_this_machine_says_the_same_as_psutil(self) -> None:
+    def test_a_node_sample_of_this_machine_agrees_with_psutil(self) -> None:
         sample = NodeMeter().read([])
         assert sample is not None
         assert 0 < sample.memory <= sample.memory_total <= psutil.virtual_memory().total
@@ -411,7 +415,7 @@ class TestNode:
 
 @dataclass
 class Task:
-    """What a sampler needs of a task."""
+    """A task, as far as a sampler needs it."""
 
     pid: int
     running: bool = True
@@ -428,7 +432,7 @@ def sampler() -> Iterator[Sampler]:
 
 
 class TestSampler:
-    def test_a_sample_has_all_processes_of_each_running_task(self, sampler: Sampler) -> None:
+    def test_a_sample_includes_all_processes_of_each_running_task(self, sampler: Sampler) -> None:
         below = (
             "import subprocess; below = [sys.executable, '-c', 'print(flush=True); input()']\n"
             "subprocess.Popen(below, stdin=0, stdout=subprocess.PIPE).stdout.readline()"
@@ -452,12 +456,12 @@ class TestSampler:
         due = [now for now in range(0, 60, 1) if poll(sampler, tasks, float(now), 3.0) is not None]
         assert due == [*range(0, 60, 3)]
 
-    def test_none_is_taken_if_none_is_asked_for_or_nothing_runs(self, sampler: Sampler) -> None:
+    def test_no_sample_is_taken_without_an_interval_or_a_running_task(self, sampler: Sampler) -> None:
         assert poll(sampler, {"worker:0": Task(os.getpid())}, 1.0, 0.0) is None
         assert poll(sampler, {"worker:0": Task(os.getpid(), running=False)}, 2.0) is None
         assert poll(sampler, {}, 5.0) is None
 
-    def test_those_that_cost_much_are_taken_less_often(self, sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_expensive_samples_are_taken_less_often(self, sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
         tasks = {"worker:0": Task(os.getpid())}
         monkeypatch.setattr(sampling, "SHARE", 1e-9)
         due = [now for now in range(0, 40, 2) if poll(sampler, tasks, float(now)) is not None]
@@ -466,7 +470,9 @@ class TestSampler:
         assert poll(sampler, tasks, 1029.0, 30.0) is None
         assert poll(sampler, tasks, 1030.0, 30.0) is not None
 
-    def test_swap_is_read_only_where_there_is_some(self, sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_sample_without_a_node_part_still_has_swapped_memory(
+        self, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(sampling, "read_swapped", lambda _: 7)
         tasks = {"worker:0": Task(os.getpid())}
         poll(sampler, tasks, 0.0)
@@ -477,7 +483,7 @@ class TestSampler:
         assert sampled is not None
         assert (sampled.node, sampled.tasks[0].swapped >= 7, swaps in (True, False)) == (None, True, True)
 
-    def test_a_task_that_is_started_again_counts_from_the_beginning(self, sampler: Sampler) -> None:
+    def test_the_usage_of_a_restarted_task_starts_from_zero(self, sampler: Sampler) -> None:
         with child("while time.process_time() < 0.5: pass") as process:
             first = poll(sampler, {"worker:0": Task(process.pid)}, 0.0)
         with child("") as process:

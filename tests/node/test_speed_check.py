@@ -1,4 +1,4 @@
-"""The speed check on real hosts: a cable, or a processor, that is slow on purpose."""
+"""The speed check on real hosts with a cable or a processor that is slow on purpose."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def bare_python(network: Network) -> str:
 
 
 def check(network: Network, spec: str) -> dict[str, Any]:
-    """The report of `check --speed --json`; what is slow is a warning, so the status is 0."""
+    """The report of `check --speed --json`; slow parts are warnings, so the status is 0."""
     done = network.run(distlaunch_command("check", "--speed", "--json", spec))
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
@@ -72,8 +72,8 @@ def messages(report: dict[str, Any]) -> list[str]:
 
 @pytest.mark.ssh
 @needs_namespaces
-def test_hosts_and_links_are_shown_in_two_tables(network: Network, bare_python: str) -> None:
-    """Whether equal hosts are wrongly named is left to the benchmark: here they share their cores with other tests."""
+def test_check_speed_shows_hosts_and_links_in_two_tables(network: Network, bare_python: str) -> None:
+    """The benchmark checks that equal hosts are not named; here, they share their cores with other tests."""
     spec = network.write_spec(f"{SHOW}guard: off\n", python=bare_python)
     done = network.run(distlaunch_command("check", "--speed", spec))
     assert done.returncode == 0, done.stdout
@@ -93,7 +93,9 @@ def test_hosts_and_links_are_shown_in_two_tables(network: Network, bare_python: 
 
 @pytest.mark.ssh
 @needs_namespaces
-def test_up_warns_of_a_slow_link_continues_and_reports_it(network: Network, bare_python: str, tmp_path: Path) -> None:
+def test_up_warns_about_a_slow_link_continues_and_reports_it(
+    network: Network, bare_python: str, tmp_path: Path
+) -> None:
     spec = network.write_spec(f"{SHOW}check_speed: true\n", python=bare_python)
     a, b, _ = network.hosts.values()
     with slow_link(a, b):
@@ -114,7 +116,7 @@ def test_up_warns_of_a_slow_link_continues_and_reports_it(network: Network, bare
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @needs_namespaces
-def test_a_host_with_a_cpu_quota_is_named_as_a_node(network: Network) -> None:
+def test_check_speed_names_a_host_with_a_cpu_quota_as_slow(network: Network) -> None:
     with slow_host(network.hosts["gpu-b"]):
         report = check(network, network.write_spec(SHOW))
     assert any(message.startswith("gpu-b is slow: matrix product ") for message in messages(report)), report["speed"]
@@ -131,7 +133,7 @@ def up(network: Network, spec: str, tmp_path: Path) -> Ran:
 
 
 class Node:
-    """An agent's part, and what it sends."""
+    """The speed child of an agent, and its messages."""
 
     def __init__(self) -> None:
         self.said: list[NodeMeasured] = []
@@ -154,7 +156,7 @@ def node() -> Iterator[Node]:
         made.child.end()
 
 
-def test_a_measuring_process_is_started_once_and_ends_with_the_checks(node: Node) -> None:
+def test_the_measuring_process_is_started_once_and_ends_with_the_checks(node: Node) -> None:
     assert node.measure("python", only_starts=True).gflop_s == 0.0
     [pid] = node.child.pids
     for _ in range(2):
@@ -167,7 +169,7 @@ def test_a_measuring_process_is_started_once_and_ends_with_the_checks(node: Node
         os.kill(pid, 0)
 
 
-def test_a_node_says_why_it_could_not_be_measured(node: Node, tmp_path: Path) -> None:
+def test_a_failed_speed_measurement_reports_its_reason(node: Node, tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('no libgfortran')")
     failed = node.measure("numpy", only_starts=True, PYTHONPATH=str(tmp_path))
     assert failed.problem == "ImportError: no libgfortran"
@@ -178,7 +180,7 @@ def test_a_node_says_why_it_could_not_be_measured(node: Node, tmp_path: Path) ->
     assert node.measure("numpy").problem == "the measuring process has ended"
 
 
-def test_only_who_knows_the_nonce_can_ask_for_a_measurement() -> None:
+def test_a_measurement_request_without_the_nonce_is_refused() -> None:
     for mode in (CALLER, *MODES):
         call = make_call("5f3a", "worker:0", "s", "c", mode)
         answer = read_call(call, "5f3a", "worker:0", "s")

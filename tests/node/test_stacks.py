@@ -1,4 +1,4 @@
-"""Stacks of all tasks can be shown at any time, even while they are blocked in C++, and nothing stops for it."""
+"""Stacks of all tasks can be shown at any time, even while tasks are blocked in C++, and no task stops for it."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ Current thread 0x00007f22 (most recent call first):
 
 
 class TestRendering:
-    def test_believes_no_number_and_obeys_no_name_in_what_a_node_sends(self) -> None:
+    def test_rendered_stacks_escape_names_and_ignore_oversized_line_numbers(self) -> None:
         odd = TEXT.replace("line 41 in step", f"line {'4' * 5000} in step").replace("train.py", "tr\x1b[2Jain.py")
         shown = render_stacks({W0: odd})
         assert "\x1b" not in shown
         assert "/home/me/tr␛[2Jain.py:60 <module>" in shown
 
-    def test_of_a_line_without_end_takes_time_in_proportion_to_its_length(self) -> None:
+    def test_parsing_very_long_stack_lines_takes_linear_time(self) -> None:
         for line in ("Thread 0x" + "0" * 500_000, "Thread 0x0 (most" * 30_000, '  File "' + '", line 1' * 60_000):
             assert parse_stack(f"{line}\n{line}\n").main == ()
 
-    def test_takes_the_main_thread_and_leaves_our_own_frames_out(self) -> None:
+    def test_a_parsed_stack_has_the_main_thread_without_frames_of_distlaunch(self) -> None:
         assert parse_stack(TEXT).main == (
             (LIBRARY, 53, "quick_execute"),
             ("/home/me/train.py", 41, "step"),
             ("/home/me/train.py", 60, "<module>"),
         )
 
-    def test_tells_equal_stacks_together_the_largest_group_first(self) -> None:
+    def test_equal_stacks_are_shown_together_with_the_largest_group_first(self) -> None:
         odd = 'Current thread 0x0 (most recent call first):\n  File "/home/me/train.py", line 9 in load_batch\n'
         assert render_stacks({W0: TEXT, W1: odd, W2: TEXT}).splitlines() == [
             "worker:0, worker:2 are at /home/me/train.py:41 step, in quick_execute of execute.py",
@@ -67,10 +67,10 @@ class TestRendering:
         ]
 
     @pytest.mark.parametrize("text", ["", "nonsense", "Fatal Python error"])
-    def test_says_if_a_task_has_none(self, text: str) -> None:
+    def test_a_task_without_a_python_stack_is_named(self, text: str) -> None:
         assert render_stacks({W0: text}) == "worker:0 has no Python stack to show"
 
-    def test_waits_for_all_tasks_but_not_for_ever(self) -> None:
+    def test_stacks_are_collected_from_all_tasks_until_a_time_out(self) -> None:
         collector = StackCollector([W0, W1], 100.0)
         assert collector.texts(101.0) is None
         collector.note(W0, TEXT, Activity())
@@ -96,7 +96,7 @@ load_batch() if os.environ["DISTLAUNCH_TASK"] == "worker:1" else step()
 """
 
 
-def test_stacks_of_a_running_run_are_shown_and_nothing_is_stopped(tmp_path: Path) -> None:
+def test_stacks_of_a_running_run_are_shown_without_stopping_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAIT)
     with running(tmp_path, "-n", "3", "train.py"):
         wait_for_logs(tmp_path, b"ready", 3)
@@ -124,7 +124,7 @@ wait_for_child()
 
 
 @pytest.mark.slow
-def test_stacks_of_children_are_shown_with_their_task(tmp_path: Path) -> None:
+def test_stacks_of_child_processes_are_shown_with_their_task(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FORK)
     with running(tmp_path, "-n", "1", "train.py"):
         wait_for_logs(tmp_path, b"ready", 1)
@@ -135,7 +135,7 @@ def test_stacks_of_children_are_shown_with_their_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stacks_that_cannot_be_written_are_shown_at_once(tmp_path: Path) -> None:
+def test_stacks_are_printed_even_if_their_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
     with running(tmp_path, "-n", "1", "program.py"):
         wait_for_logs(tmp_path, b"here", 1)
@@ -146,8 +146,8 @@ def test_stacks_that_cannot_be_written_are_shown_at_once(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_no_stack_is_written_to_a_file_of_the_program(tmp_path: Path) -> None:
-    """A daemon closes the descriptors that it has not opened; their numbers then belong to its own files."""
+def test_stacks_are_never_written_to_a_file_of_the_program(tmp_path: Path) -> None:
+    """A daemon closes the descriptors that it has not opened; later, its own files have their numbers."""
     (tmp_path / "program.py").write_text(
         "import os, time\n"
         "os.closerange(3, 4096)\n"
@@ -165,7 +165,7 @@ def test_no_stack_is_written_to_a_file_of_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tmp_path: Path) -> None:
+def test_sigusr1_to_distlaunch_reports_programs_without_a_python_stack(tmp_path: Path) -> None:
     with running(tmp_path, "-n", "2", "--", "sh", "-c", "echo ready; sleep 600") as process:
         wait_for_logs(tmp_path, b"ready", 2)
 
@@ -177,7 +177,7 @@ def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tm
 
 
 @pytest.mark.slow
-def test_a_run_that_is_over_or_missing_is_reported(tmp_path: Path) -> None:
+def test_stacks_of_an_ended_or_missing_run_are_refused(tmp_path: Path) -> None:
     subprocess.run(distlaunch_command("local", "--run-dir", "run", "--", "true"), cwd=tmp_path, check=True)
     for name, why in (("./run", "has ended"), ("nothing", "there is no run nothing")):
         asked = subprocess.run(

@@ -1,4 +1,4 @@
-"""A killed controller, and another one that takes over its agents: nothing is lost or doubled, no task notices."""
+"""A controller takes over the agents of a killed one: nothing is lost or doubled, and the tasks continue."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ linux = pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /
 
 @dataclass
 class Side:
-    """A controller, as far as its counts matter; `way` holds the numbers of frames that have not arrived."""
+    """The counts of a controller; `way` holds the numbers of frames that have not arrived."""
 
     outbox: ResendBuffer
     way: list[int] = field(default_factory=list)
@@ -105,8 +105,8 @@ class Side:
 
 
 @given(st.lists(st.sampled_from(["report", "deliver", "handle", "beat", "order", "obey", "drop", "kill"]), max_size=80))
-def test_every_frame_is_handled_once_and_in_order_whichever_side_is_killed_when(course: list[str]) -> None:
-    """The agent numbers reports; of a killed controller, only the journal is left."""
+def test_every_frame_is_handled_once_and_in_order_despite_kills_and_drops(course: list[str]) -> None:
+    """The agent numbers its reports; a killed controller leaves only its journal."""
     agent, controller, journal = ResendBuffer(), Side(ResendBuffer()), list[int]()
     orders_given, orders_obeyed = 0, list[int]()
     for step in [*course, "drop", "deliver", "handle"]:
@@ -142,7 +142,7 @@ def test_every_frame_is_handled_once_and_in_order_whichever_side_is_killed_when(
     assert orders_obeyed == sorted(set(orders_obeyed))
 
 
-def test_a_new_controller_counts_on_with_the_orders_that_wait_already() -> None:
+def test_a_new_controller_renumbers_its_pending_orders_after_those_of_its_predecessor() -> None:
     outbox = ResendBuffer()
     outbox.add(b"first")
     outbox.follow(sent=7, received=3)
@@ -151,7 +151,7 @@ def test_a_new_controller_counts_on_with_the_orders_that_wait_already() -> None:
     assert outbox.after(8) == [b"second"]
 
 
-# --- the controller's side, against a far end that is scripted ---
+# --- the controller's side, with a scripted far end ---
 
 HELD = Resumption(
     reattach_folder="/tmp/agent-x", run_id="run", generation=2, handled=4, attempt=1, offsets={"worker:0": 5}
@@ -192,7 +192,7 @@ def beats_at(end: FarEnd) -> list[Beat]:
     return [message for message, _ in Decoder().feed(bytes(end.to_agent)) if isinstance(message, Beat)]
 
 
-def test_a_takeover_continues_with_both_counts(tmp_path: Path) -> None:
+def test_a_takeover_continues_the_frame_counts_of_both_directions(tmp_path: Path) -> None:
     end = FarEnd()
     taking = Taking(tmp_path, end)
     taking.link.send(Stop(1.0))  # waits until the agent has answered
@@ -220,7 +220,7 @@ def test_a_takeover_continues_with_both_counts(tmp_path: Path) -> None:
     assert "11 frames, but only 10 were sent" in taking.expect(LinkClosed).reason
 
 
-def test_only_what_was_handled_is_confirmed_and_what_was_read_is_not_asked_for_again(
+def test_a_controller_confirms_handled_frames_and_does_not_request_read_frames_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat_often(monkeypatch)
@@ -242,7 +242,7 @@ def test_only_what_was_handled_is_confirmed_and_what_was_read_is_not_asked_for_a
     taking.link.abandon()
 
 
-def test_the_lease_is_confirmed_at_once_after_a_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lease_is_renewed_immediately_after_a_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats are seconds apart, and the lease may be about to expire."""
     monkeypatch.setattr(resumable_link, "BEAT_S", 1000.0)
     end = FarEnd()
@@ -254,7 +254,7 @@ def test_the_lease_is_confirmed_at_once_after_a_takeover(tmp_path: Path, monkeyp
     taking.link.abandon()
 
 
-def test_a_takeover_whose_answer_gets_lost_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_takeover_is_requested_again_if_its_answer_is_lost(tmp_path: Path) -> None:
     first, second = FarEnd(), FarEnd()
     taking = Taking(tmp_path, first, second)
     first.from_agent.put(MARKER)
@@ -279,7 +279,7 @@ def test_a_takeover_whose_answer_gets_lost_is_asked_for_again(tmp_path: Path) ->
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, (str, bool)) else "",
 )
-def test_a_takeover_that_is_refused_ends_the_link_and_says_why(
+def test_a_refused_takeover_ends_the_link_with_the_reason(
     tmp_path: Path, answer: Message, reason: str, ended: bool, taken_over: bool
 ) -> None:
     end = FarEnd()
@@ -292,12 +292,12 @@ def test_a_takeover_that_is_refused_ends_the_link_and_says_why(
     wait_until(lambda: end.is_cut, "the connection is closed")
 
 
-def test_an_agent_that_cannot_be_reached_within_its_lease_is_not_taken_over(tmp_path: Path) -> None:
+def test_a_takeover_fails_if_the_agent_is_unreachable_for_its_lease(tmp_path: Path) -> None:
     taking = Taking(tmp_path, *(FarEnd() for _ in range(50)), lease_s=1.0)
     assert "its controller is gone, and not reconnected within 1 s" in taking.expect(LinkClosed).reason
 
 
-def test_a_log_continues_where_the_earlier_controller_has_stopped(tmp_path: Path) -> None:
+def test_a_mirrored_log_continues_where_the_previous_controller_stopped(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"what was")
     mirror = LogMirror(lambda *_: log)
@@ -306,7 +306,7 @@ def test_a_log_continues_where_the_earlier_controller_has_stopped(tmp_path: Path
     assert log.read_bytes() == b"what was and is"
 
 
-def test_an_agent_of_the_controllers_own_machine_is_not_taken_over(tmp_path: Path) -> None:
+def test_a_local_agent_cannot_be_taken_over(tmp_path: Path) -> None:
     with pytest.raises(LinkError, match="ends with its controller"):
         LocalTransport(tmp_path / "errors").connect("here", lambda *_: None, LogMirror(lambda *_: tmp_path), 5.0, HELD)
 
@@ -316,7 +316,7 @@ def test_an_agent_of_the_controllers_own_machine_is_not_taken_over(tmp_path: Pat
 
 @dataclass
 class Held:
-    """An agent whose controller is gone; `take` makes another one."""
+    """An agent whose controller is gone; `take` creates another one."""
 
     root: Path
     mark: Mapping[str, str]
@@ -373,7 +373,7 @@ class Held:
         )
 
     def kill(self) -> None:
-        """Ends the latest controller as SIGKILL does: without a word."""
+        """Ends the latest controller as SIGKILL does: without a message."""
         self.links[-1].abandon()
 
     def frames(self, of: int = -1) -> list[tuple[int, Message | LinkNews]]:
@@ -407,11 +407,11 @@ def prepare(number: int, program: str = "sh") -> Prepare:
 
 
 @linux
-def test_a_big_backlog_arrives_once_and_in_order(held: Held) -> None:
+def test_a_large_backlog_arrives_once_and_in_order_after_a_takeover(held: Held) -> None:
     """The killed controller has read 500 frames and handled some of them; the rest exceeds a socket's buffer."""
     first = held.begin()
     for number in range(1, 501):
-        first.send(prepare(number, "/nowhere/" + 3000 * "x"))  # which the agent refuses by its name
+        first.send(prepare(number, "/nowhere/" + 3000 * "x"))  # the agent refuses this program and repeats its name
     wait_until(lambda: len(held.frames()) == 501, "all are read", 60)
     first.confirm(120)
     held.kill()
@@ -426,9 +426,7 @@ def test_a_big_backlog_arrives_once_and_in_order(held: Held) -> None:
 
 
 @linux
-def test_frames_that_were_confirmed_and_not_recorded_do_not_come_again(
-    held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_confirmed_frames_are_not_resent_after_a_takeover(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     beat_often(monkeypatch)
     first = held.begin()
     for number in range(1, 6):
@@ -449,7 +447,7 @@ def test_frames_that_were_confirmed_and_not_recorded_do_not_come_again(
 
 
 @linux
-def test_frames_that_were_read_over_an_earlier_connection_and_not_handled_come_again(held: Held) -> None:
+def test_unhandled_frames_of_earlier_connections_are_resent_after_a_takeover(held: Held) -> None:
     first = held.begin()
     for number in range(1, 6):
         first.send(prepare(number))
@@ -466,7 +464,7 @@ def test_frames_that_were_read_over_an_earlier_connection_and_not_handled_come_a
 
 @pytest.mark.slow
 @linux
-def test_an_agent_that_was_taken_over_outlives_the_lease_of_the_killed_controller(held: Held) -> None:
+def test_an_agent_outlives_the_lease_of_a_killed_controller_after_a_takeover(held: Held) -> None:
     held.begin(lease_s=1.5)
     held.kill()
     second = held.take(held.resumption(1, handled=1), lease_s=1.5)
@@ -480,7 +478,7 @@ def test_an_agent_that_was_taken_over_outlives_the_lease_of_the_killed_controlle
 
 
 @linux
-def test_the_new_controller_hears_what_its_predecessor_may_not_have_written_down(held: Held) -> None:
+def test_the_agent_repeats_the_current_task_states_to_a_new_controller(held: Held) -> None:
     status = held.root / "node" / "attempt-1" / "worker-0.status.json"
     script = f'echo \'{{"phase": "trains", "since": 1.0}}\' > {status}.new; mv {status}.new {status}; exec sleep 600'
     program = Program("command", "sh", ["-c", script])
@@ -524,10 +522,10 @@ def end_attempt(held: Held, command: str) -> int:
 
 
 @linux
-def test_the_end_of_an_attempt_that_nobody_has_handled_comes_after_its_whole_log(held: Held) -> None:
+def test_an_unhandled_end_of_an_attempt_is_resent_after_its_complete_log(held: Held) -> None:
     empty = end_attempt(held, "head -c 3000000 /dev/urandom")
     held.kill()
-    (held.root / "mirror").write_bytes(b"")  # the old one has written nothing of it
+    (held.root / "mirror").write_bytes(b"")  # as if the old controller had written nothing
     held.take(held.resumption(1, handled=empty - 1))
     held.expect(Empty)
     assert held.kinds() == [Started, Exited, Empty]
@@ -537,8 +535,8 @@ def test_the_end_of_an_attempt_that_nobody_has_handled_comes_after_its_whole_log
 
 @linux
 @pytest.mark.parametrize("has_handled", [True, False])
-def test_what_follows_the_end_of_an_attempt_is_not_lost_with_a_connection(held: Held, has_handled: bool) -> None:
-    """The end of the attempt, and only that, is sent again after the logs."""
+def test_frames_after_the_end_of_an_attempt_survive_a_takeover(held: Held, has_handled: bool) -> None:
+    """Only the end of the attempt is sent again after the logs."""
     empty = end_attempt(held, "echo 1")
     held.links[-1].send(FindFiles(7, "nothing", [], 0.0))
     answer = held.expect(FilesFound)
@@ -556,7 +554,7 @@ def test_what_follows_the_end_of_an_attempt_is_not_lost_with_a_connection(held: 
 
 @pytest.mark.slow
 @linux
-def test_an_agent_obeys_the_highest_generation_only(held: Held) -> None:
+def test_an_agent_obeys_only_the_controller_with_the_highest_generation(held: Held) -> None:
     held.begin()
     second = held.take(held.resumption(3, handled=1))  # the first one lives, and is replaced
     held.expect(LinkTakenOver)
@@ -572,7 +570,7 @@ def test_an_agent_obeys_the_highest_generation_only(held: Held) -> None:
 
 
 @linux
-def test_a_controller_that_was_replaced_does_not_clean_the_node(held: Held) -> None:
+def test_a_replaced_controller_cannot_clean_the_node(held: Held) -> None:
     held.begin()
     second = held.take(held.resumption(1, handled=1))
     held.expect(LinkTakenOver)
@@ -638,7 +636,7 @@ def test_an_invalid_takeover_is_refused_with_a_reason_and_changes_nothing(held: 
 
 
 @linux
-def test_a_connection_that_ends_before_its_attach_is_complete_changes_nothing(held: Held) -> None:
+def test_a_connection_that_ends_with_an_incomplete_attach_changes_nothing(held: Held) -> None:
     first = held.begin()
     folder = first.reattach_folder
     assert folder is not None
@@ -656,7 +654,7 @@ def held_attach(folder: str) -> Attach:
     return Attach(VERSION, folder, 1, 0, {}, generation=1, takeover=True, run_id=RUN_ID)
 
 
-# --- controllers that are processes, and are killed ---
+# --- controllers as processes that are killed ---
 
 SCRIPT = "for i in $(seq 300); do echo line $i; sleep 0.005; done; head -c 1000000 /dev/zero; exit 7"
 
@@ -689,7 +687,7 @@ class Relay:
         return read_journal(self.folder)
 
     def valid(self) -> list[dict[str, Any]]:
-        """The journal without what a replaced controller writes: when it wakes up, it first reads what had arrived."""
+        """The journal without entries of replaced controllers: on resume, such a controller reads what had arrived."""
         generations = [entry["generation"] for entry in self.journal]
         return [entry for at, entry in enumerate(self.journal) if entry["generation"] == max(generations[: at + 1])]
 
@@ -717,7 +715,7 @@ class Relay:
         return (nodes / RUN_ID / "attempt-1" / f"worker-{worker}.log").read_bytes()
 
     def finish(self) -> None:
-        """Lets the last controller end, and checks what all of them have seen."""
+        """Waits for the last controller, and checks what all controllers have seen."""
         assert self.started[-1].wait(60) == 0
         assert self.valid()[-1] == {"ended": 0, "generation": len(self.started) - 1}
         frames = [entry["frame"] for entry in self.valid() if "frame" in entry]
@@ -750,7 +748,7 @@ def _relaying(relay: Relay) -> Iterator[Relay]:
 
 @linux
 @pytest.mark.parametrize("seed", first_quick(range(10), 2))
-def test_controllers_that_are_killed_anywhere_are_followed_and_the_tasks_do_not_notice(relay: Relay, seed: int) -> None:
+def test_tasks_continue_when_their_controllers_are_killed_at_random_moments(relay: Relay, seed: int) -> None:
     chance = random.Random(seed)
     entries = 1
     for _ in range(2):
@@ -769,7 +767,7 @@ def test_controllers_that_are_killed_anywhere_are_followed_and_the_tasks_do_not_
 
 @pytest.mark.slow
 @linux
-def test_a_controller_that_was_only_stopped_ends_when_it_wakes_up_and_another_has_its_agent(relay: Relay) -> None:
+def test_a_suspended_controller_exits_on_resume_if_another_has_its_agent(relay: Relay) -> None:
     first = relay.start()
     wait_until(lambda: relay.kinds().count(Started) == 2, "both tasks have started")
     first.send_signal(signal.SIGSTOP)
@@ -787,7 +785,7 @@ def test_a_controller_that_was_only_stopped_ends_when_it_wakes_up_and_another_ha
 
 
 @linux
-def test_an_agent_whose_lease_has_expired_is_gone_and_the_takeover_says_so(tmp_path: Path) -> None:
+def test_a_takeover_reports_an_agent_that_ended_with_its_lease(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     mark = make_mark()
     case = Case(["sleep", "600"], (PORTS[0], PORTS[-1]), lease_s=4.0)  # 1 s expires on a busy machine
@@ -815,9 +813,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 @pytest.mark.ssh
-def test_over_ssh_a_killed_and_a_stopped_controller_are_followed(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_killed_and_a_suspended_controller_are_replaced_over_ssh(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
-    # The tasks run until the controllers have replaced each other, however long that takes.
+    # The tasks run until the controllers have replaced each other.
     go = tmp_path / "go"
     script = SCRIPT.replace("sleep 0.005;", f"[ $i != 100 ] || until [ -e {go} ]; do sleep 0.05; done; sleep 0.005;")
     case = Case(["env", f"{MARK}={mark[MARK]}", "sh", "-c", script], (PORTS[0], PORTS[-1]), host="gpu-a")

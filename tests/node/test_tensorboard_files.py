@@ -1,4 +1,4 @@
-"""Event files: TensorBoard's own reader finds the written points, whatever happens to the disk."""
+"""Event files: TensorBoard's own reader finds the written points, even after errors of the disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_checksum_matches_the_standard() -> None:
+def test_the_event_file_checksum_matches_rfc_3720() -> None:
     """The vectors of RFC 3720."""
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
@@ -99,7 +99,7 @@ def test_tensorboard_reads_the_written_points(read: Reader, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @needs_tensorboard
-def test_each_folder_has_a_private_file_of_its_own(read: Reader, tmp_path: Path) -> None:
+def test_each_task_folder_has_its_own_private_event_file(read: Reader, tmp_path: Path) -> None:
     order = Scalars(str(tmp_path / "logs"), [point(1), point(2, "distlaunch/ps-11"), point(3, "distlaunch")])
     assert EventFiles().write(order) is None
     found = files_in(tmp_path)
@@ -114,7 +114,7 @@ def test_each_folder_has_a_private_file_of_its_own(read: Reader, tmp_path: Path)
 
 
 @needs_tensorboard
-def test_another_agent_adds_a_file_and_changes_none(read: Reader, tmp_path: Path) -> None:
+def test_another_agent_adds_an_event_file_and_changes_no_existing_one(read: Reader, tmp_path: Path) -> None:
     EventFiles().write(Scalars(str(tmp_path), [point(1)]))
     [first] = files_in(tmp_path)
     before = first.read_bytes()
@@ -149,7 +149,7 @@ def test_a_full_disk_loses_points_but_later_points_can_be_read(read: Reader, tmp
 
 @pytest.mark.slow
 @needs_tensorboard
-def test_a_folder_that_the_program_removes_is_created_again(read: Reader, tmp_path: Path) -> None:
+def test_an_event_folder_that_the_program_removes_is_created_again(read: Reader, tmp_path: Path) -> None:
     files = EventFiles()
     files.write(Scalars(str(tmp_path / "logs"), [point(1)]))
     [file] = files_in(tmp_path)
@@ -161,14 +161,14 @@ def test_a_folder_that_the_program_removes_is_created_again(read: Reader, tmp_pa
     assert [step for _, step, _ in read(file.parent)["own"]] == [3]
 
 
-def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
+def test_an_unwritable_event_folder_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "distlaunch").write_text("not a folder")
     files = EventFiles()
     said = [files.write(Scalars(str(tmp_path), [point(step)])) for step in range(3)]
     assert said == [f"{tmp_path}/distlaunch: Not a directory", None, None]
 
 
-def test_a_file_has_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_file_has_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "FILE_LIMIT", 500)
     files = EventFiles()
     for step in range(50):
@@ -177,7 +177,7 @@ def test_a_file_has_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert 300 < file.stat().st_size <= 500
 
 
-def test_many_files_need_few_descriptors(tmp_path: Path) -> None:
+def test_many_event_files_need_few_descriptors(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     points = [point(1, f"distlaunch/worker-{number}") for number in range(300)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(len(open_descriptors()) + 200, hard), hard))
@@ -189,7 +189,7 @@ def test_many_files_need_few_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "..", "distlaunch/../..", "/etc", "distlaunch/worker-0/..", "a/b/c-1"])
-def test_no_order_can_leave_the_log_directory(folder: str) -> None:
+def test_no_scalar_order_can_leave_the_log_directory(folder: str) -> None:
     frame = encode(Scalars("/logs", [ScalarPoint(folder, 1, 1.0, {})]))
     with pytest.raises(ProtocolError, match="is not a folder of event files"):
         [*Decoder().feed(frame)]
@@ -218,7 +218,7 @@ def state_of(task: str, step: int | None, **seconds: float) -> TaskState:
     return TaskState(task=task, node="gpu-a", state="training", step=step, metrics={}, gpus=[], **seconds)  # type: ignore[arg-type]
 
 
-def test_each_task_has_its_step_time_and_the_run_its_goodput() -> None:
+def test_points_have_the_step_time_of_tasks_and_goodput_of_the_run() -> None:
     status = make_status(
         [state_of("worker:0", 7, step_s=0.5, own_s=0.125), state_of("worker:1", 6, step_s=0.5, data_s=0.25)],
         Goodput(training_s=3.0, share=0.75),
@@ -244,7 +244,7 @@ def test_a_task_without_a_new_step_has_no_new_point() -> None:
 
 
 class Links:
-    """The links to a node that is heard, or silent."""
+    """The links to a node that answers or is silent."""
 
     def __init__(self, heard: bool) -> None:
         self.heard = heard
@@ -273,7 +273,7 @@ ENDED = AttemptEnded(
     ],
     ids=["heard", "without-tensorboard", "silent"],
 )
-def test_the_last_points_of_an_attempt_go_to_the_node_of_tensorboard(
+def test_the_last_points_of_an_attempt_are_sent_to_the_tensorboard_node(
     heard: bool, tasks: list[str], sent: list[tuple[str, list[str]]], tmp_path: Path
 ) -> None:
     status = make_status([state_of(task, 7 if task == "worker:0" else None, step_s=0.5) for task in tasks])
@@ -286,7 +286,7 @@ def test_the_last_points_of_an_attempt_go_to_the_node_of_tensorboard(
     assert [(node, [point.folder for point in order.points]) for node, order in links.sent] == sent
 
 
-def test_an_order_of_the_longest_points_fits_in_a_frame() -> None:
+def test_a_scalar_order_of_the_longest_points_fits_in_a_frame() -> None:
     values = dict.fromkeys(["distlaunch/waiting_seconds", *(f"distlaunch/{name}_seconds" for name in "abc")], 1 / 3)
     points = [ScalarPoint("distlaunch/evaluator-100000", 1 << 52, 1.8e9 + 1 / 3, values)] * POINTS
     frame = encode(Scalars("/" + "x" * 4000, points))
@@ -294,7 +294,7 @@ def test_an_order_of_the_longest_points_fits_in_a_frame() -> None:
     assert [*Decoder().feed(frame)] == [(Scalars("/" + "x" * 4000, points), b"")]
 
 
-def test_python_39_writes_event_files_too(tmp_path: Path, python39: str) -> None:
+def test_event_files_can_be_written_on_python_39(tmp_path: Path, python39: str) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\nfrom worker_entry.agent.tensorboard import EventFiles\n"
         "from worker_entry.protocol.orders import Scalars\nfrom worker_entry.protocol.orders import ScalarPoint\n"

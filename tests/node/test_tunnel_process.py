@@ -1,4 +1,4 @@
-"""A connection through the tunnel reaches the task that it is for, wherever somebody on the way leads it."""
+"""A connection through the tunnel reaches only its own task, even if it is redirected in the network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def talk(port: int, first: bytes) -> bytes:
-    """What comes back from a tunnel to which the other nodes' key is known."""
+    """The answer of a tunnel to a client with the key of the other nodes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=CLIENT, server_hostname="")
     writer.write(first)
     try:
@@ -55,7 +55,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 60))
 
 
-def test_a_connection_names_its_task_and_reaches_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tunnel_connection_reaches_only_the_task_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel_process, "HANDSHAKE_S", 1.0)
     notes = Notes()
     port = loopback.ports()[0]
@@ -64,7 +64,7 @@ def test_a_connection_names_its_task_and_reaches_no_other(monkeypatch: pytest.Mo
         inside = await asyncio.start_server(echo, "127.0.0.1", 0)
         inner = inside.sockets[0].getsockname()[1]
         server = TunnelServer(HERE, SERVER, CLIENT, notes)  # type: ignore[arg-type]
-        # The task has one port inside and outside; here, the tunnel listens at another, and looks for the task there.
+        # A task has the same port inside and outside; here, the tunnel's connections to the task are redirected.
         await server.let_in("worker:1", port)
         monkeypatch.setattr(asyncio, "open_connection", redirected(port, inner))
         assert await talk(port, f"worker:1 {port}\nhello\n".encode()) == b"task says hello\n"
@@ -91,7 +91,7 @@ def test_a_connection_names_its_task_and_reaches_no_other(monkeypatch: pytest.Mo
     assert notes.said == ["the tunnel has refused a connection to another task that came to worker:1"]
 
 
-def test_it_says_for_whom_a_connection_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outgoing_tunnel_connection_names_its_task_and_port(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[bytes] = []
     port = loopback.ports()[0]
 

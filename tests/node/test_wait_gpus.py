@@ -93,7 +93,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Machine:
-    """A machine with GPUs that only this test has. `env`: the variables with which processes see them."""
+    """A machine with GPUs of this test only. `env`: the variables with which processes see them."""
 
     def __init__(self, folder: Path, library: Path, gpus: str) -> None:
         self._users = folder / "users"
@@ -109,7 +109,7 @@ class Machine:
         self.use()
 
     def use(self, *pids: Sequence[int]) -> None:
-        """From now on, these processes compute on the first GPU, on the second, …"""
+        """From now on, these processes use the first GPU, the second, …"""
         new = self._users.with_suffix(".new")
         new.write_text("".join(f"{' '.join(map(str, of_gpu))}\n" for of_gpu in pids))
         new.replace(self._users)
@@ -124,7 +124,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine with two GPUs, which this process sees, and its children."""
+    """A machine with two GPUs that this process and its children see."""
     made = Machine(tmp_path, library, "aa")
     monkeypatch.setattr(gpu_holders, "Nvml", lambda: made.nvml)
     for name, value in made.env.items():
@@ -135,20 +135,20 @@ def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> M
 # --- who uses a GPU ---
 
 
-class TestProcesses:
-    def test_the_processes_of_each_gpu_are_listed_however_many(self, machine: Machine) -> None:
+class TestGpuProcesses:
+    def test_nvml_lists_all_processes_of_each_gpu(self, machine: Machine) -> None:
         many = [*range(1000, 1200)]
         machine.use([5], many)
         assert [machine.nvml.read_processes(index) for index in range(3)] == [[5], many, None]
 
-    def test_an_old_driver_lists_them_too(
+    def test_an_old_nvml_driver_lists_the_processes_of_each_gpu(
         self, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         old = compile_library(tmp_path, "-DOLD")
         machine.use([5], [6, 7])
         assert [Nvml(str(old)).read_processes(index) for index in (0, 1)] == [[5], [6, 7]]
 
-    def test_a_driver_that_does_not_tell_is_not_taken_for_a_free_gpu(
+    def test_a_gpu_does_not_count_as_free_if_the_driver_hides_its_users(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("NVML_GPUS", "ap")
@@ -157,14 +157,14 @@ class TestProcesses:
         assert (found.gpus, found.problem) == ([], "the driver does not tell who uses GPU 1")
 
     @pytest.mark.parametrize("name", ["7", "GPU-99", "MIG-0-uuid", ""])
-    def test_neither_is_a_gpu_that_is_not_known(self, machine: Machine, name: str) -> None:
+    def test_an_unknown_gpu_does_not_count_as_free(self, machine: Machine, name: str) -> None:
         assert find_gpus([name]).problem == f"the driver does not tell who uses GPU {name}"
 
-    def test_a_gpu_has_the_same_key_under_every_name(self, machine: Machine) -> None:
+    def test_a_gpu_has_the_same_key_for_each_of_its_names(self, machine: Machine) -> None:
         names = ["1", machine.key(1), machine.key(1)[:-2]]
         assert [gpu.key for gpu in find_gpus(names).gpus] == [machine.key(1)] * 3
 
-    def test_a_process_is_described_as_far_as_it_is_known(self, machine: Machine) -> None:
+    def test_a_gpu_process_is_described_by_pid_user_and_command(self, machine: Machine) -> None:
         child = subprocess.Popen(["sleep", "60"])
         try:
             wait_until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", "it runs")
@@ -176,7 +176,9 @@ class TestProcesses:
             child.kill()
             child.wait()
 
-    def test_without_nvml_nvidia_smi_tells(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_nvml_gpu_processes_are_read_from_nvidia_smi(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         script = '#!/bin/sh\ncase "$1" in *compute-apps*) cat {folder}/apps;; *) cat {folder}/listing;; esac\n'
         install_smi(tmp_path, script)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -189,17 +191,19 @@ class TestProcesses:
         (tmp_path / "apps").unlink()
         assert find_gpus(["0"]).problem == "the driver does not tell who uses GPU 0"
 
-    def test_without_both_nothing_is_known(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_nvml_and_nvidia_smi_gpu_processes_are_unknown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
         assert find_gpus(["0"]).problem == "neither NVML nor nvidia-smi answers"
 
 
-# --- a node keeps GPUs ---
+# --- a node claims GPUs ---
 
 
 class Agent:
-    """What an agent has for its GPUs, with its loop."""
+    """The GPU claims of an agent, with its loop."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -212,7 +216,7 @@ class Agent:
             key.data()
 
     def claim(self, count: int, *gpus: str, others: Sequence[Agent] = ()) -> GpusClaimed:
-        """The answer to an order; others go on meanwhile."""
+        """The answer to an order; the others continue meanwhile."""
         self.claims.claim(ClaimGpus(1, [*gpus], count), self.run)
 
         def answered() -> Message:
@@ -242,18 +246,18 @@ def agents() -> Iterator[tuple[Agent, Agent]]:
 
 
 class TestClaims:
-    def test_a_run_keeps_the_first_gpus_that_are_free(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
+    def test_a_run_claims_the_first_free_gpus(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
         machine.use([5], [])
         assert agents[0].claim(1, "0", "1") == GpusClaimed(1, ["1"])
 
-    def test_a_run_that_lacks_one_keeps_none_and_says_who_has_it(
+    def test_a_run_without_enough_gpus_claims_none_and_names_their_users(
         self, machine: Machine, agents: tuple[Agent, Agent]
     ) -> None:
         machine.use([], [1 << 22])
         assert agents[0].claim(2, "0", "1") == GpusClaimed(1, [], [BusyGpu("1", [GpuHolder(1 << 22)])])
         assert find_keepers(machine.key(0)) == []
 
-    def test_what_a_run_keeps_no_other_gets_until_it_is_released(
+    def test_claimed_gpus_are_unavailable_to_other_runs_until_released(
         self, machine: Machine, agents: tuple[Agent, Agent]
     ) -> None:
         first, second = agents
@@ -264,10 +268,10 @@ class TestClaims:
         first.claims.release()
         assert second.claim(2, "0", "1").gpus == ["0", "1"]
 
-    def test_a_child_of_a_run_does_not_keep_what_the_run_releases(
+    def test_a_child_process_of_an_agent_does_not_retain_released_gpus(
         self, machine: Machine, agents: tuple[Agent, Agent]
     ) -> None:
-        """For example one that hangs with the driver, or lists the files of a slow disk."""
+        """For example, a child that hangs in the driver, or lists the files of a slow disk."""
         first, second = agents
         assert first.claim(1, "0").gpus == ["0"]
         reading, writing = os.pipe()
@@ -278,46 +282,48 @@ class TestClaims:
             def claimed() -> None:
                 assert second.claim(1, "0").gpus == ["0"]
 
-            eventually(claimed, 30)  # the child closes at first what it got from its parent
+            eventually(claimed, 30)  # the child first closes the descriptors of its parent
         finally:
             os.close(writing)
             os.waitpid(pid, 0)
             os.close(reading)
 
-    def test_a_run_that_asks_again_keeps_what_it_has(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
+    def test_a_repeated_gpu_claim_keeps_the_claimed_gpus(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
         first, second = agents
         assert first.claim(2, "0", "1").gpus == ["0", "1"]
         assert first.claim(2, "0", "1").gpus == ["0", "1"]
         assert first.claim(1, "0", "1").gpus == ["0"]
         assert second.claim(1, "0", "1", others=[first]).gpus == ["1"]
 
-    def test_a_run_that_asks_again_in_vain_keeps_nothing(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
+    def test_a_repeated_gpu_claim_that_fails_releases_all_gpus(
+        self, machine: Machine, agents: tuple[Agent, Agent]
+    ) -> None:
         first, second = agents
         assert first.claim(2, "0", "1").gpus == ["0", "1"]
         machine.use([], [1 << 22])
         assert first.claim(2, "0", "1").gpus == []
         assert second.claim(1, "0").gpus == ["0"]
 
-    def test_one_gpu_under_two_names_is_one(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
+    def test_a_gpu_with_two_names_is_claimed_once(self, machine: Machine, agents: tuple[Agent, Agent]) -> None:
         answer = agents[0].claim(2, "0", machine.key(0))
         assert (answer.gpus, answer.problem) == ([], f"0, {machine.key(0)} are only 1 GPUs")
 
-    def test_a_run_that_was_faster_is_seen_when_it_keeps_the_gpu(
+    def test_a_gpu_claim_that_loses_a_race_reports_the_gpu_as_busy(
         self, machine: Machine, agents: tuple[Agent, Agent], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Between the look at the GPU and the claim."""
+        """The other run claims the GPU after the check and before the claim."""
         monkeypatch.setattr(gpu_holders, "find_keepers", lambda _key: [])  # the children are forks
         first, second = agents
         assert first.claim(1, "0").gpus == ["0"]
         assert second.claim(1, "0").busy == [BusyGpu("0", [GpuHolder(run=UNKNOWN_RUN)])]
 
-    def test_a_driver_that_crashes_does_not_take_the_agent_with_it(
+    def test_a_gpu_driver_that_crashes_does_not_crash_the_agent(
         self, machine: Machine, agents: tuple[Agent, Agent], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(gpu_holders, "Nvml", lambda: os._exit(139))
         assert agents[0].claim(1, "0").problem == "the driver does not answer"
 
-    def test_a_driver_that_hangs_does_not_block_the_agent(
+    def test_a_gpu_driver_that_hangs_does_not_block_the_agent(
         self, machine: Machine, agents: tuple[Agent, Agent], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("NVML_GPUS", "h")
@@ -327,13 +333,13 @@ class TestClaims:
         for pid in agents[0].claims.pids:  # as the agent does at its end
             os.kill(pid, signal.SIGKILL)
 
-    def test_a_keeper_that_is_stopped_is_not_waited_for(self, machine: Machine) -> None:
+    def test_finding_gpu_keepers_does_not_wait_for_an_unresponsive_keeper(self, machine: Machine) -> None:
         with socket.socket(socket.AF_UNIX) as place:
             keep(place, machine.key(0))
             [holder] = find_keepers(machine.key(0))
             assert (holder.pid, holder.run) == (os.getpid(), UNKNOWN_RUN)
 
-    def test_the_claims_of_a_process_end_with_it(self, machine: Machine) -> None:
+    def test_gpu_claims_of_a_process_end_with_it(self, machine: Machine) -> None:
         code = (
             "import socket, sys\nfrom worker_entry.system.gpu_holders import keep\n"
             f"place = socket.socket(socket.AF_UNIX)\nkeep(place, {machine.key(0)!r})\n"
@@ -355,12 +361,12 @@ A_HAS, B_HAS, B_LACKS = NodeClaimed("a", ("0",)), NodeClaimed("b", ("1",)), Node
 
 
 class TestRules:
-    def test_the_attempt_goes_on_once_all_nodes_keep_their_gpus(self) -> None:
+    def test_an_attempt_continues_when_all_nodes_have_claimed_their_gpus(self) -> None:
         state, actions = play(POLICY, *READY, A_HAS, B_HAS)
         assert actions == [ClaimNodes(), PrepareNodes()]
         assert state.claimed == {"a": ("0",), "b": ("1",)}
 
-    def test_if_one_lacks_gpus_all_release_theirs_and_are_asked_again(self) -> None:
+    def test_if_one_node_lacks_gpus_all_nodes_release_theirs_and_retry(self) -> None:
         state, actions = play(POLICY, *READY, A_HAS, B_LACKS, 4.9, Tick())
         assert actions == [ClaimNodes(), ReleaseNodes()]
         assert (state.claimed, state.phase) == ({}, Phase.CLAIMING)
@@ -368,19 +374,19 @@ class TestRules:
         assert actions == [ClaimNodes(), ReleaseNodes(), ClaimNodes(), PrepareNodes()]
         assert state.claimed == {"a": ("0",), "b": ("1",)}
 
-    def test_the_wait_has_no_limit_and_does_not_count_as_the_start(self) -> None:
+    def test_the_gpu_wait_is_unlimited_and_does_not_count_as_start_time(self) -> None:
         week = 7 * 86_400.0
         state, actions = play(POLICY, *READY, A_HAS, B_LACKS, week, Tick(), A_HAS, B_HAS, week + 29.0, Tick())
         assert (state.reason, actions[-1]) == (None, PrepareNodes())
         state, _ = play(POLICY, *READY, A_HAS, B_LACKS, week, Tick(), A_HAS, B_HAS, week + 30.0, Tick())
         assert state.reason is Reason.START_TIMEOUT
 
-    def test_a_node_that_does_not_answer_is_not_waited_for_longer_than_usual(self) -> None:
+    def test_a_node_that_does_not_answer_a_gpu_claim_causes_a_start_timeout(self) -> None:
         state, _ = play(POLICY, *READY, A_HAS, 30.0, Tick())
         assert state.reason is Reason.START_TIMEOUT
 
     @pytest.mark.parametrize("limit_s", [3.0, 5.0, 7.0, 12.0])
-    def test_at_its_limit_the_run_looks_once_more_and_ends(self, limit_s: float) -> None:
+    def test_at_the_gpu_wait_limit_nodes_are_asked_once_more(self, limit_s: float) -> None:
         policy = AttemptPolicy(
             POLICY.nodes, POLICY.forming, 30.0, 0.0, 1.0, wait_gpus_s=limit_s, claim_pause_s=POLICY.claim_pause_s
         )
@@ -399,24 +405,24 @@ class TestRules:
         assert asked == [*(time for time in (0.0, 5.0, 10.0) if time < limit_s), limit_s]
         assert now == limit_s
 
-    def test_a_node_that_is_lost_ends_the_wait(self) -> None:
+    def test_a_lost_node_ends_the_gpu_wait(self) -> None:
         state, _ = play(POLICY, *READY, A_HAS, B_LACKS, NodeLost("a", "cable pulled"))
         assert state.reason is Reason.NODE_LOST
 
-    def test_the_user_ends_the_wait(self) -> None:
+    def test_an_interrupt_ends_the_gpu_wait(self) -> None:
         state, _ = play(POLICY, *READY, A_HAS, B_LACKS, Interrupted(signal.SIGINT))
         assert state.reason is Reason.INTERRUPTED
 
-    def test_a_run_in_the_background_leaves_the_terminal_while_it_waits(self) -> None:
+    def test_a_background_run_leaves_the_terminal_during_the_gpu_wait(self) -> None:
         said = "The run waits in the background, and starts once the GPUs are free"
         for events, why in (([A_HAS], None), ([A_HAS, B_LACKS], said), ([A_HAS, B_HAS], None)):
             assert find_departure(play(POLICY, *READY, *events)[0], 0.0) == why
 
-    def test_late_and_repeated_answers_are_no_news(self) -> None:
+    def test_late_and_repeated_gpu_claim_answers_are_ignored(self) -> None:
         state, _ = play(POLICY, *READY, A_HAS, NodeClaimed("a", ("7",)), NodeBusy("a", ()), B_HAS, NodeBusy("b", ()))
         assert (state.claimed, state.lacking, state.lacked) == ({"a": ("0",), "b": ("1",)}, {}, {})
 
-    def test_no_gpu_is_asked_for_without_the_option_and_in_a_check(self) -> None:
+    def test_no_gpu_is_claimed_without_wait_gpus_or_in_a_check(self) -> None:
         for policy in (
             AttemptPolicy(POLICY.nodes, POLICY.forming, 30.0, 0.0, 1.0),
             AttemptPolicy(POLICY.nodes, POLICY.forming, 30.0, 0.0, 1.0, wait_gpus_s=9.0, checks=True, only_checks=True),
@@ -424,7 +430,7 @@ class TestRules:
             assert play(policy, *READY)[1] == [PrepareNodes()]
 
     @pytest.mark.parametrize("seed", range(100))
-    def test_runs_that_want_the_same_gpus_never_wait_for_each_other(self, seed: int) -> None:
+    def test_runs_that_claim_the_same_gpus_never_deadlock(self, seed: int) -> None:
         """Three runs on two nodes, each answered by the nodes in any order; a run that has its GPUs ends after 20 s."""
         chance = random.Random(seed)
         kept: dict[str, int] = {}
@@ -483,7 +489,7 @@ class TestRules:
         assert all(later - earlier >= 20.0 for earlier, later in itertools.pairwise(times))
 
 
-def test_what_nodes_answer_becomes_an_event() -> None:
+def test_gpu_claim_answers_of_nodes_become_events() -> None:
     assert from_message("b", GpusClaimed(1, ["1"])) == B_HAS
     assert from_message("b", GpusClaimed(1, [], [ALICE])) == B_LACKS
     event = from_message("b", GpusClaimed(1, [], problem="neither NVML nor nvidia-smi answers"))
@@ -510,7 +516,7 @@ def test_what_nodes_answer_becomes_an_event() -> None:
         ),
     ],
 )
-def test_the_user_reads_who_has_the_gpus(lacking: Mapping[str, tuple[BusyGpu, ...]], text: str) -> None:
+def test_the_message_about_busy_gpus_names_their_users(lacking: Mapping[str, tuple[BusyGpu, ...]], text: str) -> None:
     assert render_busy_gpus({node: NodeBusy(node, gpus) for node, gpus in lacking.items()}) == text
 
 
@@ -531,7 +537,9 @@ def test_the_user_reads_who_has_the_gpus(lacking: Mapping[str, tuple[BusyGpu, ..
         ({"gpus_per_worker": 1}, "worker:0", "torch", 4),  # it chooses by LOCAL_RANK
     ],
 )
-def test_a_node_needs_what_its_tasks_get(node: dict[str, Any], tasks: str, rules: str, needed: int) -> None:
+def test_a_node_claims_exactly_the_gpus_that_its_tasks_get(
+    node: dict[str, Any], tasks: str, rules: str, needed: int
+) -> None:
     facts = NodeFacts(8, ("0", "1", "2", "3"))
     names = [parse_task_id(task) for task in tasks.split()]
     chosen = TORCH if rules == "torch" else RULES[rules]  # type: ignore[index]  # a literal of the parameters above
@@ -556,7 +564,7 @@ def fake(folder: Path, script: Sequence[At | Exit] = (), gpus: Any = None, **spe
     return FakeRun(folder, script, {"wait_gpus_s": 0, **spec}, gpus=made)
 
 
-def test_the_tasks_get_the_gpus_that_the_node_keeps(tmp_path: Path) -> None:
+def test_tasks_get_the_gpus_that_their_node_claimed(tmp_path: Path) -> None:
     nodes = [{"host": "gpu-a"}, {"host": "gpu-b", "gpus_per_worker": 1}]
     run = fake(tmp_path / "run", gpus={"gpu-a": {"0": ""}, "gpu-b": {"0": "alice", "1": ""}}, nodes=nodes, preload=True)
     assert run.run().outcome == "succeeded"
@@ -571,7 +579,7 @@ def test_the_tasks_get_the_gpus_that_the_node_keeps(tmp_path: Path) -> None:
     assert replay(read_history(run.files), POLICY).claimed == {"gpu-a": ("0",), "gpu-b": ("1",)}
 
 
-def test_the_run_waits_says_for_whom_and_starts_when_the_gpus_are_free(tmp_path: Path) -> None:
+def test_a_run_waits_for_busy_gpus_names_their_users_and_then_starts(tmp_path: Path) -> None:
     run = fake(tmp_path / "run", gpus={"gpu-a": {"0": ""}, "gpu-b": {"0": "alice"}})
     run.timing.after(3600.0, lambda: run.nodes.gpus["gpu-b"].update({"0": ""}))
     states = _watch_kept(run)
@@ -590,7 +598,7 @@ def test_the_run_waits_says_for_whom_and_starts_when_the_gpus_are_free(tmp_path:
 
 
 def _watch_kept(run: FakeRun) -> list[bool]:
-    """Whether a node keeps GPUs while the run waits, looked at in every second of its first half an hour."""
+    """Whether a node keeps GPUs while the run waits, checked every second in the first half an hour."""
     seen: list[bool] = []
 
     def look() -> None:
@@ -601,7 +609,7 @@ def _watch_kept(run: FakeRun) -> list[bool]:
     return seen
 
 
-def test_after_the_limit_the_run_ends(tmp_path: Path) -> None:
+def test_a_run_fails_after_the_gpu_wait_limit(tmp_path: Path) -> None:
     run = fake(tmp_path / "run", gpus={"gpu-a": {"0": ""}, "gpu-b": {"0": "alice"}}, wait_gpus_s=60)
     report = run.run()
     assert (report.outcome, report.exit_status, report.verdict.reference) == ("failed", 3, "gpus-busy")
@@ -612,7 +620,7 @@ def test_after_the_limit_the_run_ends(tmp_path: Path) -> None:
     assert "Start" not in run.nodes.kinds_of("gpu-a")
 
 
-def test_a_restart_looks_again_and_a_spare_waits_for_its_gpus(tmp_path: Path) -> None:
+def test_a_restart_on_a_spare_node_waits_for_its_gpus(tmp_path: Path) -> None:
     nodes = [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c", "spare": True}]
     gpus = {"gpu-a": {"0": ""}, "gpu-b": {"0": ""}, "gpu-c": {"0": "alice"}}
     script = [At(Phase.RUNNING, lose("cable pulled", left=0))]
@@ -625,14 +633,14 @@ def test_a_restart_looks_again_and_a_spare_waits_for_its_gpus(tmp_path: Path) ->
     assert "Waiting for GPUs: GPU 0 of gpu-c is used by pid 77 (python) of alice" in run.said
 
 
-def test_without_a_gpu_nothing_is_asked_and_the_user_is_told(tmp_path: Path) -> None:
+def test_wait_gpus_without_gpus_claims_nothing_and_prints_a_note(tmp_path: Path) -> None:
     run = fake(tmp_path / "run", gpus={"gpu-a": {}, "gpu-b": {}})
     assert run.run().outcome == "succeeded"
     assert "ClaimGpus" not in run.nodes.kinds_of("gpu-a")
     assert "no node has a GPU that the run needs: there is nothing to wait for" in run.said
 
 
-def test_ctrl_c_ends_the_wait(tmp_path: Path) -> None:
+def test_ctrl_c_during_the_gpu_wait_interrupts_the_run(tmp_path: Path) -> None:
     run = fake(tmp_path / "run", gpus={"gpu-a": {"0": ""}, "gpu-b": {"0": "alice"}})
     run.timing.after(100.0, lambda: signal.raise_signal(signal.SIGINT))
     report = run.run()
@@ -653,7 +661,7 @@ def test_ctrl_c_ends_the_wait(tmp_path: Path) -> None:
         (("local", "-n", "1", "--wait-gpus", "--", "sh", "--wait-gpus"), ["sh", "--wait-gpus"]),
     ],
 )
-def test_the_option_needs_no_value_and_takes_no_other_word(
+def test_wait_gpus_needs_no_value_and_consumes_no_other_argument(
     tmp_path: Path, words: Sequence[str], program: list[str]
 ) -> None:
     (tmp_path / "train.py").write_text("")
@@ -680,7 +688,7 @@ SPEC = "nodes: [{host: local, tasks: {worker: 2}}]\nprogram: {script: train.py}\
     ],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_the_option_sets_the_field(
+def test_wait_gpus_sets_the_field_of_the_spec(
     tmp_path: Path, words: list[str], env: Mapping[str, str], expected: float | None, is_first: bool
 ) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
@@ -704,14 +712,14 @@ def test_the_option_sets_the_field(
         (["--wait-gpus=400d"], "it is a year"),
     ],
 )
-def test_a_wrong_time_is_an_error(tmp_path: Path, words: list[str], message: str) -> None:
+def test_an_invalid_wait_gpus_duration_is_an_error(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC)
     ran = run_here("up", *words, "spec.yaml", cwd=tmp_path)
     assert ran.returncode == 2
     assert message in ran.stderr
 
 
-def test_the_field_of_a_spec(tmp_path: Path) -> None:
+def test_wait_gpus_s_is_read_from_a_spec(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(f"{SPEC}wait_gpus_s: 600\n")
     assert load_spec(tmp_path / "spec.yaml").wait_gpus_s == 600
 
@@ -736,7 +744,7 @@ def test_a_run_starts_when_the_process_on_its_gpu_ends(tmp_path: Path, machine: 
 
 
 @pytest.mark.slow
-def test_one_run_waits_for_another_and_gets_its_gpus(tmp_path: Path, machine: Machine, distlaunch: Distlaunch) -> None:
+def test_a_run_waits_for_the_gpus_of_another_run(tmp_path: Path, machine: Machine, distlaunch: Distlaunch) -> None:
     (tmp_path / "first").mkdir()
     with running(tmp_path / "first", "--wait-gpus", "-n", "1", "--", "sh", "-c", "echo up; sleep 600") as first:
         first.wait_for(b"up", 0)
@@ -754,7 +762,7 @@ def test_one_run_waits_for_another_and_gets_its_gpus(tmp_path: Path, machine: Ma
 
 
 @pytest.mark.slow
-def test_a_run_in_its_own_network_keeps_gpus_in_that_of_the_machine(tmp_path: Path, machine: Machine) -> None:
+def test_an_isolated_run_claims_gpus_in_the_network_of_the_machine(tmp_path: Path, machine: Machine) -> None:
     isolated = ("--set", "isolation=namespace", "--wait-gpus", "-n", "1", "--", "sh", "-c", "echo up; sleep 600")
     with running(tmp_path, *isolated) as run:
         run.wait_for(b"up", 0)
@@ -763,7 +771,7 @@ def test_a_run_in_its_own_network_keeps_gpus_in_that_of_the_machine(tmp_path: Pa
 
 
 @pytest.mark.ssh
-def test_two_hosts_are_free_together_or_not_at_all(tmp_path: Path, library: Path) -> None:
+def test_gpus_of_two_hosts_are_claimed_together_or_not_at_all(tmp_path: Path, library: Path) -> None:
     skip_without_openssh()
     hosts = make_hosts(tmp_path)
     hosts.trust()
@@ -792,6 +800,6 @@ def test_two_hosts_are_free_together_or_not_at_all(tmp_path: Path, library: Path
         assert find_keepers(machine.key(0)) == []
 
 
-def test_a_list_of_gpus_has_a_limit() -> None:
+def test_a_gpu_list_in_a_frame_has_a_length_limit() -> None:
     with pytest.raises(ProtocolError, match="at most 1024 are allowed"):
         list(Decoder().feed(encode(GpusClaimed(1, ["0"] * 2000))))

@@ -1,4 +1,4 @@
-"""Pages of `distlaunch report` in Chromium: they are drawn, fetch nothing, log no errors, and show what happened."""
+"""Pages of `distlaunch report` in Chromium: they are drawn, fetch nothing, log no errors, and show the run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _as_a_user_has_it(browser: Browser) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]]:
-    """A run that succeeds, one that fails, one that is restarted, and one that is not over: all at once."""
+    """A successful, a failed, a restarted and an unfinished run; all of them run at the same time."""
     folder = tmp_path_factory.mktemp("runs")
     wanted = {  # each attempt takes long enough for some samples of the node
         "succeeded": (0, ["100", "0.03"], []),
@@ -103,7 +103,7 @@ def _has_stepped(files: RunDir) -> None:
 
 
 def open_all(browser: Browser, path: Path) -> None:
-    """Opens a page, and lets it draw all of its curves."""
+    """Opens a page, and waits until all of its curves are drawn."""
     browser.open(path)
     height = browser.run("document.documentElement.scrollHeight")
     browser.size(1280, min(height, 16_000))
@@ -125,7 +125,7 @@ def check_clean(browser: Browser, path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["succeeded", pytest.param("failed", marks=pytest.mark.smoke), "restarted", "running"])
-def test_a_page_is_drawn_without_a_complaint_or_a_request(
+def test_a_page_is_drawn_without_console_errors_or_network_requests(
     browser: Browser, runs: Mapping[str, Run], name: str, scheme: str
 ) -> None:
     browser.colours(scheme)
@@ -140,7 +140,7 @@ def test_a_page_is_drawn_without_a_complaint_or_a_request(
 
 
 @pytest.mark.parametrize("name", ["succeeded", "failed", "restarted"])
-def test_the_numbers_are_those_of_the_report(browser: Browser, runs: Mapping[str, Run], name: str) -> None:
+def test_a_page_shows_the_numbers_of_the_run_report(browser: Browser, runs: Mapping[str, Run], name: str) -> None:
     report = runs[name].report
     browser.open(runs[name].page)
     facts = {
@@ -162,7 +162,7 @@ def test_the_numbers_are_those_of_the_report(browser: Browser, runs: Mapping[str
 
 
 @pytest.mark.smoke
-def test_a_failure_shows_its_task_and_its_line(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_page_of_a_failed_run_shows_the_failed_task_and_its_line(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["failed"].page)
     [task] = [task for task in runs["failed"].report["attempts"][0]["tasks"] if task["task"] == "worker:1"]
     assert browser.text("#cause-task") == "worker:1 on local"
@@ -170,7 +170,9 @@ def test_a_failure_shows_its_task_and_its_line(browser: Browser, runs: Mapping[s
     assert browser.run("document.querySelectorAll('.timeline .st-failed').length") == 1
 
 
-def test_a_restart_is_on_the_timeline_and_in_the_table(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_page_shows_a_restart_in_the_timeline_and_the_attempts_table(
+    browser: Browser, runs: Mapping[str, Run]
+) -> None:
     browser.open(runs["restarted"].page)
     titles = browser.run("[...document.querySelectorAll('.mark title')].map((each) => each.textContent)")
     assert [title for title in titles if "attempt 2 began" in title]
@@ -178,16 +180,14 @@ def test_a_restart_is_on_the_timeline_and_in_the_table(browser: Browser, runs: M
     assert browser.run("document.querySelectorAll('#attempts + details tbody tr').length") == 2
 
 
-def test_a_run_that_is_not_over_says_so(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_page_of_an_unfinished_run_is_marked_as_still_running(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["running"].page)
     assert "Still running" in (browser.text("#outcome") or "")
     assert "This run is not over" in (browser.text(".live-note") or "")
     assert browser.run("document.querySelectorAll('.timeline .st-training').length") == 2
 
 
-def test_zooming_the_timeline_zooms_all_curves_and_a_double_click_shows_all(
-    browser: Browser, runs: Mapping[str, Run]
-) -> None:
+def test_a_drag_zooms_the_timeline_and_a_double_click_resets_it(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["restarted"].page)
     browser.run("document.getElementById('lanes').scrollIntoView({behavior: 'instant', block: 'start'})")
     box = browser.run("(({x, y, width}) => [x, y, width])(document.getElementById('lanes').getBoundingClientRect())")
@@ -210,7 +210,7 @@ def test_zooming_the_timeline_zooms_all_curves_and_a_double_click_shows_all(
     check_clean(browser, runs["restarted"].page)
 
 
-def test_zooming_a_curve_zooms_the_timeline_and_all_other_curves(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_zooming_one_chart_zooms_the_timeline_and_all_other_charts(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["restarted"].page)
     to_curves(browser, "#metric-0")
     mouse(browser, "#metric-0", "mousePressed", 0.25, clickCount=1)
@@ -241,7 +241,7 @@ def test_zooming_a_curve_zooms_the_timeline_and_all_other_curves(browser: Browse
     check_clean(browser, runs["restarted"].page)
 
 
-def test_values_under_the_pointer_are_shown_as_numbers(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_chart_shows_the_values_under_the_pointer_in_a_tooltip(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["succeeded"].page)
     to_curves(browser, "#steps")
     mouse(browser, "#steps", "mouseMoved", 0.6)
@@ -258,7 +258,7 @@ def _check_told(browser: Browser, *labels: str) -> None:
     assert not labels or len(rows) == len(labels)
 
 
-def test_colours_follow_the_system(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_chart_colours_follow_the_colour_scheme_of_the_system(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["succeeded"].page)
     to_curves(browser, "#metric-0")
     _check_stroke(browser, "rgb(0, 114, 178)")
@@ -270,7 +270,7 @@ def _check_stroke(browser: Browser, colour: str) -> None:
     assert browser.run("getComputedStyle(document.querySelector('#metric-0 .js-line')).stroke") == colour
 
 
-def test_a_curve_is_hidden_by_its_label(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_click_on_a_legend_label_hides_and_shows_its_curve(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["succeeded"].page)
     to_curves(browser, "#metric-0")
     count = "document.querySelectorAll('#metric-0 .js-line').length"
@@ -294,7 +294,7 @@ def _check_width(browser: Browser, width: str) -> None:
     assert round(float(found.rstrip("%"))) == float(width.rstrip("%"))
 
 
-def test_verdict_and_what_was_said_can_be_read_without_scripts(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_page_shows_verdict_log_events_and_spec_without_scripts(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     browser.open(runs["failed"].page)
     report = runs["failed"].report
@@ -320,7 +320,7 @@ def test_verdict_and_what_was_said_can_be_read_without_scripts(browser: Browser,
     check_clean(browser, runs["failed"].page)
 
 
-def test_it_is_printed_with_all_curves_in_light_colours(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_printed_page_contains_all_charts(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.colours("dark")
     browser.open(runs["restarted"].page)
     browser.run(
@@ -336,7 +336,7 @@ def test_it_is_printed_with_all_curves_in_light_colours(browser: Browser, runs: 
     check_clean(browser, runs["restarted"].page)
 
 
-def test_a_link_into_a_closed_part_opens_it(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_link_to_a_closed_section_of_a_page_opens_it(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.open(runs["failed"].page)
     assert browser.run("document.getElementById('spec').open") is False
     browser.run("location.hash = '#spec'")
@@ -347,14 +347,14 @@ def _check_open(browser: Browser) -> None:
     assert browser.run("document.getElementById('spec').open") is True
 
 
-def test_a_narrow_screen_does_not_scroll_sideways(browser: Browser, runs: Mapping[str, Run]) -> None:
+def test_a_page_does_not_scroll_horizontally_on_a_narrow_screen(browser: Browser, runs: Mapping[str, Run]) -> None:
     browser.size(360, 800)
     browser.open(runs["restarted"].page)
     assert browser.run("document.documentElement.scrollWidth") <= 360
 
 
 @pytest.mark.smoke
-def test_hostile_text_neither_runs_nor_breaks_the_page(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_text_in_a_page_is_neither_executed_nor_breaks_it(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "hostile.html"
     path.write_text(render_page(hostile_page_data()), encoding="utf-8")
     open_all(browser, path)
@@ -376,10 +376,10 @@ def _check_hostile_tip(browser: Browser) -> None:
     assert "<img" in (browser.text("#tip") or "")
 
 
-def test_content_that_the_policy_does_not_admit_is_neither_run_nor_fetched(
+def test_content_outside_of_the_content_security_policy_is_neither_run_nor_fetched(
     browser: Browser, runs: Mapping[str, Run], tmp_path: Path
 ) -> None:
-    """Even if an error lets markup through."""
+    """Even if a bug leaves markup unescaped."""
     path = tmp_path / "page.html"
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
@@ -402,7 +402,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(tmp_path_factory.mktemp("large") / "large.html", points=10_000)
 
 
-def test_the_page_is_there_before_plotly_runs(browser: Browser, large: Path) -> None:
+def test_a_page_is_shown_before_plotly_is_loaded(browser: Browser, large: Path) -> None:
     browser.size(1280, 600)
     browser.open(large)
     assert browser.run("[typeof Plotly, document.querySelectorAll('#axis text').length > 2]") == ["undefined", True]
@@ -410,9 +410,7 @@ def test_the_page_is_there_before_plotly_runs(browser: Browser, large: Path) -> 
     assert browser.run("typeof Plotly") == "object"
 
 
-def test_eight_workers_with_ten_thousand_points_stay_small_and_draw_only_what_is_seen(
-    browser: Browser, large: Path
-) -> None:
+def test_a_page_with_very_many_points_is_small_and_draws_only_visible_charts(browser: Browser, large: Path) -> None:
     """This is why the page appears at once; the benchmark `page` measures how long that takes."""
     assert large.stat().st_size < SIZE_LIMIT
     browser.size(1280, 600)

@@ -1,4 +1,4 @@
-"""Clusters of real containers, started from inside and from the host, and every way a container can fail."""
+"""Clusters of real containers, started from a container and from the host, and all failures of a container."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ services:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Four nodes; the third has hardly any disk, the fourth a wrong clock. Tests undo their changes to them."""
+    """Four nodes; the third has a small disk, the fourth a wrong clock. Tests undo their changes to them."""
     skip_without_docker()
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "override.yaml").write_text(OVERRIDE)
@@ -93,7 +93,7 @@ def assert_empty(cluster: Cluster, *services: str) -> None:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("version", ["v1", pytest.param("v2", marks=pytest.mark.smoke)])
-def test_the_demo_runs_from_inside_with_one_command_and_leaves_nothing(version: str, tmp_path: Path) -> None:
+def test_the_demo_runs_from_the_controller_container_and_leaves_no_process(version: str, tmp_path: Path) -> None:
     skip_without_docker()
     if version not in compose_versions():
         pytest.skip(f"Compose {version} is not installed")
@@ -108,12 +108,12 @@ def test_the_demo_runs_from_inside_with_one_command_and_leaves_nothing(version: 
         assert accuracies[0] == accuracies[1] > "0.9"
         report = made.compose("run", "--rm", "-T", "controller", "check", "--json", "cluster_specs/compose.yaml")
         assert '"ok": true' in report
-        assert '"cores": 1' in report  # what `cpus:` allows, not what the machine has
+        assert '"cores": 1' in report  # the limit of `cpus:`, not the cores of the machine
         assert_empty(made, "worker-1", "worker-2")
 
 
 @pytest.mark.tensorflow
-def test_the_demo_runs_from_the_host(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_demo_runs_on_containers_from_the_host(cluster: Cluster, tmp_path: Path) -> None:
     run = cluster.start(tmp_path, "program: {module: worker_entry.demo.train, args: [--epochs, 3]}\n")
     assert run.end() == 0, run.said
     assert b"worker:0 of 2: validation accuracy 0." in run.log(0)
@@ -122,7 +122,7 @@ def test_the_demo_runs_from_the_host(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_containers_are_reached_without_sshd(cluster: Cluster, tmp_path: Path) -> None:
+def test_docker_exec_reaches_containers_without_sshd(cluster: Cluster, tmp_path: Path) -> None:
     (cluster.project / "train.py").write_text(ALL_REDUCE)
     names = [
         output_of("docker", "inspect", "-f", "{{.Name}}", cluster.container(f"worker-{number}")).strip().lstrip("/")
@@ -139,7 +139,7 @@ def test_containers_are_reached_without_sshd(cluster: Cluster, tmp_path: Path) -
     assert_empty(cluster, "worker-1", "worker-2")
 
 
-def test_the_specs_for_the_host_match_the_compose_file() -> None:
+def test_the_example_specs_for_the_host_match_the_compose_file() -> None:
     for number, node in enumerate(load_spec(ROOT / "cluster_specs" / "compose_exec.yaml").nodes, 1):
         assert (node.host, node.address) == (f"docker-worker-{number}-1", f"worker-{number}")
     spec = load_spec(ROOT / "cluster_specs" / "compose_from_host.yaml")
@@ -152,7 +152,7 @@ def test_the_specs_for_the_host_match_the_compose_file() -> None:
 # --- containers that fail ---
 
 
-def test_a_container_that_is_paused_for_less_than_the_lease_is_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+def test_training_continues_after_a_container_pause_shorter_than_the_lease(cluster: Cluster, tmp_path: Path) -> None:
     run = cluster.start(tmp_path, f"{TRAINING}timeouts: {{lease_s: 30}}\n")
     run.wait_for(b"epoch 3 begins", 1)
     output_of("docker", "pause", cluster.container("worker-2"))
@@ -164,7 +164,7 @@ def test_a_container_that_is_paused_for_less_than_the_lease_is_waited_for(cluste
     assert run.log(0).count(b"begins") == run.log(1).count(b"begins") == 8
 
 
-def test_a_container_that_is_paused_for_longer_is_lost_and_ends_its_tasks_once_unpaused(
+def test_a_container_paused_beyond_its_lease_is_lost_and_later_stops_its_tasks(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     run = cluster.start(tmp_path, "program: {script: long.py}\ntimeouts: {lease_s: 4}\n")
@@ -179,7 +179,9 @@ def test_a_container_that_is_paused_for_longer_is_lost_and_ends_its_tasks_once_u
     eventually(lambda: assert_empty(cluster, "worker-2"), 20)
 
 
-def test_a_container_without_network_for_less_than_the_lease_trains_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_training_continues_after_a_container_network_loss_shorter_than_the_lease(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     run = cluster.start(tmp_path, f"{TRAINING}timeouts: {{lease_s: 40}}\n")
     run.wait_for(b"epoch 3 begins", 1)
     with cluster.cable_pulled("worker-2"):
@@ -190,7 +192,7 @@ def test_a_container_without_network_for_less_than_the_lease_trains_on(cluster: 
     assert run.log(0).count(b"begins") == run.log(1).count(b"begins") == 8
 
 
-def test_a_container_without_network_for_longer_is_lost_and_ends_its_tasks_by_itself(
+def test_a_container_without_network_beyond_its_lease_is_lost_and_stops_its_tasks(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     run = cluster.start(tmp_path, "program: {script: long.py}\ntimeouts: {lease_s: 4}\n")
@@ -201,7 +203,9 @@ def test_a_container_without_network_for_longer_is_lost_and_ends_its_tasks_by_it
         eventually(lambda: assert_empty(cluster, "worker-1", "worker-2"), 20)
 
 
-def test_a_container_out_of_memory_is_reported_as_such(cluster: Cluster, tmp_path: Path) -> None:
+def test_exceeding_the_memory_limit_of_a_container_is_reported_as_out_of_memory(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     run = cluster.start(tmp_path, "program: {script: hungry.py}\n")
     assert run.end() == 1, run.said
     assert "Error: worker:1 on worker-2 ran out of memory: it was killed by SIGKILL" in run.said
@@ -209,7 +213,7 @@ def test_a_container_out_of_memory_is_reported_as_such(cluster: Cluster, tmp_pat
     assert_empty(cluster, "worker-1", "worker-2")
 
 
-def test_a_container_whose_disk_is_full_is_reported_as_such(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_full_disk_of_a_container_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     run = cluster.start(tmp_path, "program: {script: chatty.py}\n", workers=(1, 3))
     assert run.end() == 3, run.said
     assert run.report["attempts"][0]["verdict"]["reference"] == "disk-full"
@@ -217,9 +221,7 @@ def test_a_container_whose_disk_is_full_is_reported_as_such(cluster: Cluster, tm
     assert_empty(cluster, "worker-1", "worker-3")
 
 
-def test_a_container_with_a_wrong_clock_gets_a_warning_and_its_times_are_corrected(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_wrong_container_clock_is_warned_about_and_its_times_are_corrected(cluster: Cluster, tmp_path: Path) -> None:
     if not (FAKETIME / "libfaketime.so.1").exists():
         pytest.skip("libfaketime is not installed")
     before = time.time()
@@ -234,7 +236,7 @@ def test_a_container_with_a_wrong_clock_gets_a_warning_and_its_times_are_correct
 
 
 @pytest.mark.smoke
-def test_a_container_that_is_killed_is_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_container_is_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
     run = cluster.start(tmp_path, "program: {script: long.py}\ntimeouts: {lease_s: 5}\n")
     run.wait_for(b"works")
     output_of("docker", "kill", cluster.container("worker-2"))
@@ -264,7 +266,7 @@ def test_training_resumes_in_a_fresh_container_from_its_last_epoch(cluster: Clus
     assert_empty(cluster, "worker-1", "worker-2")
 
 
-# --- a spec in containers ---
+# --- a spec for machines, in containers ---
 
 
 @pytest.mark.tensorflow
@@ -287,7 +289,7 @@ def test_a_spec_for_real_machines_is_rehearsed_on_three_containers(tmp_path: Pat
         assert_empty(made, "gpu-a", "node-2", "node-3")
 
 
-def test_every_compose_file_is_accepted(tmp_path: Path) -> None:
+def test_every_compose_version_accepts_every_generated_compose_file(tmp_path: Path) -> None:
     skip_without_docker()
     files = [[COMPOSE_FILE], [COMPOSE_FILE, ROOT / "docker" / "compose.gpus.yaml"]]
     for spec in (ROOT / "cluster_specs").glob("*.yaml"):
@@ -304,7 +306,7 @@ def test_every_compose_file_is_accepted(tmp_path: Path) -> None:
 # --- the image ---
 
 
-def test_no_layer_of_the_image_has_a_secret() -> None:
+def test_no_layer_of_the_docker_image_contains_a_secret() -> None:
     skip_without_docker()
     image = build_image()
     count = 0

@@ -26,7 +26,7 @@ def cluster() -> Iterator[KubernetesCluster]:
     cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=true")
 
 
-def test_an_api_server_accepts_every_object_of_a_built_in_kind(cluster: KubernetesCluster) -> None:
+def test_an_api_server_accepts_every_exported_object_of_a_built_in_kind(cluster: KubernetesCluster) -> None:
     objects = {}
     for manifest in core_manifests():
         metadata = {name: value for name, value in manifest["metadata"].items() if name != "namespace"}
@@ -68,7 +68,7 @@ raise SystemExit(42)
         ),
     ],
 )
-def test_a_pod_ends_with_a_status_and_a_message(
+def test_an_exported_pod_ends_with_the_expected_status_and_message(
     cluster: KubernetesCluster, tmp_path: Path, source: str, status: int, message: str
 ) -> None:
     ended = run_pod(cluster, tmp_path, source)
@@ -76,11 +76,13 @@ def test_a_pod_ends_with_a_status_and_a_message(
     assert message in ended["message"]
 
 
-def test_a_pod_without_memory_ends_with_the_status_of_its_killer(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_an_exported_pod_that_runs_out_of_memory_ends_with_status_137(
+    cluster: KubernetesCluster, tmp_path: Path
+) -> None:
     assert run_pod(cluster, tmp_path, "bytearray(1 << 30)", memory="200Mi")["exitCode"] == 137
 
 
-def test_a_deleted_pod_was_preempted_although_its_program_ignores_the_request(
+def test_a_deleted_pod_is_preempted_even_if_its_program_ignores_sigterm(
     cluster: KubernetesCluster, tmp_path: Path
 ) -> None:
     source = (

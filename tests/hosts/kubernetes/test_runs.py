@@ -1,4 +1,4 @@
-"""Runs on the pods of a real Kubernetes cluster: how they start, and what happens to them when pods are taken away."""
+"""Runs on the pods of a real Kubernetes cluster: how they start, and what happens when pods disappear."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _nothing_is_left(cluster: KubernetesCluster) -> Iterator[None]:
     yield
     try:
         cluster.await_empty()
-    finally:  # what a failed test leaves must not disturb the next
+    finally:  # leftovers of a failed test must not disturb the next one
         cluster.kubectl("delete", "jobs", "--selector=app.kubernetes.io/managed-by=distlaunch")
 
 
@@ -127,7 +127,7 @@ def begin(
     pod_env: Mapping[str, str] = MappingProxyType({}),
     shared: Sequence[Path] = (),
 ) -> Run:
-    """Starts a run whose pods share a folder for checkpoints, and others."""
+    """Starts a run whose pods share a folder for checkpoints, and the folders in `shared`."""
     mark, saved = make_mark(), folder / "checkpoints"
     saved.mkdir()
     saved.chmod(0o777)
@@ -185,7 +185,7 @@ def test_the_demo_and_an_unmodified_fit_train_on_all_pods(
         assert next(iter(said)).startswith(f"{pods} replicas, loss ")
 
 
-def test_a_stranger_does_not_reach_a_port_of_a_pod(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_an_unknown_peer_does_not_reach_a_port_of_a_pod(cluster: KubernetesCluster, tmp_path: Path) -> None:
     run = begin(cluster, tmp_path, saving(100))
     run.await_steps()
     plan = json.loads((run.directory / "plan.json").read_text())
@@ -202,11 +202,13 @@ def test_a_stranger_does_not_reach_a_port_of_a_pod(cluster: KubernetesCluster, t
     assert {event["task"] for event in strangers} == {"worker:0", "worker:1"}
 
 
-# --- pods are taken away ---
+# --- pods disappear ---
 
 
 @pytest.mark.smoke
-def test_a_deleted_pod_lets_its_task_save_and_is_replaced(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_the_tasks_of_a_deleted_pod_can_save_and_the_pod_is_replaced(
+    cluster: KubernetesCluster, tmp_path: Path
+) -> None:
     run = begin(cluster, tmp_path, saving(300))
     run.await_steps()
     pod = cluster.pods()[0]
@@ -237,7 +239,7 @@ def test_an_evicted_pod_is_replaced(cluster: KubernetesCluster, tmp_path: Path) 
     assert run.verdict["reference"] == "preempted", run.said
 
 
-def test_a_pod_that_makes_room_for_a_more_urgent_one_is_reported_as_such(
+def test_a_pod_preempted_by_a_higher_priority_pod_is_reported_and_replaced(
     cluster: KubernetesCluster, tmp_path: Path
 ) -> None:
     [node] = cluster.show("nodes")
@@ -267,7 +269,9 @@ def test_a_pod_that_makes_room_for_a_more_urgent_one_is_reported_as_such(
     assert "1 Insufficient cpu" in run.said
 
 
-def test_a_pod_without_grace_is_gone_at_once(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_a_force_deleted_pod_is_replaced_without_waiting_for_the_lease(
+    cluster: KubernetesCluster, tmp_path: Path
+) -> None:
     more = "restart: {max_restarts: 2}\ntimeouts: {lease_s: 600}"
     run = begin(cluster, tmp_path, saving(300), more=more)
     run.await_steps()
@@ -279,7 +283,7 @@ def test_a_pod_without_grace_is_gone_at_once(cluster: KubernetesCluster, tmp_pat
     assert pod in run.verdict["message"]
 
 
-def test_a_pod_that_exceeds_its_memory_is_reported_as_such(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_a_pod_that_exceeds_its_memory_limit_is_out_of_memory(cluster: KubernetesCluster, tmp_path: Path) -> None:
     text = (
         "import os, time\n"
         "eaten = [b'x' * (1 << 20) for _ in range(900 * (os.environ['DISTLAUNCH_TASK'] == 'worker:1'))]\n"
@@ -294,7 +298,9 @@ def test_a_pod_that_exceeds_its_memory_is_reported_as_such(cluster: KubernetesCl
     assert "worker:1" in run.verdict["message"]
 
 
-def test_a_node_that_does_not_answer_is_lost_and_comes_back(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_a_run_resumes_after_its_kubernetes_node_was_lost_and_returned(
+    cluster: KubernetesCluster, tmp_path: Path
+) -> None:
     run = begin(cluster, tmp_path, saving(900), more="restart: {max_restarts: 2}\ntimeouts: {lease_s: 30}")
     run.await_steps()
     kubelet = cluster.stop("kubelet")
@@ -323,7 +329,9 @@ def test_a_run_continues_while_the_api_server_restarts(cluster: KubernetesCluste
 # --- a controller that is gone ---
 
 
-def test_a_killed_controller_is_replaced_and_its_pods_are_removed(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_resume_takes_over_the_pods_of_a_killed_controller_and_removes_them(
+    cluster: KubernetesCluster, tmp_path: Path
+) -> None:
     run = begin(cluster, tmp_path, saving(200))
     run.await_steps()
     run.process.kill()
@@ -350,7 +358,7 @@ def test_clean_removes_the_pods_of_a_run_without_a_controller(cluster: Kubernete
 
 
 @pytest.mark.smoke
-def test_check_asks_pods_and_removes_them(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_check_creates_pods_and_removes_them(cluster: KubernetesCluster, tmp_path: Path) -> None:
     template = cluster.write_template(tmp_path)
     spec = tmp_path / "spec.yaml"
     pods = f"image: '{IMAGE}', template: {template}, python: {distlaunch_command()[0]}, count: 2"
@@ -360,7 +368,7 @@ def test_check_asks_pods_and_removes_them(cluster: KubernetesCluster, tmp_path: 
     assert cluster.show("pods,jobs", "--selector=app.kubernetes.io/managed-by=distlaunch") == []
 
 
-def test_tasks_have_few_rights_and_a_home_that_they_can_write_to(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_tasks_in_pods_have_no_privileges_and_a_writable_home(cluster: KubernetesCluster, tmp_path: Path) -> None:
     template = cluster.write_template(tmp_path, as_root=False)
     pods = f"image: '{IMAGE}', template: {template}, python: {distlaunch_command()[0]}"
     show = "id -u; touch /made 2>/dev/null && echo root; touch ~/made && echo home; "
@@ -392,7 +400,7 @@ def call(cluster: KubernetesCluster, *arguments: str) -> subprocess.CompletedPro
 # --- pods that do not start ---
 
 
-def test_an_image_that_does_not_exist_ends_the_run_with_the_reason(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_a_missing_image_ends_the_run_with_the_reason(cluster: KubernetesCluster, tmp_path: Path) -> None:
     run = begin(cluster, tmp_path, saving(1), image="no-such-image:local")
     run.await_end(status=3)
     assert "ErrImageNeverPull" in run.said
@@ -400,7 +408,9 @@ def test_an_image_that_does_not_exist_ends_the_run_with_the_reason(cluster: Kube
     assert "[kubernetes]" in run.said
 
 
-def test_pods_without_room_are_waited_for_and_named(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_unschedulable_pods_are_waited_for_and_named_with_the_reason(
+    cluster: KubernetesCluster, tmp_path: Path
+) -> None:
     run = begin(cluster, tmp_path, saving(1), pods="count: 2, gpus: 1, wait_s: 8")
     run.await_end(status=3)
     assert "Waiting for 2 of 2 pods" in run.said
@@ -408,7 +418,7 @@ def test_pods_without_room_are_waited_for_and_named(cluster: KubernetesCluster, 
     assert "0 of 2 pods run within 8 s" in run.said
 
 
-def test_an_exceeded_quota_is_reported_as_the_reason(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_an_exceeded_pod_quota_is_reported_as_the_reason(cluster: KubernetesCluster, tmp_path: Path) -> None:
     cluster.kubectl("create", "namespace", "small")
     try:
         cluster.kubectl("create", "quota", "one", "--hard=pods=1", "--namespace=small")
@@ -428,10 +438,10 @@ def test_a_signal_ends_the_wait_for_pods(cluster: KubernetesCluster, tmp_path: P
     run.await_end(status=130)
 
 
-def test_pods_that_are_deleted_while_their_python_starts_end_at_once(
+def test_pods_that_are_deleted_during_the_start_of_python_end_immediately(
     cluster: KubernetesCluster, tmp_path: Path
 ) -> None:
-    """The kernel drops a signal for a process 1 that does not expect it; the pods would stay for all of their grace."""
+    """The kernel drops a signal without a handler for process 1; the pods would stay for their whole grace period."""
     slow = tmp_path / "slow"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text("import time; time.sleep(6)\n")
@@ -442,7 +452,7 @@ def test_pods_that_are_deleted_while_their_python_starts_end_at_once(
     run.await_end(status=130)
 
 
-def test_missing_permissions_are_reported(cluster: KubernetesCluster, tmp_path: Path) -> None:
+def test_missing_kubernetes_permissions_are_reported(cluster: KubernetesCluster, tmp_path: Path) -> None:
     run = begin(cluster, tmp_path, saving(1), env={"KUBECONFIG": str(_restricted(cluster, tmp_path))})
     run.await_end(status=3)
     assert "forbidden" in run.said.lower(), run.said
@@ -450,7 +460,7 @@ def test_missing_permissions_are_reported(cluster: KubernetesCluster, tmp_path: 
 
 
 def _restricted(cluster: KubernetesCluster, folder: Path) -> Path:
-    """A kubeconfig for a user who may do nothing."""
+    """A kubeconfig for a user without permissions."""
     config = json.loads(cluster.kubectl("config", "view", "--raw", "-o", "json"))
     config["users"][0]["user"]["as"] = "nobody"
     path = folder / "restricted.json"
@@ -459,11 +469,11 @@ def _restricted(cluster: KubernetesCluster, folder: Path) -> Path:
     return path
 
 
-# --- from a pod ---
+# --- a controller in a pod ---
 
 
 def write_config(cluster: KubernetesCluster, folder: Path) -> Path:
-    """A kubeconfig for clients in pods: they reach the API server without a proxy, by their account's token."""
+    """A kubeconfig for clients in pods: they reach the API server without a proxy, with the token of their account."""
     config = json.loads(cluster.kubectl("config", "view", "--raw", "-o", "json"))
     token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
     config["users"][0]["user"] = {"tokenFile": token}
@@ -474,7 +484,7 @@ def write_config(cluster: KubernetesCluster, folder: Path) -> Path:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("program", ["demo", "fit"])
-def test_the_demo_and_an_unmodified_fit_train_on_pods_of_a_controller_in_a_pod(
+def test_a_controller_in_a_pod_trains_the_demo_and_an_unmodified_fit(
     cluster: KubernetesCluster, tmp_path: Path, program: str
 ) -> None:
     env = {"KUBECONFIG": str(write_config(cluster, tmp_path))}
@@ -497,7 +507,7 @@ def test_the_demo_and_an_unmodified_fit_train_on_pods_of_a_controller_in_a_pod(
     assert "0 processes left on 2 nodes, 0 pods left" in said
 
 
-def test_a_run_in_a_pod_makes_its_pods_with_few_rights_and_all_goes_with_its_job(
+def test_a_controller_pod_has_minimal_permissions_and_its_pods_end_with_its_job(
     cluster: KubernetesCluster, tmp_path: Path
 ) -> None:
     saved = tmp_path / "checkpoints"

@@ -1,4 +1,4 @@
-"""`collect` on machines without a shared disk: what they write comes back, and a lost chief's checkpoint goes on."""
+"""`collect` on machines without a shared disk: a spare node gets the checkpoint of a lost chief."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = needs_namespaces
 
 @pytest.fixture
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Three hosts, each with a disk of its own at the same path."""
+    """Three hosts, each with its own disk at the same path."""
     if not CAN_RUN:
         pytest.skip("needs namespaces")
     with running_network(tmp_path_factory.mktemp("network"), count=3) as started:
@@ -50,7 +50,7 @@ def write_spec(network: Network, rest: str) -> str:
 
 
 @pytest.mark.tensorflow
-def test_training_goes_on_from_the_checkpoint_of_a_lost_chief_on_another_node(network: Network) -> None:
+def test_a_spare_node_resumes_training_from_the_checkpoint_of_a_lost_chief(network: Network) -> None:
     project, run = network.folder / "project", network.folder / "run"
     project.mkdir()
     shutil.copy(PROGRAMS / "timed_keras.py", project / "train.py")

@@ -1,4 +1,4 @@
-"""Machines that are cut off from each other, or gone at once, while a run is under way."""
+"""Machines that are cut off from each other or vanish during a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = needs_namespaces
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[Network]:
-    """Two hosts; a test may take one away."""
+    """Two hosts; a test may destroy one."""
     folder = tmp_path / "network"
     folder.mkdir()
     with running_network(folder) as made:
@@ -57,7 +57,7 @@ def _namespace(pid: int) -> int | None:
 
 
 @pytest.mark.tensorflow
-def test_a_node_that_is_cut_off_for_20_s_in_the_middle_of_training_trains_on(network: Network, tmp_path: Path) -> None:
+def test_training_continues_after_a_node_was_cut_off_for_20_s(network: Network, tmp_path: Path) -> None:
     run = Run(network, tmp_path, "program: {module: worker_entry.demo.train, args: [--epochs, 10]}\n")
     host = network.hosts["gpu-b"]
     run.wait_for(b"Epoch 3/10", 0)
@@ -81,12 +81,12 @@ TREE = "spawn_tree.py"
 
 @pytest.fixture
 def tree(network: Network) -> str:
-    """The path of the program, which the hosts see too."""
+    """The path of the program, which the hosts can also read."""
     shutil.copy(PROGRAMS / TREE, network.folder)
     return str(network.folder / TREE)
 
 
-def test_a_node_that_is_cut_off_for_longer_than_the_lease_is_lost_and_empty(
+def test_a_node_cut_off_beyond_its_lease_is_lost_and_stops_its_tasks(
     network: Network, tmp_path: Path, tree: str
 ) -> None:
     run = Run(network, tmp_path, f"program: {{script: {tree}, args: [none, 2]}}\ntimeouts: {{lease_s: 5}}\n")
@@ -105,7 +105,7 @@ def test_a_node_that_is_cut_off_for_longer_than_the_lease_is_lost_and_empty(
     )
 
 
-def test_a_machine_that_vanishes_is_reported_and_nothing_is_left_on_the_others(
+def test_a_vanished_machine_is_reported_and_no_process_is_left_elsewhere(
     network: Network, tmp_path: Path, tree: str
 ) -> None:
     run = Run(network, tmp_path, f"program: {{script: {tree}, args: [none, 2]}}\ntimeouts: {{lease_s: 5}}\n")
@@ -117,10 +117,10 @@ def test_a_machine_that_vanishes_is_reported_and_nothing_is_left_on_the_others(
     assert_none_left(run.mark)
 
 
-def test_all_nodes_are_empty_after_the_lease_when_the_controllers_machine_is_gone(
+def test_all_nodes_stop_their_tasks_after_the_lease_of_a_vanished_controller(
     network: Network, tmp_path: Path, tree: str
 ) -> None:
-    """No FIN, no reset: the nodes hear nothing any more."""
+    """No FIN, no reset: the nodes receive nothing any more."""
     run = Run(network, tmp_path, f"program: {{script: {tree}, args: [none, 2]}}\ntimeouts: {{lease_s: 5}}\n")
     run.wait_for(b"the tree stands")
     for host in network.hosts.values():
@@ -131,9 +131,7 @@ def test_all_nodes_are_empty_after_the_lease_when_the_controllers_machine_is_gon
 
 
 @pytest.mark.parametrize("loss", ["its answers get lost", "our beats get lost", "its agent hangs and it is cut off"])
-def test_nothing_starts_elsewhere_before_the_tasks_of_a_lost_node_have_ended(
-    network: Network, tmp_path: Path, loss: str
-) -> None:
+def test_a_restart_waits_until_the_tasks_of_a_lost_node_have_ended(network: Network, tmp_path: Path, loss: str) -> None:
     """Takes the lease and 10 s: the run has to wait until even an agent that hangs is killed."""
     claims = network.folder / "claims"
     claims.mkdir(mode=0o777)

@@ -1,4 +1,4 @@
-"""Clusters whose tasks live in networks of their own: what is on the wire, who gets in, and what is left."""
+"""Clusters whose tasks run in their own networks: what is on the wire, who can connect, and what is left."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ print(found, seen)
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Two nodes on which an ordinary user logs in, and a stranger."""
+    """Two nodes on which an unprivileged user logs in, and a host outside of the cluster."""
     with running_network(tmp_path_factory.mktemp("network"), count=3, user="trainer") as network:
         shutil.copy(PROGRAMS / "meet.py", network.folder)  # all hosts see this folder, and the user may read it
         yield network
@@ -69,14 +69,14 @@ def up(network: Network, directory: Path, settings: str, *, nodes: str = NODES) 
 
 @contextlib.contextmanager
 def sniffing(host: Host, word: str, found: list[int]) -> Iterator[None]:
-    """How many packets with the word, and how many at all, have passed this host; known at the end."""
+    """Counts packets with the word and all packets that pass this host; `found` has both counts at the end."""
     with host.watching("listening", SNIFF, word) as words:
         yield
     found.extend(map(int, words[0].split()))
 
 
 @pytest.mark.parametrize("isolation", ["none", "tunnel"])
-def test_only_without_a_tunnel_is_anything_to_be_read_on_the_wire(
+def test_cluster_traffic_is_readable_on_the_wire_only_without_a_tunnel(
     network: Network, tmp_path: Path, isolation: str
 ) -> None:
     machines = [Path(f"/proc/{host.daemon.pid}/ns/uts").readlink() for host in network.hosts.values()]
@@ -94,10 +94,10 @@ def test_only_without_a_tunnel_is_anything_to_be_read_on_the_wire(
     assert f"met 2 at {hosts}" in ran.stdout
 
 
-def test_a_caller_on_a_node_of_the_cluster_without_a_certificate_gets_in_nowhere(
+def test_a_tunnel_rejects_callers_without_a_certificate_even_on_a_cluster_node(
     network: Network, tmp_path: Path
 ) -> None:
-    """The node's address may reach the port; the stranger's may not."""
+    """The address of the node may reach the port; the address of an unknown peer may not."""
     settings = f"isolation: tunnel\nports: 23720-23729\nprogram: {{script: {network.folder}/meet.py, args: [x, '6']}}"
     node, target = network.hosts["gpu-a"], network.hosts["gpu-b"].address
     heard: dict[str, object] = {}
@@ -130,7 +130,7 @@ print(json.dumps([talk(lambda call: call, b"PRI * HTTP/2.0 and more"), talk(cont
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the certificate", "another certificate"])
-def test_both_sides_want_the_certificate_of_the_attempt(same: bool) -> None:
+def test_both_sides_of_a_tunnel_require_the_certificate_of_the_attempt(same: bool) -> None:
     one = make_tunnel_key()
     other = one if same else make_tunnel_key()
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -166,7 +166,7 @@ def wait_for_forming(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["task", "tunnel"])
-def test_a_task_that_dies_restarts_with_the_same_ports_and_a_tunnel_that_dies_ends_the_run(
+def test_a_killed_task_is_restarted_and_a_killed_tunnel_ends_the_run(
     network: Network, tmp_path: Path, victim: str
 ) -> None:
     nodes = NODES.replace("tasks:", "port: 23740, tasks:")

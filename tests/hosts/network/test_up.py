@@ -1,4 +1,4 @@
-"""`distlaunch up` on hosts that are as separate as machines: ways there, trust, and the user who logs in."""
+"""`distlaunch up` on hosts that are as separate as machines: connections, trust, and the user who logs in."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def root_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def user_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Two hosts on which an ordinary user logs in who is not the controller's user."""
+    """Two hosts on which an unprivileged user logs in, who is not the controller's user."""
     with running_network(tmp_path_factory.mktemp("user"), user="trainer") as network:
         yield network
 
@@ -79,7 +79,7 @@ def answers(network: Network, address: str) -> bool:
 # --- the hosts themselves ---
 
 
-def test_hosts_are_apart_and_can_be_cut_off(root_network: Network) -> None:
+def test_hosts_of_a_test_network_are_isolated_and_can_be_cut_off(root_network: Network) -> None:
     a, b = root_network.hosts.values()
     assert [host.run(["hostname"]).stdout for host in (a, b)] == ["gpu-a\n", "gpu-b\n"]
     assert a.home != b.home
@@ -101,7 +101,7 @@ def test_hosts_are_apart_and_can_be_cut_off(root_network: Network) -> None:
         wait_until(lambda to=address: answers(root_network, to), f"{address} is back")  # type: ignore[misc]
 
 
-def test_nothing_of_a_network_stays_after_a_failure(tmp_path: Path) -> None:
+def test_a_test_network_is_removed_completely_after_a_failure(tmp_path: Path) -> None:
     mark = make_mark()
 
     def fail(network: Network) -> None:
@@ -129,8 +129,8 @@ def test_nothing_of_a_network_stays_after_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_two_nodes_train_the_demo(user_network: Network, tmp_path: Path) -> None:
-    """Only as an ordinary user, because it takes long; `test_ssh` trains the demo as root."""
+def test_an_unprivileged_user_trains_the_demo_on_two_hosts(user_network: Network, tmp_path: Path) -> None:
+    """Only as an unprivileged user, because it takes long; `ssh/test_up.py` trains the demo as root."""
     network = user_network
     ran = up(network, network.write_spec(""), tmp_path, timeout=240)
     assert ran.status == 0, ran.stderr
@@ -150,7 +150,7 @@ def test_two_nodes_train_the_demo(user_network: Network, tmp_path: Path) -> None
         assert re.search(rb"of 2: validation accuracy 0\.9[5-9]", ran.log(name))
 
 
-def test_tasks_run_as_who_logs_in(network: Network, tmp_path: Path) -> None:
+def test_tasks_run_as_the_user_who_logs_in_over_ssh(network: Network, tmp_path: Path) -> None:
     mark = make_mark()
     ran = up(network, network.write_spec(f"{WHO}env_from: [{next(iter(mark))}]\n"), tmp_path, mark)
     assert ran.status == 0, ran.stderr
@@ -162,10 +162,10 @@ def test_tasks_run_as_who_logs_in(network: Network, tmp_path: Path) -> None:
     assert_none_left(mark)
 
 
-# --- the way there ---
+# --- connections ---
 
 
-def test_a_node_behind_a_bastion_is_reached(user_network: Network, tmp_path: Path) -> None:
+def test_a_node_behind_a_bastion_is_reached_by_proxyjump(user_network: Network, tmp_path: Path) -> None:
     (tmp_path / "more").write_text(f"Host inner*\n  HostName {user_network.hosts['gpu-b'].address}\n")
     env = user_network.client(tmp_path, f"Include {tmp_path}/more\nMatch host 10.77.0.12\n  ProxyJump gpu-a\n")
     mark = make_mark()
@@ -182,7 +182,7 @@ def test_a_node_behind_a_bastion_is_reached(user_network: Network, tmp_path: Pat
 
 
 @pytest.mark.parametrize("way", ["ssh -W", "a program", "a line of shell"])
-def test_a_proxy_command_of_the_users_is_the_way(root_network: Network, tmp_path: Path, way: str) -> None:
+def test_a_proxycommand_in_the_ssh_configuration_is_used(root_network: Network, tmp_path: Path, way: str) -> None:
     (tmp_path / "netcat.py").write_text(NETCAT)
     program = f"{sys.executable} {tmp_path}/netcat.py {tmp_path}/used %h %p"
     command = {
@@ -205,7 +205,9 @@ def test_a_proxy_command_of_the_users_is_the_way(root_network: Network, tmp_path
     ("way", "reason"),
     [("ProxyJump closed", "connection refused"), ("ProxyCommand /nowhere/proxy %h %p", "/nowhere/proxy")],
 )
-def test_a_way_that_ends_before_the_node_says_why(root_network: Network, tmp_path: Path, way: str, reason: str) -> None:
+def test_a_proxy_that_does_not_reach_the_node_is_reported_with_the_reason(
+    root_network: Network, tmp_path: Path, way: str, reason: str
+) -> None:
     env = root_network.client(tmp_path, f"Host gpu-b\n  {way}\nHost closed\n  HostName 10.77.0.11\n  Port 9\n")
     ran = up(root_network, root_network.write_spec(WHO, ["gpu-b"]), tmp_path, env)
     assert ran.status == 3
@@ -213,7 +215,7 @@ def test_a_way_that_ends_before_the_node_says_why(root_network: Network, tmp_pat
     assert reason in ran.stderr.lower()
 
 
-def test_nodes_named_by_their_ipv6_addresses_are_reached(root_network: Network, tmp_path: Path) -> None:
+def test_nodes_named_by_ipv6_addresses_are_reached(root_network: Network, tmp_path: Path) -> None:
     addresses = [host.address6 for host in root_network.hosts.values()]
     spec = root_network.write_spec("program: {command: [printenv, TF_CONFIG]}\n", addresses)
     ran = up(root_network, spec, tmp_path)
@@ -224,7 +226,7 @@ def test_nodes_named_by_their_ipv6_addresses_are_reached(root_network: Network, 
     assert dialled == [f"[{address}]" for address in addresses]
 
 
-def test_without_opensshs_client_the_users_configuration_is_read(user_network: Network, tmp_path: Path) -> None:
+def test_the_ssh_configuration_is_read_without_the_openssh_client(user_network: Network, tmp_path: Path) -> None:
     folder = tmp_path / ".ssh"
     folder.mkdir(mode=0o700)
     shutil.copy(user_network.folder / "user_key", folder / "id_lab")
@@ -267,7 +269,7 @@ def ssh_agent(tmp_path: Path, key: Path, passphrase: str = "") -> Iterator[str]:
         agent.wait()
 
 
-def test_a_key_that_only_the_agent_has_opens(user_network: Network, tmp_path: Path) -> None:
+def test_a_key_that_only_the_ssh_agent_holds_is_used(user_network: Network, tmp_path: Path) -> None:
     key = tmp_path / "key"
     shutil.copy(user_network.folder / "user_key", key)
     env = user_network.client(tmp_path, identity="IdentityFile none\n")
@@ -278,7 +280,7 @@ def test_a_key_that_only_the_agent_has_opens(user_network: Network, tmp_path: Pa
 
 
 @pytest.mark.parametrize("more", ["", "IdentitiesOnly yes\n"], ids=["any-identity", "identities-only"])
-def test_an_encrypted_key_that_the_agent_holds_opens(user_network: Network, tmp_path: Path, more: str) -> None:
+def test_an_encrypted_key_that_the_ssh_agent_holds_is_used(user_network: Network, tmp_path: Path, more: str) -> None:
     key = tmp_path / "key"
     shutil.copy(user_network.folder / "user_key", key)
     shutil.copy(user_network.folder / "user_key.pub", tmp_path / "key.pub")
@@ -293,7 +295,7 @@ def test_an_encrypted_key_that_the_agent_holds_opens(user_network: Network, tmp_
     assert ran.status == 0, ran.stderr
 
 
-def test_an_agent_that_the_configuration_names_is_asked(user_network: Network, tmp_path: Path) -> None:
+def test_the_identityagent_of_the_ssh_configuration_is_used(user_network: Network, tmp_path: Path) -> None:
     env = user_network.client(tmp_path, identity=f"IdentityFile none\nIdentityAgent {tmp_path}/agent\n")
     env["SSH_AUTH_SOCK"] = ""
     with ssh_agent(tmp_path, user_network.folder / "user_key"):
@@ -327,7 +329,7 @@ def somebody_in_between(network: Network, log: Path) -> Iterator[None]:
         network.run(["ip", "neighbour", "flush", "all"])
 
 
-def test_a_man_in_the_middle_is_refused_and_learns_nothing(root_network: Network, tmp_path: Path) -> None:
+def test_a_man_in_the_middle_is_refused_before_it_receives_any_secret(root_network: Network, tmp_path: Path) -> None:
     known = f"[10.77.0.11]:{PORT}"
     spec = root_network.write_spec(WHO, ["gpu-a"])
     with somebody_in_between(root_network, tmp_path / "strict.log"):
@@ -351,5 +353,5 @@ def test_a_man_in_the_middle_is_refused_and_learns_nothing(root_network: Network
 
 
 def received(log: Path) -> set[int]:
-    """The types of the packets that came to an sshd."""
+    """The types of the packets that an sshd received."""
     return {int(number) for number in re.findall(r"receive packet: type (\d+)", log.read_text())}

@@ -66,7 +66,7 @@ def query(address: str, what: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.smoke
-def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(warm_python: WarmPython, tmp_path: Path) -> None:
+def test_prometheus_scrapes_steps_state_and_goodput_of_a_run(warm_python: WarmPython, tmp_path: Path) -> None:
     mark, port = make_mark(), free_port()
 
     def popen(argv: list[str], stderr: int) -> subprocess.Popen[bytes]:
@@ -102,7 +102,7 @@ def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(warm_python
             assert spent["forming"] > 0
             [share] = query(address, "distlaunch_goodput_ratio")
             assert share["value"] == pytest.approx(spent["training"] / sum(spent.values()), abs=0.2)
-            # Nothing that was scraped was refused.
+            # Prometheus accepted everything that it scraped.
             [up] = query(address, "up")
             assert up["value"] == 1
             run.process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Runs in the jobs of a real Slurm cluster: how they start, and what happens to them when Slurm takes nodes away."""
+"""Runs in the jobs of a real Slurm cluster: how they start, and what happens when Slurm takes nodes away."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Submitted:
         self.await_text("begins at", attempt)
 
     def await_report(self, attempts: int, timeout_s: float = 60) -> dict[str, Any]:
-        """Waits for the report of a run with so many attempts."""
+        """Waits for a report with at least this number of attempts."""
 
         def has_ended() -> bool:
             path = self.directory / "report.json"
@@ -104,7 +104,7 @@ class Submitted:
     def begin_again(self) -> None:
         """Starts a requeued job after two seconds, instead of Slurm's two minutes.
 
-        Not sooner: Slurm's credentials have the second of their creation, and those of the job's end would bar it.
+        Not earlier: Slurm's credentials are stamped in whole seconds, and those of the job's end would block the start.
         """
         wait_until(lambda: self.cluster.state(self.job) == "PENDING", "the job is queued again", 60)
         self.cluster.run("scontrol", "update", f"JobId={self.job}", "StartTime=now+2seconds")
@@ -153,7 +153,7 @@ def saving(steps: int, *arguments: object) -> str:
 
 
 def preempt(job: Submitted) -> str:
-    """Queues an urgent job that needs what this one has; returns its id."""
+    """Queues an urgent job that needs the nodes of this one; returns its id."""
     nodes = job.cluster.field(job.job, "NodeList")
     words = ("sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-w", nodes, "-o", "/dev/null")
     return job.cluster.run(*words, "--wrap", "sleep 1").strip()
@@ -171,7 +171,7 @@ def preempt(job: Submitted) -> str:
         ("submit", 2, "fit"),
     ],
 )
-def test_the_demo_and_an_unmodified_fit_train_on_all_nodes(
+def test_the_demo_and_an_unmodified_fit_train_on_all_nodes_of_a_job(
     cluster: SlurmCluster, tmp_path: Path, by: str, nodes: int, program: str
 ) -> None:
     directory = tmp_path / "run"
@@ -202,7 +202,7 @@ def test_the_demo_and_an_unmodified_fit_train_on_all_nodes(
     assert {task["progress"]["step"] for task in tasks if task["progress"]} != {0}
 
 
-def test_two_jobs_on_the_same_nodes_do_not_disturb_each_other(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_two_slurm_jobs_on_the_same_nodes_do_not_disturb_each_other(cluster: SlurmCluster, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     meet = f"{{script: {PROGRAMS / 'meet.py'}, args: [%s, '5']}}"
@@ -218,7 +218,7 @@ def test_two_jobs_on_the_same_nodes_do_not_disturb_each_other(cluster: SlurmClus
 
 
 @pytest.mark.smoke
-def test_tasks_per_node_and_cores_are_the_jobs(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_tasks_per_node_and_cores_come_from_the_slurm_job(cluster: SlurmCluster, tmp_path: Path) -> None:
     spec = "--slurm", "--run-dir", str(tmp_path / "run"), "--", "sh", "-c", "echo $SLURM_JOB_ID"
     cluster.run("salloc", "-N2", "--ntasks-per-node=3", "--cpus-per-task=1", *distlaunch_command("up", *spec))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -229,10 +229,10 @@ def test_tasks_per_node_and_cores_are_the_jobs(cluster: SlurmCluster, tmp_path: 
 
 
 ONE_STEP = {"DISTLAUNCH_SLURM_STEPS": "1"}
-"""Makes the agents of two nodes call back, as those of more than 64 nodes do."""
+"""Lets the agents of two nodes call back, as the agents of more than 64 nodes do."""
 
 
-def test_agents_of_one_step_call_back_and_survive_it(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_agents_of_a_shared_step_call_back_and_survive_its_srun(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(100), env=ONE_STEP)
     job.await_steps()
     [step] = [line.split()[0] for line in cluster.run("squeue", "-h", "-s", "-o", "%i %N").splitlines() if ".0" in line]
@@ -251,7 +251,7 @@ def test_agents_of_one_step_call_back_and_survive_it(cluster: SlurmCluster, tmp_
     assert "reconnecting" not in job.said
 
 
-def test_an_agent_of_one_step_is_reached_by_one_of_its_own_when_its_connection_breaks(
+def test_an_agent_of_a_shared_step_is_reached_again_after_its_connection_breaks(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     job = submit(cluster, tmp_path, saving(300), env=ONE_STEP)
@@ -270,12 +270,12 @@ def test_an_agent_of_one_step_is_reached_by_one_of_its_own_when_its_connection_b
 
 
 def is_agent(process: psutil.Process) -> bool:
-    """Whether the process has a connection over TCP, and is no task."""
+    """Whether the process has a TCP connection and is not a task."""
     tasks = any("saves.py" in word for word in process.cmdline())
     return not tasks and any(each.status == psutil.CONN_ESTABLISHED for each in process.net_connections("tcp"))
 
 
-def test_the_port_is_closed_when_all_agents_have_called() -> None:
+def test_the_callback_port_is_closed_when_all_agents_have_called() -> None:
     env = {**os.environ, "SLURMD_NODENAME": "a", "SLURM_SRUN_COMM_HOST": "127.0.0.1"}
     gathering = Gathering(["sh", "-c", 'exec "$@"', "sh"], env, ["a"], lambda _: True)
     stream = gathering.take("a", sys.executable, Opening(within_s=20))
@@ -287,7 +287,7 @@ def test_the_port_is_closed_when_all_agents_have_called() -> None:
         stream.abandon()
 
 
-def test_a_caller_that_does_not_know_the_secret_is_no_agent(tmp_path: Path) -> None:
+def test_a_caller_without_the_secret_is_not_accepted_as_an_agent(tmp_path: Path) -> None:
     command = ["sh", "-c", "sleep 20", "sh"]
     gathering = Gathering(command, {**os.environ}, ["a"], lambda _: True)
     found: list[LinkError] = []
@@ -325,8 +325,8 @@ def test_all_parts_of_a_heterogeneous_job_train(cluster: SlurmCluster, tmp_path:
     assert nodes[0] != nodes[1] == nodes[2]
 
 
-def test_the_gpus_of_a_step_are_shared_out(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Slurm names them in the environment of the step; a cluster of this test has none, so the test names some."""
+def test_the_gpus_of_a_step_are_divided_among_its_tasks(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm names them in the environment of the step; the test cluster has no GPUs, so the test sets the variable."""
     up = distlaunch_command(
         "up", "--run-dir", str(tmp_path / "run"), "--slurm", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
     )
@@ -335,14 +335,14 @@ def test_the_gpus_of_a_step_are_shared_out(cluster: SlurmCluster, tmp_path: Path
     assert logs == ["2\n", "3\n"]
 
 
-def test_another_controller_takes_the_tasks_of_a_job_over(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_resume_takes_over_the_tasks_of_a_slurm_job(cluster: SlurmCluster, tmp_path: Path) -> None:
     cluster.run("salloc", "--no-shell", "-N2")
     env = {**cluster.env, "SLURM_JOB_ID": cluster.run("squeue", "-h", "-o", "%i").strip()}
     run = tmp_path / "run"
     program = (SAVES, "100")
     up = distlaunch_command("up", "--run-dir", str(run), "--set", "restart.max_restarts=1", "--slurm", *program)
     with subprocess.Popen(up, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
-        # A cluster that still forms, as far as the journal tells, is not taken over.
+        # A cluster that still forms according to the journal is not taken over.
         events, running = run / "events.jsonl", b'"state":"running"'
         wait_until(lambda: events.exists() and running in events.read_bytes(), "it runs", 60)
         wait_until(lambda: (run / "checkpoints" / "worker-1").exists(), "both have saved", 60)
@@ -355,9 +355,7 @@ def test_another_controller_takes_the_tasks_of_a_job_over(cluster: SlurmCluster,
         assert log == "begins at 0\nends at 100\n"
 
 
-def test_check_says_how_the_job_ends_and_that_the_resolver_is_to_be_dropped(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
+def test_check_shows_how_the_job_ends_and_warns_about_the_slurm_resolver(cluster: SlurmCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import tensorflow as tf\ntf.distribute.cluster_resolver.SlurmClusterResolver()\n")
     spec = tmp_path / "spec.yaml"
@@ -377,9 +375,7 @@ def test_check_says_how_the_job_ends_and_that_the_resolver_is_to_be_dropped(
 
 
 @pytest.mark.smoke
-def test_a_cancelled_job_is_an_interruption_and_its_tasks_have_slurms_time_to_save(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
+def test_a_cancelled_job_is_interrupted_and_its_tasks_have_time_to_save(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(600, 2))
     job.await_steps()
     cluster.run("scancel", job.job)
@@ -395,7 +391,9 @@ def test_a_cancelled_job_is_an_interruption_and_its_tasks_have_slurms_time_to_sa
     assert cluster.field(job.job, "Restarts") == "0"
 
 
-def test_a_task_that_ignores_the_end_is_killed_before_slurm_kills_us(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_task_that_ignores_sigterm_is_killed_before_slurm_kills_the_controller(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
     job = submit(cluster, tmp_path, saving(600, -1))
     job.await_steps()
     begun = time.monotonic()
@@ -407,7 +405,9 @@ def test_a_task_that_ignores_the_end_is_killed_before_slurm_kills_us(cluster: Sl
     job.await_end()
 
 
-def test_the_run_continues_after_the_end_of_the_jobs_time(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_run_stops_before_the_job_time_limit_and_continues_after_requeueing(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
     job = submit(cluster, tmp_path, saving(900, 1, 42), "nodes: 2, time: '1', stop_early_s: 50")
     job.await_steps()
     report = job.await_report(1)
@@ -416,7 +416,7 @@ def test_the_run_continues_after_the_end_of_the_jobs_time(cluster: SlurmCluster,
     check_resumed(job)
 
 
-def test_slurms_own_time_limit_is_a_preemption(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_the_slurm_time_limit_counts_as_a_preemption(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(900, 1), "nodes: 2, time: '1', stop_early_s: 0")
     job.await_steps()
     cluster.run("scontrol", "update", f"JobId={job.job}", f"EndTime=now+{3}seconds")
@@ -427,7 +427,7 @@ def test_slurms_own_time_limit_is_a_preemption(cluster: SlurmCluster, tmp_path: 
     check_resumed(job)
 
 
-def test_a_signal_that_warns_of_the_end_is_a_preemption_and_ends_no_agent(
+def test_the_warning_signal_of_a_job_counts_as_preemption_and_stops_no_agent(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     job = submit(
@@ -442,7 +442,9 @@ def test_a_signal_that_warns_of_the_end_is_a_preemption_and_ends_no_agent(
 
 
 @pytest.mark.parametrize("partition", ["batch", "graceful", "cancelled"])
-def test_a_preempted_job_saves_and_continues(cluster: SlurmCluster, tmp_path: Path, partition: str) -> None:
+def test_a_preempted_job_saves_and_continues_after_requeueing(
+    cluster: SlurmCluster, tmp_path: Path, partition: str
+) -> None:
     job = submit(cluster, tmp_path, saving(900, 1.5, 42), f"nodes: 2, partition: {partition}")
     job.await_steps()
     preempt(job)
@@ -483,7 +485,7 @@ def test_a_lost_node_requeues_the_job(cluster: SlurmCluster, tmp_path: Path) -> 
 
 
 def lose(cluster: SlurmCluster, node: str) -> None:
-    """Ends a node with all that runs on it, at once, as a power failure does."""
+    """Kills a node and all of its processes at once, as a power failure does."""
     processes = [psutil.Process(cluster.daemons[node].pid), *cluster.steps(node)]
     for act in (psutil.Process.suspend, psutil.Process.kill):
         for process in processes:
@@ -492,7 +494,7 @@ def lose(cluster: SlurmCluster, node: str) -> None:
     cluster.stop_daemon(node, signal.SIGKILL)
 
 
-def test_a_restart_of_slurmctld_does_not_matter(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_run_continues_while_slurmctld_restarts(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(80))
     job.await_steps()
     cluster.stop_daemon("slurmctld")
@@ -504,7 +506,7 @@ def test_a_restart_of_slurmctld_does_not_matter(cluster: SlurmCluster, tmp_path:
     cluster.await_idle()
 
 
-def test_a_drained_node_ends_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_run_continues_on_a_drained_node(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(40))
     job.await_steps()
     cluster.run("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=test")
@@ -516,7 +518,7 @@ def test_a_drained_node_ends_nothing(cluster: SlurmCluster, tmp_path: Path) -> N
     cluster.await_idle()
 
 
-def test_a_job_that_is_requeued_by_hand_continues(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_run_continues_after_scontrol_requeue(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(900, 0.5))
     job.await_steps()
     cluster.run("scontrol", "requeue", job.job)
@@ -526,7 +528,9 @@ def test_a_job_that_is_requeued_by_hand_continues(cluster: SlurmCluster, tmp_pat
     check_resumed(job)
 
 
-def test_too_little_memory_is_reported_in_slurms_words(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_beyond_its_memory_limit_is_reported_with_the_slurm_message(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
     program = json.dumps({"command": [sys.executable, "-c", "import time; x = b'x' * 300_000_000; time.sleep(60)"]})
     job = submit(cluster, tmp_path, program, "nodes: 2, extra: [--mem=200]", "")
     report = job.await_report(1)
@@ -535,7 +539,7 @@ def test_too_little_memory_is_reported_in_slurms_words(cluster: SlurmCluster, tm
     job.await_end()
 
 
-def test_a_spare_node_takes_the_place_of_a_lost_one_in_the_same_job(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_spare_node_replaces_a_lost_node_in_the_same_job(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(
         cluster,
         tmp_path,
@@ -557,7 +561,7 @@ def test_a_spare_node_takes_the_place_of_a_lost_one_in_the_same_job(cluster: Slu
         cluster.await_idle()
 
 
-def test_a_program_that_never_trained_is_not_queued_again(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_with_a_program_that_never_trained_is_not_requeued(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, json.dumps({"command": ["false"]}))
     report = job.await_report(1)
     assert report["verdict"]["reference"] == "task-failed"
@@ -569,7 +573,7 @@ def test_a_program_that_never_trained_is_not_queued_again(cluster: SlurmCluster,
 # --- commands ---
 
 
-def test_a_queued_run_is_seen_followed_and_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_queued_run_can_be_listed_followed_and_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path)}
     spec = tmp_path / "spec.yaml"
     spec.write_text(f"name: waits\nnodes: slurm\nslurm: {{nodes: 2, extra: [--hold]}}\nprogram: {saving(20)}\n")
@@ -601,7 +605,7 @@ def test_a_queued_run_is_seen_followed_and_cancelled(cluster: SlurmCluster, tmp_
     assert (ended.returncode, "interrupted" in ended.stdout) == (143, True)
 
 
-def test_a_running_run_is_stopped_by_down(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_down_stops_a_run_in_a_slurm_job(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(600, 0.2))
     job.await_steps()
     done = call(cluster, "down", str(job.directory))
@@ -610,14 +614,12 @@ def test_a_running_run_is_stopped_by_down(cluster: SlurmCluster, tmp_path: Path)
     job.await_end()
 
 
-def test_a_run_is_seen_and_stopped_from_a_machine_that_is_not_its_controllers(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
+def test_a_run_can_be_inspected_and_stopped_from_another_machine(cluster: SlurmCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, saving(900, 0.2))
     job.await_steps()
 
     def elsewhere(*words: str) -> subprocess.CompletedProcess[str]:
-        """Runs the command where our processes cannot be seen."""
+        """Runs the command where the processes of the run are invisible."""
         return subprocess.run(
             ["unshare", "--pid", "--fork", "--mount-proc", *distlaunch_command(*words)],
             env={**os.environ, **cluster.env},
@@ -638,7 +640,7 @@ def test_a_run_is_seen_and_stopped_from_a_machine_that_is_not_its_controllers(
     job.await_end()
 
 
-def test_a_job_that_slurm_refuses_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_that_slurm_refuses_leaves_no_run_folder(cluster: SlurmCluster, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("nodes: slurm\nslurm: {nodes: 2, partition: none}\n")
     done = call(cluster, "submit", "--run-dir", str(tmp_path / "run"), str(spec))
@@ -648,7 +650,7 @@ def test_a_job_that_slurm_refuses_leaves_nothing(cluster: SlurmCluster, tmp_path
 
 
 @pytest.mark.smoke
-def test_secrets_reach_the_job_and_no_file(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_secrets_reach_the_job_but_no_file(cluster: SlurmCluster, tmp_path: Path) -> None:
     program = json.dumps({"command": ["sh", "-c", 'printf %s "$API_KEY" | cksum']})
     job = submit(cluster, tmp_path, program, "nodes: 1", "env: {API_KEY: very-secret-words}")
     job.await_end()

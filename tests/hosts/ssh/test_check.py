@@ -1,4 +1,4 @@
-"""The checks before a start, on real nodes with real faults: what `check` shows, and what keeps `up` from starting."""
+"""The checks before a start, on real nodes with real faults: what `check` shows, and what prevents a start."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    """What `distlaunch schema check` prints."""
+    """The output of `distlaunch schema check`."""
     printed = subprocess.run(distlaunch_command("schema", "check"), capture_output=True, text=True, check=True)
     loaded: dict[str, Any] = json.loads(printed.stdout)
     jsonschema.Draft202012Validator.check_schema(loaded)
@@ -88,7 +88,7 @@ def errors(report: Mapping[str, Any]) -> list[str]:
 
 
 def failures(report: Mapping[str, Any]) -> dict[tuple[str, str], str]:
-    """Why each failed dial failed, by the dialling node and the task."""
+    """The reason of each failed dial, by dialling node and task."""
     return {(dial["node"], dial["task"]): dial["failure"] for dial in report["dials"] if dial["failure"]}
 
 
@@ -118,7 +118,7 @@ def mounted(host: Host, place: Path, *arguments: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening(start: Callable[..., subprocess.Popen[bytes]], port: int) -> Iterator[int]:
-    """Somebody else's server, started by `start`; yields its pid."""
+    """A foreign server, started by `start`; yields its pid."""
     program = (
         "import socket, sys\n"
         "listener = socket.create_server(('', int(sys.argv[1])))\n"
@@ -141,7 +141,7 @@ def on(host: Host) -> Callable[[Sequence[str]], subprocess.Popen[bytes]]:
     return lambda argv: subprocess.Popen([*host.enter, *argv], stdout=subprocess.PIPE)
 
 
-# --- good nodes ---
+# --- usable nodes ---
 
 
 def test_check_shows_a_row_for_every_node_and_the_count_of_answered_dials(network: Network) -> None:
@@ -167,7 +167,7 @@ def test_check_shows_a_row_for_every_node_and_the_count_of_answered_dials(networ
     assert verdict == "cluster: ok"
 
 
-def test_check_as_json_shows_the_same_and_every_dial(network: Network, check: Check) -> None:
+def test_check_as_json_shows_all_nodes_and_every_dial(network: Network, check: Check) -> None:
     report = check(network.write_spec(SHOW))
     assert (report["name"], report["ok"], report["findings"]) == ("cluster", True, [])
     assert [(node["node"], node["hostname"], node["usable"]) for node in report["nodes"]] == [
@@ -184,7 +184,9 @@ def test_check_as_json_shows_the_same_and_every_dial(network: Network, check: Ch
     ]
 
 
-def test_check_leaves_nothing_anywhere(network: Network, check: Check, tmp_path: Path) -> None:
+def test_check_leaves_no_processes_or_files_on_nodes_and_controller(
+    network: Network, check: Check, tmp_path: Path
+) -> None:
     places = {"TMPDIR": tmp_path / "tmp", "XDG_STATE_HOME": tmp_path / "state"}
     for place in places.values():
         place.mkdir()
@@ -221,9 +223,7 @@ def listing(host: Host, folder: Path) -> set[str]:
 # --- nodes that cannot be used ---
 
 
-def test_unusable_nodes_do_not_keep_the_others_from_being_checked(
-    network: Network, check: Check, tmp_path: Path
-) -> None:
+def test_unusable_nodes_do_not_prevent_the_check_of_other_nodes(network: Network, check: Check, tmp_path: Path) -> None:
     env = network.client(tmp_path, "Host closed\n  HostName 10.77.0.12\n  Port 9\n")
     spec = network.folder / "unusable.yaml"
     spec.write_text(
@@ -244,7 +244,7 @@ def test_unusable_nodes_do_not_keep_the_others_from_being_checked(
     assert "no-such-host.invalid" in told["no-such-host.invalid"]["message"]
 
 
-def test_a_node_that_can_keep_no_files_is_reported_once(network: Network, check: Check) -> None:
+def test_a_node_without_a_writable_folder_is_reported_once(network: Network, check: Check) -> None:
     b = network.hosts["gpu-b"]
     with mounted(b, OTHER_CACHE, "-t", "tmpfs", "none"), mounted(b, b.home, "-t", "tmpfs", "-o", "ro", "none"):
         report = check(network.write_spec(SHOW))
@@ -253,7 +253,7 @@ def test_a_node_that_can_keep_no_files_is_reported_once(network: Network, check:
     assert [node["usable"] for node in report["nodes"]] == [True, False]
 
 
-def test_a_port_that_is_held_is_reported_with_its_holder(network: Network, check: Check) -> None:
+def test_check_reports_an_occupied_port_with_its_holder(network: Network, check: Check) -> None:
     with listening(on(network.hosts["gpu-b"]), 20700) as pid:
         report = check(spec_of(network, b="port: 20700"))
     [finding] = report["findings"]
@@ -263,12 +263,10 @@ def test_a_port_that_is_held_is_reported_with_its_holder(network: Network, check
     assert report["nodes"][1]["python"] == platform.python_version()  # the rest of the node is checked anyway
 
 
-# --- who reaches whom ---
+# --- which node reaches which ---
 
 
-def test_a_firewall_that_rejects_is_reported_and_keeps_up_from_starting(
-    network: Network, check: Check, tmp_path: Path
-) -> None:
+def test_a_rejecting_firewall_is_reported_and_prevents_a_start(network: Network, check: Check, tmp_path: Path) -> None:
     a, b = network.hosts.values()
     with rule(b, "-s", a.address, *PORTS, "-j", "REJECT", "--reject-with", "tcp-reset"):
         report = check(network.write_spec(SHOW))
@@ -283,16 +281,16 @@ def test_a_firewall_that_rejects_is_reported_and_keeps_up_from_starting(
     assert ran.report["attempts"][0]["verdict"]["reference"] == "cannot-reach"
 
 
-def test_a_firewall_that_drops_is_reported_with_the_ports_to_open(network: Network, check: Check) -> None:
+def test_a_dropping_firewall_is_reported_with_the_ports_to_open(network: Network, check: Check) -> None:
     a, b = network.hosts.values()
     with rule(b, "-s", a.address, *PORTS, "-j", "DROP"):
         report = check(network.write_spec(SHOW))
     assert errors(report) == ["gpu-a cannot reach worker:1 on gpu-b at 10.77.0.12:20000: no answer"]
     assert "open ports 20000-20999 between the nodes" in report["findings"][0]["hint"]
-    assert failures(report) == {("gpu-a", "worker:1"): "timed-out"}  # and the other way is good
+    assert failures(report) == {("gpu-a", "worker:1"): "timed-out"}  # the other direction works
 
 
-def test_a_name_that_resolves_to_the_dialler_itself_is_reported(network: Network, check: Check) -> None:
+def test_check_reports_a_name_that_resolves_to_the_dialling_node_itself(network: Network, check: Check) -> None:
     with gpu_b_named(network, "gpu-a", "127.0.1.1"):
         report = check(spec_of(network, b="address: gpu-b"))
     assert errors(report) == [
@@ -311,7 +309,7 @@ def gpu_b_named(network: Network, on: str, address: str) -> Iterator[None]:
         yield
 
 
-def test_addresses_that_lead_nowhere_are_reported_for_every_node(network: Network, check: Check) -> None:
+def test_check_reports_unreachable_addresses_for_every_node(network: Network, check: Check) -> None:
     report = check(spec_of(network, a="address: no-such-host.invalid", b="address: 192.0.2.9"))
     assert errors(report) == [
         "gpu-a cannot reach itself at no-such-host.invalid:20000: the name does not resolve there",
@@ -322,7 +320,7 @@ def test_addresses_that_lead_nowhere_are_reported_for_every_node(network: Networ
     assert [dial["failure"] for dial in report["dials"]] == ["unknown-name", "no-route"] * 2
 
 
-def test_an_address_where_something_else_answers_is_reported(network: Network, check: Check) -> None:
+def test_check_reports_an_address_where_another_server_answers(network: Network, check: Check) -> None:
     with listening(network.popen, 20710):
         report = check(spec_of(network, b=f"address: {CONTROLLER[0]}, port: 20710"))
     assert errors(report) == [
@@ -331,12 +329,12 @@ def test_an_address_where_something_else_answers_is_reported(network: Network, c
     ]
 
 
-def test_an_address_of_another_node_of_the_run_is_reported(network: Network, check: Check) -> None:
+def test_check_reports_an_address_that_belongs_to_another_node(network: Network, check: Check) -> None:
     report = check(spec_of(network, a="address: gpu-a", b="address: 10.77.0.11"))
     assert failures(report) == {("gpu-a", "worker:1"): "other", ("gpu-b", "worker:1"): "other"}
 
 
-def test_of_several_addresses_the_first_that_all_reach_is_used_and_reported(network: Network, tmp_path: Path) -> None:
+def test_the_first_address_that_all_nodes_reach_is_used_and_reported(network: Network, tmp_path: Path) -> None:
     spec = spec_of(network, b="addresses: [192.0.2.9, gpu-b, 10.77.0.12]")
     with gpu_b_named(network, "gpu-a", "127.0.1.1"):
         ran = up(network, spec, tmp_path)
@@ -383,7 +381,7 @@ while not os.path.exists(done % (1 - me)) and time.monotonic() < deadline:
 """
 
 
-def test_ports_that_answered_during_the_checks_are_the_programs_alone_afterwards(
+def test_ports_used_by_the_checks_belong_to_the_program_alone_afterwards(
     network: Network, check: Check, tmp_path: Path
 ) -> None:
     script = network.folder / "serve_and_dial.py"
@@ -414,7 +412,9 @@ def up_in(network: Network, spec: str, directory: Path, *options: str) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr, directory)
 
 
-def test_a_program_that_a_node_lacks_is_reported(network: Network, check: Check, program: Path, tmp_path: Path) -> None:
+def test_check_reports_a_program_that_is_missing_on_a_node(
+    network: Network, check: Check, program: Path, tmp_path: Path
+) -> None:
     folder = network.folder / tmp_path.name
     spec = network.write_spec(f"working_directory: {folder}\nprogram: {{script: train.py}}\n")
     program.unlink()
@@ -427,7 +427,7 @@ def test_a_program_that_a_node_lacks_is_reported(network: Network, check: Check,
     assert f"Error: {message} [no-program]\n" in ran.stderr
 
 
-def test_a_program_that_differs_is_reported_and_started_only_without_the_checks(
+def test_a_program_that_differs_between_nodes_starts_only_without_the_checks(
     network: Network, check: Check, program: Path, tmp_path: Path
 ) -> None:
     program.write_text("print('another')\n")
@@ -450,7 +450,7 @@ def test_a_program_that_differs_is_reported_and_started_only_without_the_checks(
     assert [ran.log(task) for task in ("worker-0", "worker-1")] == [b"the same\n", b"another\n"]
 
 
-def test_a_module_of_the_working_directory_is_compared_file_by_file(
+def test_check_compares_all_files_of_a_program_module(
     network: Network, check: Check, program: Path, tmp_path: Path
 ) -> None:
     folder = network.folder / tmp_path.name
@@ -462,7 +462,7 @@ def test_a_module_of_the_working_directory_is_compared_file_by_file(
     assert [finding["reference"] for finding in check(spec)["findings"]] == ["program-differs"]
 
 
-def test_a_command_found_on_path_may_differ_between_nodes(network: Network, check: Check) -> None:
+def test_check_compares_commands_named_by_path_but_not_by_name(network: Network, check: Check) -> None:
     tools = Path("/usr/local/sbin")
     with contextlib.ExitStack() as stack:
         for host in network.hosts.values():
@@ -495,7 +495,7 @@ def marks(network: Network, folder: Path) -> list[str]:
     return [host.run(["ls", "-A", str(folder)], check=False).stdout for host in network.hosts.values()]
 
 
-def test_a_checkpoint_directory_that_is_shared_is_good_and_empty_when_the_tasks_start(
+def test_a_shared_checkpoint_directory_is_empty_when_the_tasks_start(
     network: Network, tmp_path: Path, checkpoints: Path
 ) -> None:
     show = "program: {command: [sh, -c, 'echo $DISTLAUNCH_CHECKPOINT_DIR; ls -A $DISTLAUNCH_CHECKPOINT_DIR']}\n"
@@ -508,7 +508,7 @@ def test_a_checkpoint_directory_that_is_shared_is_good_and_empty_when_the_tasks_
     assert [ran.log(task).decode() for task in ("worker-0", "worker-1")] == [f"{checkpoints}\n"] * 2
 
 
-def test_a_checkpoint_directory_that_is_not_shared_is_reported(
+def test_check_reports_a_checkpoint_directory_that_is_not_shared(
     network: Network, check: Check, checkpoints: Path
 ) -> None:
     with mounted(network.hosts["gpu-b"], checkpoints, "-t", "tmpfs", "none"):
@@ -526,7 +526,7 @@ def test_a_checkpoint_directory_that_is_not_shared_is_reported(
     [("parent", (), "No such file or directory"), ("itself", ("-o", "ro"), "Read-only file system")],
     ids=["missing", "read-only"],
 )
-def test_a_checkpoint_directory_that_cannot_be_written_is_reported(
+def test_check_reports_an_unwritable_checkpoint_directory(
     network: Network, check: Check, checkpoints: Path, place: str, options: Sequence[str], reason: str
 ) -> None:
     folder = checkpoints if place == "itself" else checkpoints.parent
@@ -539,7 +539,7 @@ def test_a_checkpoint_directory_that_cannot_be_written_is_reported(
 # --- warnings ---
 
 
-def test_a_disk_with_little_space_is_warned_about(network: Network, check: Check) -> None:
+def test_check_warns_about_a_disk_with_little_space(network: Network, check: Check) -> None:
     b = network.hosts["gpu-b"]
     with mounted(b, b.home, "-t", "tmpfs", "-o", "size=64m", "none"):
         report = check(network.write_spec(SHOW))
@@ -628,11 +628,11 @@ def warnings(report: Mapping[str, Any], reference: str) -> list[str]:
     return [finding["message"] for finding in found]
 
 
-def test_warnings_do_not_make_the_report_bad(oddities: dict[str, Any]) -> None:
+def test_warnings_do_not_change_the_result_of_check(oddities: dict[str, Any]) -> None:
     assert oddities["ok"]
 
 
-def test_versions_that_differ_are_warned_about(oddities: dict[str, Any]) -> None:
+def test_check_warns_about_different_versions(oddities: dict[str, Any]) -> None:
     ours, others = (".".join(node["python"].split(".")[:2]) for node in oddities["nodes"])
     tensorflow, keras = metadata.version("tensorflow"), metadata.version("keras")
     assert ours != others
@@ -641,17 +641,17 @@ def test_versions_that_differ_are_warned_about(oddities: dict[str, Any]) -> None
     assert warnings(oddities, "keras-differs") == [f"Keras differs: {keras} on gpu-a; none on gpu-b"]
 
 
-def test_a_gpu_in_use_is_warned_about(oddities: dict[str, Any]) -> None:
+def test_check_warns_about_a_gpu_in_use(oddities: dict[str, Any]) -> None:
     assert warnings(oddities, "gpu-busy") == ["GPU 1 of gpu-b is busy: 20 GiB of 24 GiB are in use"]
     assert oddities["nodes"][1]["gpus"] == ["0 (3 MiB of 24 GiB in use)", "1 (20 GiB of 24 GiB in use)"]
 
 
-def test_a_proxy_is_warned_about(oddities: dict[str, Any]) -> None:
+def test_check_warns_about_a_proxy(oddities: dict[str, Any]) -> None:
     [warning] = warnings(oddities, "proxy")
     assert warning.startswith("https_proxy and http_proxy on gpu-b would send workers' traffic through a proxy")
 
 
-def test_clocks_that_are_off_are_warned_about_with_sign_and_size(oddities: dict[str, Any]) -> None:
+def test_check_warns_about_wrong_clocks_with_sign_and_size(oddities: dict[str, Any]) -> None:
     for node, warning in zip(oddities["nodes"], warnings(oddities, "clock"), strict=True):
         offset = OFFSETS[node["node"]]
         assert node["clock_offset_s"] == pytest.approx(offset, abs=SECONDS)
@@ -661,7 +661,7 @@ def test_clocks_that_are_off_are_warned_about_with_sign_and_size(oddities: dict[
         assert told[2] == ("ahead of" if offset > 0 else "behind")
 
 
-def test_times_from_nodes_whose_clocks_are_off_are_on_the_controllers_clock(
+def test_times_of_nodes_with_wrong_clocks_are_converted_to_the_controller_clock(
     distlaunch: Distlaunch, odd: Hosts, tmp_path: Path
 ) -> None:
     (tmp_path / "fail.py").write_text(
@@ -687,7 +687,7 @@ def test_times_from_nodes_whose_clocks_are_off_are_on_the_controllers_clock(
 # --- interrupted ---
 
 
-def test_ctrl_c_during_the_checks_stops_them_and_leaves_nothing(odd: Hosts, tmp_path: Path) -> None:
+def test_ctrl_c_during_the_checks_stops_them_and_leaves_no_process_or_file(odd: Hosts, tmp_path: Path) -> None:
     asked, shared = tmp_path / "asked", tmp_path / "checkpoints"
     shared.mkdir()
     hang = f"echo $$ > {asked}.new; mv {asked}.new {asked}; exec sleep 600"
@@ -709,7 +709,7 @@ def test_ctrl_c_during_the_checks_stops_them_and_leaves_nothing(odd: Hosts, tmp_
     assert process.returncode == 130
     assert stdout == b""
     assert b"SIGINT" in stderr
-    assert b"could not" not in stderr  # a process that we stopped ourselves is not a finding
+    assert b"could not" not in stderr  # a process that distlaunch stopped itself is not a finding
     assert not psutil.pid_exists(int(asked.read_text()))
     assert list(shared.iterdir()) == []
     assert (set(files.iterdir()) if files.exists() else set()) == before

@@ -23,7 +23,7 @@ COVERS = (
 )
 
 LEFT = "trap '' TERM HUP; setsid sleep 601 & echo waiting; exec sleep 600"
-"""A task that ignores SIGTERM, with a child in a session of its own."""
+"""A task that ignores SIGTERM, with a child in its own session."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def kill_distlaunch(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def test_a_run_that_is_under_way_is_left_alone(hosts: Hosts, tmp_path: Path) -> None:
+def test_clean_refuses_a_run_that_is_still_running(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     process = begin(hosts, tmp_path, mark)
     with process:
@@ -84,7 +84,7 @@ def test_a_run_that_is_under_way_is_left_alone(hosts: Hosts, tmp_path: Path) -> 
     assert again.returncode == 0
 
 
-def test_leftovers_of_a_killed_distlaunch_are_stopped_at_once(hosts: Hosts, tmp_path: Path) -> None:
+def test_clean_stops_leftover_processes_of_a_killed_controller(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     kill_distlaunch(begin(hosts, tmp_path, mark))
     assert len(marked(mark)) >= 4
@@ -93,7 +93,7 @@ def test_leftovers_of_a_killed_distlaunch_are_stopped_at_once(hosts: Hosts, tmp_
     assert_none_left(mark)
 
 
-def test_an_agent_that_hangs_is_stopped_without_waiting_for_its_lease(hosts: Hosts, tmp_path: Path) -> None:
+def test_clean_stops_a_hanging_agent_without_waiting_for_its_lease(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     process = begin(hosts, tmp_path, mark)
     tasks = [p for p in marked(mark) if p.pid != process.pid]
@@ -108,7 +108,7 @@ def test_an_agent_that_hangs_is_stopped_without_waiting_for_its_lease(hosts: Hos
     assert not any(agent.is_running() for agent in agents.values())
 
 
-def test_orphans_of_killed_agents_are_stopped_and_other_processes_are_not(hosts: Hosts, tmp_path: Path) -> None:
+def test_clean_stops_orphans_of_killed_agents_and_no_other_processes(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     process = begin(hosts, tmp_path, mark)
     tasks = [p for p in marked(mark) if p.pid != process.pid]
@@ -135,7 +135,7 @@ def test_orphans_of_killed_agents_are_stopped_and_other_processes_are_not(hosts:
             other.wait()
 
 
-def test_a_node_that_cannot_be_asked_is_named(hosts: Hosts, tmp_path: Path) -> None:
+def test_clean_names_a_node_that_cannot_be_reached(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     kill_distlaunch(begin(hosts, tmp_path, mark))
     trust = hosts.known_hosts.read_text()
@@ -151,7 +151,7 @@ def test_a_node_that_cannot_be_asked_is_named(hosts: Hosts, tmp_path: Path) -> N
     assert_none_left(mark)
 
 
-def test_a_spec_stands_for_all_its_runs_that_are_not_running(hosts: Hosts, tmp_path: Path) -> None:
+def test_clean_of_a_spec_cleans_all_its_ended_runs(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     spec = hosts.write_spec(
@@ -178,7 +178,7 @@ def test_a_spec_stands_for_all_its_runs_that_are_not_running(hosts: Hosts, tmp_p
     await_none_left(mark, spare={os.getpid()})
 
 
-def test_a_path_or_id_that_is_not_a_run_is_reported(hosts: Hosts, tmp_path: Path) -> None:
+def test_clean_reports_a_path_or_id_that_is_not_a_run(hosts: Hosts, tmp_path: Path) -> None:
     for what, said in {
         "no-such-run": "there is no run no-such-run",
         str(tmp_path): f"{tmp_path} is not a run's folder",

@@ -1,4 +1,4 @@
-"""The files that come back from nodes: which, that they are whole, and that a broken transfer continues."""
+"""Files that are collected over SSH arrive complete after broken connections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COVERS = (
 
 @linux
 @pytest.mark.smoke
-def test_a_transfer_over_connections_that_break_is_whole(tmp_path: Path) -> None:
+def test_collected_files_are_complete_after_several_broken_connections(tmp_path: Path) -> None:
     skip_without_openssh()
     ssh = tmp_path / "ssh"
     ssh.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""If a process of a run dies, hangs or is stopped, the run ends in time, says why and leaves nothing.
+"""If a process of a run dies, hangs or is stopped, the run ends in time with a reason and leaves no process.
 
 These are some cells of `fault_matrix`; `python -m tests.benchmarks faults` plays every cell several times.
 """
@@ -39,11 +39,11 @@ CHOSEN: list[tuple[Where, Who, signal.Signals, Phase]] = [
 
 
 @pytest.mark.parametrize("cell", [Cell(*cell) for cell in CHOSEN], ids=str)
-def test_a_fault_ends_a_run_as_expected_and_leaves_nothing(cell: Cell, tmp_path: Path) -> None:
+def test_a_fault_ends_a_run_as_expected_and_leaves_no_process(cell: Cell, tmp_path: Path) -> None:
     if cell.where == "ssh":
         skip_without_openssh()
     play(cell, tmp_path)
 
 
-def test_the_chosen_cells_exist() -> None:
+def test_the_tested_cells_exist_in_the_fault_matrix() -> None:
     assert {Cell(*cell) for cell in CHOSEN} < {*all_cells()}

@@ -1,4 +1,4 @@
-"""Which host keys are accepted: each line of known_hosts and each option, beside what OpenSSH itself does with it."""
+"""Which host keys are accepted: each line of known_hosts and each option, compared with OpenSSH itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Keys:
 
     hosts: Hosts
     usual: str
-    """The configuration, as it is by itself."""
+    """The original configuration."""
 
     def read(self, name: str) -> str:
         """The type and the base64 of a key."""
@@ -139,11 +139,11 @@ LINES = {
     "not UTF-8": "\udcff gpu-z\n{name} {key}".encode("utf-8", "surrogateescape").decode("latin-1"),
 }
 STRICTER = {"revoked, with a tab"}
-"""Lines that OpenSSH passes over, because a space follows later, although they can only mean one thing."""
+"""Lines that OpenSSH ignores because a space follows later, although their meaning is clear."""
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_a_line_of_known_hosts_means_what_it_means_to_openssh(keys: Keys, case: str) -> None:
+def test_a_line_of_known_hosts_has_the_same_meaning_as_for_openssh(keys: Keys, case: str) -> None:
     keys.write(LINES[case])
     assert accepts() == (keys.openssh_accepts() and case not in STRICTER)
 
@@ -159,7 +159,7 @@ ALIASES = {
 
 @pytest.mark.parametrize("alias", ["gpu-alias", "Gpu-Alias"])
 @pytest.mark.parametrize("case", ALIASES)
-def test_case_does_not_matter_in_names_as_for_openssh(keys: Keys, case: str, alias: str) -> None:
+def test_names_in_known_hosts_match_case_insensitively_as_for_openssh(keys: Keys, case: str, alias: str) -> None:
     keys.configure(f"HostKeyAlias {alias}")
     keys.write(ALIASES[case].replace("{alias}", alias))
     assert accepts() == keys.openssh_accepts()
@@ -174,9 +174,7 @@ def test_case_does_not_matter_in_names_as_for_openssh(keys: Keys, case: str, ali
         ("KnownHostsCommand /bin/echo @revoked * nothing", True),
     ],
 )
-def test_an_option_that_decides_on_host_keys_is_followed_by_openssh_and_nobody_else(
-    keys: Keys, option: str, decides: bool
-) -> None:
+def test_nodes_with_a_host_key_option_are_reached_only_by_openssh(keys: Keys, option: str, decides: bool) -> None:
     keys.configure(option)
     keys.write("{name} {key}")
     assert accepts() != decides
@@ -192,7 +190,7 @@ def make_spec(**fields: object) -> ClusterSpec:
 
 
 def can_open(connector: ProgramConnector | ParamikoConnector) -> bool:
-    """Whether the connector opens; a node that is reached says that it has, or lacks, worker_entry."""
+    """Whether the connector opens; a node that is reached reports whether it has worker_entry."""
     try:
         stream = connector.open(make_payload("clean"), "python3", Opening(within_s=20, attempts=3))
         try:
@@ -217,7 +215,7 @@ KNOWN = {"changed": "{name} {other}", "revoked": "{name} {key}\n@revoked * {key}
 @pytest.mark.parametrize("option", WEAKER)
 @pytest.mark.parametrize("case", KNOWN)
 @pytest.mark.parametrize("connection", ["openssh", "paramiko"])
-def test_a_weaker_check_in_the_users_configuration_does_not_count(
+def test_a_weaker_host_key_check_in_the_ssh_configuration_is_ignored(
     keys: Keys, option: str, case: str, connection: str
 ) -> None:
     keys.configure(option)
@@ -229,7 +227,7 @@ def test_a_weaker_check_in_the_users_configuration_does_not_count(
     assert can_open(found)
 
 
-def test_a_new_key_is_accepted_if_the_spec_says_so(keys: Keys) -> None:
+def test_a_new_host_key_is_accepted_if_the_spec_allows_it(keys: Keys) -> None:
     for connection in ("openssh", "paramiko"):
         keys.write("{name} {other}")
         found = find_connector(make_spec(connection=connection, host_keys="accept-new"), NodeSpec(host=NODE))
@@ -250,7 +248,7 @@ def ssh_agent(tmp_path: Path) -> Iterator[Mapping[str, str]]:
 
 
 @pytest.mark.parametrize("connection", ["openssh", "paramiko"])
-def test_a_node_gets_no_access_to_this_machine(
+def test_a_node_gets_no_access_to_the_controller_machine(
     keys: Keys, connection: str, ssh_agent: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", ssh_agent["SSH_AUTH_SOCK"])
@@ -280,7 +278,7 @@ def test_a_node_gets_no_access_to_this_machine(
     assert not ran.exists()
 
 
-def test_kerberos_credentials_are_not_delegated(keys: Keys) -> None:
+def test_kerberos_credentials_are_not_delegated_to_nodes(keys: Keys) -> None:
     keys.configure("GSSAPIDelegateCredentials yes")
     connector = find_connector(make_spec(connection="openssh"), NodeSpec(host=NODE))
     assert isinstance(connector, ProgramConnector)
@@ -288,9 +286,9 @@ def test_kerberos_credentials_are_not_delegated(keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("words", ["%n %h %p %r", "%% %%h"])
-def test_tokens_of_the_configuration_have_the_values_that_openssh_gives_them(keys: Keys, words: str) -> None:
+def test_tokens_of_a_proxycommand_have_the_same_values_as_for_openssh(keys: Keys, words: str) -> None:
     proxy, said = keys.hosts.folder / "proxy", keys.hosts.folder / "said"
-    # It echoes what it gets: a proxy that ends at once is killed before it has done anything.
+    # It echoes its input: a proxy that ends at once is killed before it has done anything.
     proxy.write_text(f'#!/bin/sh\necho "$*" >> {said}\necho SSH-2.0-x\nexec cat\n')
     proxy.chmod(0o755)
     keys.configure(f"ProxyCommand {proxy} '{words}'")
@@ -304,7 +302,7 @@ def test_tokens_of_the_configuration_have_the_values_that_openssh_gives_them(key
 
 
 @pytest.mark.parametrize("token", ["%C", "%n", "%u", "%L", "%l", "%i", "%k", "%d", "%h", "%p", "%r", "%%", "${HOME}"])
-def test_so_have_the_names_of_files(keys: Keys, token: str) -> None:
+def test_tokens_of_identity_files_have_the_same_values_as_for_openssh(keys: Keys, token: str) -> None:
     keys.configure(f"IdentityFile none\n  ControlPath /x/{token}-y")
     asked = subprocess.run(["ssh", "-G", NODE], capture_output=True, text=True, check=True).stdout
     theirs = next(line.split()[1] for line in asked.splitlines() if line.startswith("controlpath "))
@@ -313,7 +311,7 @@ def test_so_have_the_names_of_files(keys: Keys, token: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["%Q", "%"])
-def test_a_token_without_a_meaning_is_refused_as_openssh_does(keys: Keys, text: str) -> None:
+def test_an_unknown_token_of_the_ssh_configuration_is_refused(keys: Keys, text: str) -> None:
     keys.configure(f"ProxyCommand nc {text}x %h")
     with pytest.raises(LinkError, match="has no meaning here"):
         load_target(NODE)

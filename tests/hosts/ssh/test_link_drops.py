@@ -99,7 +99,7 @@ class Run:
         wait_until(lambda: self.said.count(text) >= times, f"{text!r} is said {times} times")
 
 
-def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Hosts, tmp_path: Path) -> None:
+def test_logs_are_complete_after_repeatedly_broken_connections(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, f"program: {{script: {COUNT}, args: [8]}}\n")
     with run:
         for round_ in range(3):
@@ -117,8 +117,8 @@ def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Host
     assert_none_left(run.mark)
 
 
-def test_agents_whose_folders_were_removed_are_found_and_nothing_starts_twice(hosts: Hosts, tmp_path: Path) -> None:
-    """As by logind's RemoveIPC, or a Slurm epilog, while the connections break."""
+def test_agents_with_removed_folders_are_found_after_a_broken_connection(hosts: Hosts, tmp_path: Path) -> None:
+    """For example by logind's RemoveIPC or a Slurm epilog, while the connections break."""
     run = Run(hosts, tmp_path, f"program: {{script: {COUNT}, args: [8]}}\nrestart: {{max_restarts: 3}}\n")
     with run:
         run.wait_for(b"line 100 ")
@@ -137,8 +137,8 @@ def test_agents_whose_folders_were_removed_are_found_and_nothing_starts_twice(ho
 
 
 @pytest.mark.smoke
-def test_an_end_that_comes_without_a_connection_is_reported_afterwards(hosts: Hosts, tmp_path: Path) -> None:
-    """The log's last megabytes, the exits and the ends of the trees all come while there is no connection."""
+def test_exits_during_a_lost_connection_are_reported_after_the_reconnect(hosts: Hosts, tmp_path: Path) -> None:
+    """The last megabytes of the logs, the exits and the ends of the process trees occur without a connection."""
     go = tmp_path / "go"
     script = f"echo waiting; until [ -e {go} ]; do sleep 0.05; done; head -c 5000000 /dev/urandom; exit 3"
     run = Run(hosts, tmp_path, f"program: {{command: [sh, -c, '{script}']}}\ntimeouts: {{lease_s: 8}}\n")
@@ -165,13 +165,13 @@ def tasks(run: Run) -> list[psutil.Process]:
 
 
 def command_of(process: psutil.Process) -> list[str]:
-    """Its command line; empty if it has just ended."""
+    """The command line of a process; empty if it has just ended."""
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
 
 
-def test_a_node_that_stays_away_for_longer_than_the_lease_is_lost_and_empty(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_node_disconnected_beyond_its_lease_is_lost_and_stops_its_tasks(hosts: Hosts, tmp_path: Path) -> None:
     rest = f"program: {{script: {TREE}, args: [none, 2]}}\ntimeouts: {{lease_s: 4}}\n"
     run = Run(hosts, tmp_path, rest)
     with run:
@@ -199,7 +199,7 @@ def sessions_of(task: str, trees: dict[int, str]) -> list[psutil.Process]:
     return [p for p in sessions() if pids & {child.pid for child in p.children(recursive=True)}]
 
 
-def test_the_end_of_an_agent_is_no_dropped_connection(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_killed_agent_is_reported_without_waiting_for_its_lease(hosts: Hosts, tmp_path: Path) -> None:
     rest = f"program: {{script: {TREE}, args: [none, 2]}}\ntimeouts: {{lease_s: 600}}\n"
     run = Run(hosts, tmp_path, rest)
     with run:
@@ -215,7 +215,7 @@ def test_the_end_of_an_agent_is_no_dropped_connection(hosts: Hosts, tmp_path: Pa
     assert_none_left(run.mark)
 
 
-def test_an_agent_that_was_killed_with_its_guardian_is_reported_as_ended(hosts: Hosts, tmp_path: Path) -> None:
+def test_an_agent_killed_together_with_its_guardian_is_reported_as_ended(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, "program: {command: [sh, -c, 'echo waiting; exec sleep 600']}\n")
     with run:
         run.wait_for(b"waiting\n")

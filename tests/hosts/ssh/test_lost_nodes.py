@@ -1,4 +1,4 @@
-"""A node that is lost is replaced by a spare, or the others continue without it; over real sshd."""
+"""A lost node is replaced by a spare or used again when it returns; over real sshd."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SCRIPT = (
 def run_and_lose_worker_1(
     hosts: Hosts, folder: Path, nodes: str, restart: str, then: Callable[[], object] = lambda: None
 ) -> tuple[int, str, dict[str, Any]]:
-    """Kills the agent and the guardian of worker:1; returns the exit status, what was said, and the report.
+    """Kills the agent and the guardian of worker:1; returns the exit status, stderr, and the report.
 
     `then` is called just before, to make the node unreachable.
     """
@@ -96,7 +96,7 @@ def nodes_of(*lines: str) -> str:
     return "".join(f"  - {{python: {sys.executable}, {line}}}\n" for line in lines)
 
 
-def test_a_spare_node_takes_the_place_of_one_that_was_lost(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_spare_node_replaces_a_lost_node(hosts: Hosts, tmp_path: Path) -> None:
     nodes = nodes_of("host: gpu-a", "host: gpu-b", "host: gpu-c, spare: true")
     status, said, report = run_and_lose_worker_1(hosts, tmp_path, nodes, "{max_restarts: 1, pause_s: 0.1}")
     assert status == 0, said
@@ -111,7 +111,7 @@ def test_a_spare_node_takes_the_place_of_one_that_was_lost(hosts: Hosts, tmp_pat
     assert hosts_dialled == [hosts.addresses["gpu-a"], hosts.addresses["gpu-c"]]
 
 
-def test_a_node_that_comes_back_is_used_again(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_lost_node_that_returns_is_used_again(hosts: Hosts, tmp_path: Path) -> None:
     nodes = nodes_of("host: gpu-a", "host: gpu-b")
     status, said, report = run_and_lose_worker_1(hosts, tmp_path, nodes, "{max_restarts: 1, pause_s: 0.1}")
     assert status == 0, said
@@ -120,7 +120,7 @@ def test_a_node_that_comes_back_is_used_again(hosts: Hosts, tmp_path: Path) -> N
     assert "0 processes left on 2 nodes" in said
 
 
-def test_a_node_that_cannot_be_reached_any_more_does_not_come_back(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_run_fails_if_a_lost_node_cannot_be_reached_again(hosts: Hosts, tmp_path: Path) -> None:
     nodes = nodes_of("host: gpu-a", "host: gpu-b")
     gone = hosts.known_hosts.read_text().replace(hosts.addresses["gpu-b"], "gone")
     restart = "{max_restarts: 1, return_s: 3}"

@@ -1,4 +1,4 @@
-"""64 nodes, each with a connection and an agent of its own: all of them at once, and nothing left on any."""
+"""64 nodes, each with its own connection and agent: they start together, and no process is left on any."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield known
 
 
-def test_64_nodes_start_together_and_nothing_is_left_on_any(hosts: Hosts, tmp_path: Path) -> None:
+def test_64_nodes_start_together_and_no_process_is_left_on_any(hosts: Hosts, tmp_path: Path) -> None:
     """Takes long: 64 sessions of sshd and 64 agents, each with a Python, on the cores of one machine."""
     mark, go, run = make_mark(), tmp_path / "go", tmp_path / "run"
     script = f"echo waiting; until [ -e {go} ]; do sleep 1; done; echo $DISTLAUNCH_TASK has ended"

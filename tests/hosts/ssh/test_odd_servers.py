@@ -1,4 +1,4 @@
-"""`distlaunch up` on servers that are odd, and real: it works, or an error says within seconds what is in the way."""
+"""`distlaunch up` on unusual real servers: it works, or reports an error with the reason in time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ECHO = "program: {command: [echo, here]}\n"
 ODD = "gpu-odd"
 SHELLS = ("sh", "bash", "tcsh", "csh", "zsh", "fish")
 SOON_S = 120.0
-"""No error may take as long as a start-up timeout of 600 s, however busy the machine is."""
+"""No error may take as long as a start-up timeout of 600 s, even on a busy machine."""
 IMPATIENT = "timeouts: {start_s: 2}\n"
 NO_OTHER_CACHE = "mount -t tmpfs none /var/tmp"
 """A node without a usable home keeps files in /var/tmp; they must not stay on the machine that runs the tests."""
@@ -122,7 +122,7 @@ class Nodes:
     def refused(self, *, python: str = sys.executable) -> str:
         """Runs as `up` does, and checks that every node is named, nothing was started and nothing is left.
 
-        Returns what stderr says from the error on.
+        Returns stderr from the error on.
         """
         ran = self.up(python=python)
         assert ran.status == 3, ran.stderr
@@ -157,25 +157,25 @@ def make_nodes(tmp_path: Path, distlaunch: Distlaunch) -> Iterator[MakeNodes]:
 
 @pytest.fixture
 def node(make_nodes: MakeNodes) -> Nodes:
-    """A single node, to be started."""
+    """A single node that is not started yet."""
     return make_nodes(make_addresses(names=[ODD]))
 
 
-# --- how many, and what, a server allows ---
+# --- what a server allows ---
 
 
 @pytest.mark.parametrize("_time", ["once", "twice", "thrice"])
-def test_eight_nodes_on_a_server_that_takes_two_at_a_time_all_run(
+def test_eight_nodes_run_on_a_server_that_limits_concurrent_logins(
     make_nodes: MakeNodes, capfd: pytest.CaptureFixture[str], _time: str
 ) -> None:
     nodes = make_nodes(make_addresses(names=(f"gpu-{number}" for number in range(2, 10))))
     nodes.start(options={"MaxStartups": "2:50:4", "LogLevel": "VERBOSE"})
     capfd.readouterr()
     nodes.works()
-    assert "past MaxStartups" in capfd.readouterr().err  # the server did turn some away
+    assert "past MaxStartups" in capfd.readouterr().err  # the server did reject some connections
 
 
-def test_one_session_without_terminal_forwarding_or_sftp_is_enough(node: Nodes) -> None:
+def test_one_ssh_session_without_terminal_forwarding_and_sftp_is_enough(node: Nodes) -> None:
     node.start(options={"MaxSessions": 1, "PermitTTY": "no", "DisableForwarding": "yes"})
     env = {**os.environ, **node.hosts.env}
     sftp = subprocess.run(["ssh", "-s", ODD, "sftp"], env=env, capture_output=True, stdin=subprocess.DEVNULL, text=True)
@@ -195,20 +195,22 @@ def test_one_session_without_terminal_forwarding_or_sftp_is_enough(node: Nodes) 
         ),
     ],
 )
-def test_a_server_that_does_not_let_us_work_says_so(node: Nodes, options: Mapping[str, object], why: str) -> None:
+def test_a_server_that_denies_commands_or_logins_is_reported_with_the_reason(
+    node: Nodes, options: Mapping[str, object], why: str
+) -> None:
     node.start(options=options)
     said = node.refused()
     assert re.search(why, said)
     assert "processes left" not in said  # no agent ever ran there
 
 
-def test_a_server_that_takes_passwords_only_says_so(node: Nodes) -> None:
+def test_a_server_that_accepts_only_passwords_is_reported(node: Nodes) -> None:
     node.start(options={"PubkeyAuthentication": "no", "PasswordAuthentication": "yes"})
     assert "password" in node.refused()
 
 
 @pytest.mark.parametrize("user", ["root", "no-such-user"])
-def test_a_user_who_may_not_log_in_is_named(node: Nodes, user: str) -> None:
+def test_a_user_who_may_not_log_in_over_ssh_is_named(node: Nodes, user: str) -> None:
     node.configure(f"User {user}")
     node.start(options={"PermitRootLogin": "no"})
     assert f"{user}@{node.hosts.addresses[ODD]}:{node.hosts.port} rejects the login; refused: " in node.refused()
@@ -217,12 +219,12 @@ def test_a_user_who_may_not_log_in_is_named(node: Nodes, user: str) -> None:
 # --- login shells ---
 
 
-def test_an_account_that_is_closed_politely_says_so(node: Nodes) -> None:
+def test_the_message_of_a_nologin_account_is_reported(node: Nodes) -> None:
     node.start(prepare=[node.login_shell("/usr/sbin/nologin")])
     assert "This account is currently not available" in node.refused()
 
 
-def test_an_account_that_is_closed_in_silence_tells_the_status_of_its_shell(node: Nodes) -> None:
+def test_the_status_of_a_login_shell_that_ends_silently_is_reported(node: Nodes) -> None:
     node.start(prepare=[node.login_shell("/bin/false")])
     assert re.search(r"\bstatus 1\b", node.refused())
 
@@ -235,20 +237,20 @@ def test_an_account_that_is_closed_in_silence_tells_the_status_of_its_shell(node
         pytest.param("printf '\\377\\376\\036\\n\\303'", id="no-utf8"),
     ],
 )
-def test_the_output_of_a_bashrc_does_not_matter(node: Nodes, text: str) -> None:
+def test_output_of_a_bashrc_is_ignored(node: Nodes, text: str) -> None:
     node.start_with_bashrc(text)
     node.works()
     assert node.bashrc_was_read
 
 
-def test_a_bashrc_that_ends_the_shell_tells_the_status_of_the_shell(node: Nodes) -> None:
+def test_the_status_of_a_bashrc_that_exits_is_reported(node: Nodes) -> None:
     node.start_with_bashrc("exit 1")
     said = node.refused()
     assert node.bashrc_was_read
     assert re.search(r"\bstatus 1\b", said)
 
 
-def test_a_bashrc_that_waits_does_not_hold_the_run_up_and_starts_nothing_later(node: Nodes) -> None:
+def test_a_bashrc_that_hangs_ends_the_run_in_time_and_starts_nothing_later(node: Nodes) -> None:
     node.start_with_bashrc(f"while [ ! -e {node.folder}/go-on ]; do sleep 0.1; done")
     ran = node.up(ECHO + IMPATIENT)
     assert node.bashrc_was_read
@@ -259,7 +261,7 @@ def test_a_bashrc_that_waits_does_not_hold_the_run_up_and_starts_nothing_later(n
 
 
 @pytest.mark.parametrize("shell", [*filter(None, (find_program(shell, "-c", "true") for shell in SHELLS))])
-def test_any_login_shell_that_is_here_will_do(node: Nodes, shell: str) -> None:
+def test_every_installed_login_shell_works(node: Nodes, shell: str) -> None:
     node.start(prepare=[node.login_shell(shell)])
     node.works()
 
@@ -267,22 +269,22 @@ def test_any_login_shell_that_is_here_will_do(node: Nodes, shell: str) -> None:
 # --- Python ---
 
 
-def test_a_path_without_python_says_so(node: Nodes) -> None:
+def test_a_node_without_python_on_its_path_is_reported_with_a_hint(node: Nodes) -> None:
     node.start(env={"PATH": "/nonexistent"})
     assert "cannot be used: no Python at python3; set `python:` for this node" in node.refused(python="python3")
 
 
-def test_a_python_that_is_not_there_is_named(node: Nodes) -> None:
+def test_a_missing_python_of_a_node_is_named(node: Nodes) -> None:
     node.start()
     assert "no Python at /opt/none/bin/python" in node.refused(python="/opt/none/bin/python")
 
 
-def test_python_3_8_is_reported_as_too_old(node: Nodes) -> None:
+def test_python_38_on_a_node_is_reported_as_too_old(node: Nodes) -> None:
     node.start()
     assert "is Python 3.8; a node needs 3.9 or newer" in node.refused(python=_python((3, 8), node.folder))
 
 
-def test_python_3_9_is_new_enough(node: Nodes) -> None:
+def test_a_node_works_with_python_39(node: Nodes) -> None:
     node.start()
     node.works(python=_python((3, 9), node.folder))
 
@@ -297,12 +299,12 @@ def test_python_3_9_is_new_enough(node: Nodes) -> None:
         pytest.param("mount -t tmpfs -o ro none {0}", id="file-system"),
     ],
 )
-def test_a_read_only_home_is_reported_with_its_node(node: Nodes, how: str) -> None:
+def test_a_read_only_home_folder_is_reported_with_its_node(node: Nodes, how: str) -> None:
     node.start(prepare=[NO_OTHER_CACHE, how.format(node.home)])
     assert f"{node.home}/.local: Read-only file system" in node.refused()
 
 
-def test_a_home_that_is_full_is_reported(node: Nodes) -> None:
+def test_a_home_folder_on_a_full_disk_is_reported(node: Nodes) -> None:
     fill = f"head -c 1000000 /dev/zero > {node.home}/everything || :"
     node.start(prepare=[NO_OTHER_CACHE, f"mount -t tmpfs -o size=64k none {node.home}", fill])
     _check_full(node.up(), node)
@@ -315,13 +317,13 @@ def test_a_log_that_fills_the_disk_is_reported(node: Nodes) -> None:
     _check_full(node.up("program: {script: fill.py}\n"), node)
 
 
-def test_a_home_that_nothing_can_be_executed_from_will_do(node: Nodes) -> None:
+def test_a_home_folder_mounted_with_noexec_works(node: Nodes) -> None:
     node.start(prepare=[NO_OTHER_CACHE, f"mount -t tmpfs -o noexec none {node.home}"])
     probe = f"cp {shutil.which('true')} ~/probe && ! ~/probe 2> /dev/null && echo here"
     node.works(f"program: {{command: [sh, -c, '{probe}']}}\n")
 
 
-# --- what answers but is no SSH server, or only half of one ---
+# --- servers that do not speak SSH, or stop ---
 
 TALK = {
     "closes-at-once": (b"", r"SSH|closed|hung up"),
@@ -331,10 +333,10 @@ TALK = {
     "web-server": (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", r"HTTP/1\.1 400 Bad Request"),
     "sends-us-away": (b"Not allowed at this time\r\n", r"Not allowed at this time"),
 }
-"""What servers say before they hang up, and how the error reports it."""
+"""What servers send before they close the connection, and how the error reports it."""
 
 
-def test_a_server_that_hangs_up_is_reported_with_its_message(make_nodes: MakeNodes) -> None:
+def test_a_server_that_closes_the_connection_is_reported_with_its_message(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(make_addresses(names=TALK))
     for name, address in nodes.hosts.addresses.items():
         nodes.stack.enter_context(_talker(address, nodes.hosts.port, TALK[name][0], hang_up=True))
@@ -354,10 +356,10 @@ SILENCE = {
     "says-its-version-only": b"SSH-2.0-odd\r\n",
     "says-a-version-and-garbage": b"SSH-2.0-odd\r\n" + hashlib.sha256(b"").digest() * 100,
 }
-"""What servers say before they wait for ever."""
+"""What servers send before they wait for ever."""
 
 
-def test_a_server_that_falls_silent_does_not_hold_the_run_up(make_nodes: MakeNodes) -> None:
+def test_a_server_that_becomes_silent_ends_the_run_in_time(make_nodes: MakeNodes) -> None:
     nodes = make_nodes(make_addresses(names=SILENCE))
     for name, address in nodes.hosts.addresses.items():
         nodes.stack.enter_context(_talker(address, nodes.hosts.port, SILENCE[name], hang_up=False))
@@ -366,10 +368,10 @@ def test_a_server_that_falls_silent_does_not_hold_the_run_up(make_nodes: MakeNod
     assert [name for name in SILENCE if name not in _error(ran)] == []
 
 
-# --- what is handed over ---
+# --- environment variables ---
 
 
-def test_a_megabyte_of_odd_environment_arrives_byte_for_byte(node: Nodes) -> None:
+def test_a_megabyte_of_unusual_environment_variables_arrives_unchanged(node: Nodes) -> None:
     odd = [
         "'",
         '"',
@@ -414,7 +416,7 @@ def _error(ran: Ran) -> str:
 
 
 def _own_mounts() -> list[str]:
-    """The words before a shell script that run it in a mount namespace of its own."""
+    """The words before a shell script that run it in its own mount namespace."""
     me = [] if os.geteuid() == 0 else ["--map-current-user", "--keep-caps"]
     words = ["unshare", *me, "--mount"]
     if find_program(*words, "true") is None:
@@ -438,7 +440,7 @@ def _python(version: tuple[int, int], folder: Path) -> str:
 
 @contextlib.contextmanager
 def _talker(address: str, port: int, says: bytes, *, hang_up: bool) -> Iterator[None]:
-    """A server that says the same to every client, and never reads."""
+    """A server that sends the same bytes to every client and never reads."""
     callers: list[socket.socket] = []
 
     def serve(server: socket.socket) -> None:

@@ -21,7 +21,7 @@ COVERS = ("launcher/transports/ssh",)
 Configure = Callable[[bytes], None]
 
 
-def test_include_and_match_of_a_real_configuration_are_followed(tmp_path: Path) -> None:
+def test_include_and_match_in_an_ssh_configuration_are_followed(tmp_path: Path) -> None:
     ssh = shutil.which("ssh")
     if ssh is None:
         pytest.skip("OpenSSH is not installed")
@@ -59,7 +59,9 @@ def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
 
 @pytest.mark.parametrize("host", ["gpu-a", "alice@gpu-a"])
 @pytest.mark.parametrize("more", [b"", b"  HostKeyAlias lab\n  User bob\n"], ids=["plain", "alias"])
-def test_tokens_mean_what_they_mean_to_openssh(configure: Configure, tmp_path: Path, host: str, more: bytes) -> None:
+def test_ssh_configuration_tokens_have_the_same_values_as_for_openssh(
+    configure: Configure, tmp_path: Path, host: str, more: bytes
+) -> None:
     """The proxy writes the expanded command; `-v` shows the expanded names of the files with keys."""
     said = tmp_path / "said"
     configure(
@@ -92,13 +94,13 @@ def test_tokens_mean_what_they_mean_to_openssh(configure: Configure, tmp_path: P
     ],
     ids=["not-utf-8", "odd-port", "unclosed-quote"],
 )
-def test_an_invalid_configuration_is_reported(configure: Configure, config: bytes, told: str) -> None:
+def test_an_invalid_ssh_configuration_is_reported(configure: Configure, config: bytes, told: str) -> None:
     configure(config)
     with pytest.raises(LinkError, match=re.escape(told)):
         load_target("gpu-a")
 
 
-def test_a_configuration_that_hangs_is_reported_and_leaves_no_process(
+def test_an_ssh_configuration_that_hangs_is_reported_and_leaves_no_process(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = make_mark()

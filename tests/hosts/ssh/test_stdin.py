@@ -1,4 +1,4 @@
-"""A pipe or a file on distlaunch's stdin reaches the tasks that read it, whole, and again after a restart."""
+"""A pipe or a file on distlaunch's stdin reaches the tasks on other machines completely."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COVERS = (
 
 
 @pytest.mark.slow
-def test_it_reaches_another_machine(tmp_path: Path) -> None:
+def test_stdin_reaches_tasks_on_other_machines_completely(tmp_path: Path) -> None:
     (tmp_path / "ssh").mkdir()
     with running_hosts(tmp_path / "ssh") as hosts:
         hosts.trust()

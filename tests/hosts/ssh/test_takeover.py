@@ -1,4 +1,4 @@
-"""`resume`: a new controller takes a run over while it trains, or starts it again once nothing is left of it."""
+"""`resume`: a new controller takes over a run while it trains, or starts it again when no process is left."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Ticking:
 
 class TestTakeover:
     def test_tasks_continue_while_their_controllers_are_killed(self, hosts: Hosts, tmp_path: Path) -> None:
-        """Ten controllers, one after the other, are killed at random moments; the eleventh sees the end."""
+        """Ten controllers are killed one after the other; the eleventh sees the end of the run."""
         run = Ticking(hosts, tmp_path)
         process = run.start()
         run.wait_for_state("running")
@@ -152,7 +152,9 @@ class TestTakeover:
         await_none_left(run.mark)
 
     @pytest.mark.parametrize("phase", ["connecting", "forming", "stopping"])
-    def test_in_another_phase_the_cluster_starts_again(self, hosts: Hosts, tmp_path: Path, phase: str) -> None:
+    def test_a_resume_outside_of_the_running_phase_starts_the_cluster_again(
+        self, hosts: Hosts, tmp_path: Path, phase: str
+    ) -> None:
         run = Ticking(hosts, tmp_path)
         process = run.start()
         if phase == "stopping":
@@ -171,7 +173,7 @@ class TestTakeover:
             check_log(run.log(worker, attempt).read_bytes())
         await_none_left(run.mark)
 
-    def test_after_the_lease_the_cluster_starts_again(self, hosts: Hosts, tmp_path: Path) -> None:
+    def test_a_resume_after_the_lease_starts_the_cluster_again(self, hosts: Hosts, tmp_path: Path) -> None:
         run = Ticking(hosts, tmp_path, "timeouts: {lease_s: 3, stop_grace_s: 1}\n")
         process = run.start("-d")
         assert process.wait(60) == 0, run.said

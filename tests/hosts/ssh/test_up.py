@@ -49,7 +49,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.mark.smoke
-def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_logs_of_both_nodes_arrive_byte_for_byte(distlaunch: Distlaunch, hosts: Hosts) -> None:
     noise = "head -c 3000000 /dev/urandom; echo; echo done on $DISTLAUNCH_TASK"
     ran = distlaunch("up", hosts.write_spec(f"program: {{command: [sh, -c, '{noise}']}}\n"), env=hosts.env)
     assert ran.status == 0, ran.stderr
@@ -64,7 +64,9 @@ def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distl
         assert ran.report["started"] < moments[0] / 1e6 <= moments[-1] / 1e6 < ran.report["ended"]
 
 
-def test_a_host_with_a_certificate_is_reached_by_openssh_with_a_note(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_host_with_a_host_certificate_is_reached_by_openssh_with_a_note(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
     skip_without_openssh()
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
@@ -86,7 +88,7 @@ def test_a_host_with_a_certificate_is_reached_by_openssh_with_a_note(distlaunch:
 
 
 @pytest.mark.smoke
-def test_hosts_need_no_spec_and_variables_are_on_no_command_line(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_hosts_need_no_spec_and_variables_appear_on_no_command_line(distlaunch: Distlaunch, hosts: Hosts) -> None:
     named = f"gpu-a:2,ssh://gpu-b:{hosts.port}"
     show = "echo $DISTLAUNCH_TASK has $A and $B; tr '\\0' ' ' < /proc/$PPID/cmdline"
     env = {**hosts.env, "B": "aubergine"}
@@ -102,7 +104,7 @@ def test_hosts_need_no_spec_and_variables_are_on_no_command_line(distlaunch: Dis
 
 
 @pytest.mark.smoke
-def test_a_restart_uses_the_machine_that_the_command_names_then(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_a_restart_uses_the_node_that_the_node_command_prints_then(distlaunch: Distlaunch, hosts: Hosts) -> None:
     asked = hosts.folder / "asked"
     names = f"test -e {asked} && echo gpu-b || echo gpu-a; touch {asked}"
     spec = hosts.folder / "spec.yaml"
@@ -120,7 +122,7 @@ def test_a_restart_uses_the_machine_that_the_command_names_then(distlaunch: Dist
     assert_none_left(mark)
 
 
-def test_workers_dial_the_address_that_their_node_is_reached_by(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_workers_connect_to_the_address_at_which_their_node_is_reached(distlaunch: Distlaunch, hosts: Hosts) -> None:
     ran = distlaunch("up", hosts.write_spec("program: {command: [printenv, TF_CONFIG]}\n"), env=hosts.env)
     a, b = map(re.escape, hosts.addresses.values())
     addresses = re.findall(rf'"worker":\["{a}:(\d+)","{b}:(\d+)"\]', ran.stdout)
@@ -128,7 +130,7 @@ def test_workers_dial_the_address_that_their_node_is_reached_by(distlaunch: Dist
     assert addresses[0] == addresses[1]
 
 
-def test_this_machine_and_another_make_one_cluster(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+def test_this_machine_and_a_remote_node_form_one_cluster(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         "nodes:\n"
@@ -157,7 +159,9 @@ def test_a_node_behind_a_jump_host_is_reached(distlaunch: Distlaunch, hosts: Hos
     assert_none_left(mark)  # including the proxy, a child of distlaunch
 
 
-def test_arguments_and_environment_arrive_as_they_are(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+def test_arguments_and_environment_arrive_unchanged_on_remote_nodes(
+    distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path
+) -> None:
     (tmp_path / "show.py").write_text("import os, sys; print(repr((sys.argv[1:], os.environ['ODD'])))\n")
     odd = "'\"$(touch /nowhere) `x` \\ é\u2028 *"
     quoted = json.dumps(odd)
@@ -167,7 +171,7 @@ def test_arguments_and_environment_arrive_as_they_are(distlaunch: Distlaunch, ho
     assert ran.log().decode() == f"{([odd], odd)!r}\n"
 
 
-def test_no_command_line_shows_anything_of_the_users(hosts: Hosts, tmp_path: Path) -> None:
+def test_no_command_line_on_a_node_shows_user_data(hosts: Hosts, tmp_path: Path) -> None:
     secret = "hunter2hunter2"
     (tmp_path / "wait.py").write_text("import time; print('waiting', flush=True); time.sleep(600)\n")
     mark = make_mark()
@@ -189,7 +193,7 @@ def test_no_command_line_shows_anything_of_the_users(hosts: Hosts, tmp_path: Pat
 
 
 @pytest.mark.smoke
-def test_unknown_host_keys_are_refused_with_the_line_that_helps(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_unknown_host_keys_are_refused_with_the_command_that_adds_them(distlaunch: Distlaunch, hosts: Hosts) -> None:
     hosts.known_hosts.unlink()
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 3
@@ -215,14 +219,14 @@ def test_a_revoked_host_key_is_refused(distlaunch: Distlaunch, hosts: Hosts) -> 
     assert "is revoked" in ran.stderr
 
 
-def test_a_hashed_known_hosts_file_is_understood(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_a_hashed_known_hosts_file_is_accepted(distlaunch: Distlaunch, hosts: Hosts) -> None:
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(hosts.known_hosts)], check=True, capture_output=True)
     assert hosts.addresses["gpu-a"] not in hosts.known_hosts.read_text()
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 0, ran.stderr
 
 
-def test_opensshs_own_client_accepts_an_unknown_host_only_if_it_is_to(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_openssh_accepts_an_unknown_host_only_with_accept_new(distlaunch: Distlaunch, hosts: Hosts) -> None:
     hosts.known_hosts.write_text("")
     program = "program: {command: ['true']}\nway: openssh\n"
     ran = distlaunch("up", hosts.write_spec(program), env=hosts.env)
@@ -236,7 +240,7 @@ def test_opensshs_own_client_accepts_an_unknown_host_only_if_it_is_to(distlaunch
     assert known == {hosts.known_name(name) for name in hosts.addresses}
 
 
-def test_accept_new_believes_an_unknown_host_once_and_never_another_key(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_accept_new_adds_an_unknown_host_key_but_refuses_a_changed_one(distlaunch: Distlaunch, hosts: Hosts) -> None:
     hosts.known_hosts.write_text("# mine, without a line break")
     spec = hosts.write_spec("program: {command: ['true']}\nhost_keys: accept-new\n")
     ran = distlaunch("up", spec, env=hosts.env)
@@ -255,7 +259,7 @@ def test_accept_new_believes_an_unknown_host_once_and_never_another_key(distlaun
     assert f"the host key of {hosts.known_name('gpu-a')} has changed" in ran.stderr
 
 
-def test_a_user_certificate_lets_in(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_user_certificate_is_accepted_for_login(distlaunch: Distlaunch, tmp_path: Path) -> None:
     skip_without_openssh()
     hosts = make_hosts(tmp_path)
     hosts.trust()
@@ -268,7 +272,7 @@ def test_a_user_certificate_lets_in(distlaunch: Distlaunch, tmp_path: Path) -> N
     assert ran.status == 0, ran.stderr
 
 
-def test_the_spec_overrides_the_configuration(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_ssh_settings_of_the_spec_override_the_ssh_configuration(distlaunch: Distlaunch, hosts: Hosts) -> None:
     config = hosts.folder / "config"
     config.write_text(
         config.read_text().replace(f"Port {hosts.port}", "Port 9\n  User nobody").replace("user_key", "other_key")
@@ -278,9 +282,7 @@ def test_the_spec_overrides_the_configuration(distlaunch: Distlaunch, hosts: Hos
     assert ran.status == 0, ran.stderr
 
 
-def test_a_spec_can_say_all_that_an_ssh_configuration_would(
-    distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path
-) -> None:
+def test_a_spec_can_replace_the_ssh_configuration(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     hosts.known_hosts.rename(hosts.folder / "other known hosts")
     (hosts.folder / "config").write_text("Host *\n  IdentityFile none\n")
     nodes = "".join(
@@ -298,7 +300,7 @@ def test_a_spec_can_say_all_that_an_ssh_configuration_would(
     assert f"{hosts.addresses['gpu-b']}:" in ran.log().decode()
 
 
-def test_a_key_that_is_not_accepted_is_named(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_a_rejected_user_key_is_named(distlaunch: Distlaunch, hosts: Hosts) -> None:
     config = (hosts.folder / "config").read_text()
     (hosts.folder / "config").write_text(config.replace("user_key", "other_key"))
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
@@ -306,7 +308,7 @@ def test_a_key_that_is_not_accepted_is_named(distlaunch: Distlaunch, hosts: Host
     assert f"rejects the login; refused: {hosts.folder / 'other_key'}" in ran.stderr
 
 
-def test_a_key_with_a_passphrase_is_reported_with_the_way_to_unlock_it(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_a_key_with_a_passphrase_is_reported_with_a_hint_to_ssh_add(distlaunch: Distlaunch, hosts: Hosts) -> None:
     key = hosts.folder / "user_key"
     subprocess.run(
         ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(key)], check=True, capture_output=True
@@ -316,7 +318,7 @@ def test_a_key_with_a_passphrase_is_reported_with_the_way_to_unlock_it(distlaunc
     assert f"{key} has a passphrase; unlock it with ssh-add" in ran.stderr
 
 
-def test_all_nodes_that_are_unusable_are_reported_at_once(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+def test_all_unusable_nodes_are_reported_at_once(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     spec, nobody = tmp_path / "spec.yaml", loopback.address(0, 9)
     spec.write_text(
         "nodes:\n"
@@ -336,7 +338,7 @@ def test_all_nodes_that_are_unusable_are_reported_at_once(distlaunch: Distlaunch
     assert [task["started"] for task in ran.report["attempts"][0]["tasks"]] == [None] * 4
 
 
-def test_an_old_python_says_so(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+def test_a_node_with_an_old_python_is_reported(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     old = tmp_path / "python"
     old.write_text(
         f'#!/bin/sh\nshift; exec {sys.executable} -c "import sys; sys.version_info = (3, 8, 1)\n$1" "$2" "$3" "$4"\n'
@@ -348,7 +350,9 @@ def test_an_old_python_says_so(distlaunch: Distlaunch, hosts: Hosts, tmp_path: P
 
 
 @pytest.mark.smoke
-def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+def test_a_failure_on_one_node_stops_the_process_trees_on_both(
+    distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path
+) -> None:
     mark = make_mark()
     name = next(iter(mark))
     spec = hosts.write_spec(f"program: {{script: {TREE}, args: ['worker:1', 2]}}\nenv_from: [{name}]\n")
@@ -360,7 +364,7 @@ def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, h
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.smoke)])
-def test_nothing_is_left_on_any_node_when_the_controller_is_ended(hosts: Hosts, tmp_path: Path, signum: int) -> None:
+def test_no_process_is_left_on_any_node_after_the_controller_ends(hosts: Hosts, tmp_path: Path, signum: int) -> None:
     mark = make_mark()
     spec = hosts.write_spec(
         f"program: {{script: {TREE}, args: [none, 2]}}\nenv_from: [{next(iter(mark))}]\n"
@@ -378,7 +382,7 @@ def test_nothing_is_left_on_any_node_when_the_controller_is_ended(hosts: Hosts, 
 
 
 @pytest.mark.tensorflow
-def test_two_nodes_train_the_demo(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_two_remote_nodes_train_the_demo(distlaunch: Distlaunch, hosts: Hosts) -> None:
     ran = distlaunch("up", hosts.write_spec(""), env=hosts.env, timeout=240)
     assert ran.status == 0, ran.stderr
     accuracies = re.findall(r"^worker:\d │ worker:\d of 2: validation accuracy (0\.\d+)", ran.stdout, re.MULTILINE)
@@ -388,7 +392,9 @@ def test_two_nodes_train_the_demo(distlaunch: Distlaunch, hosts: Hosts) -> None:
 
 
 @pytest.mark.tensorflow
-def test_each_node_imports_tensorflow_once_and_forks(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+def test_each_remote_node_imports_tensorflow_once_and_forks_its_tasks(
+    distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path
+) -> None:
     program = tmp_path / "early.py"
     program.write_text(
         "import os; early = 'forkserver' in open('/proc/self/cmdline').read()\n"

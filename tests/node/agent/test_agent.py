@@ -93,7 +93,7 @@ def look(client: Client, start: TaskStart) -> dict[str, Any]:
 # --- the greeting ---
 
 
-def test_an_agent_answers_with_the_facts_of_its_node(make: Make) -> None:
+def test_an_agent_answers_hello_with_the_facts_of_its_node(make: Make) -> None:
     client = make(env={"CUDA_VISIBLE_DEVICES": "3,5"})
     before = time.time()
     ready = client.greet()
@@ -116,7 +116,7 @@ def installed_tensorflow() -> str | None:
     return None
 
 
-def test_the_run_folder_is_made_with_its_parents_and_is_private(make: Make, tmp_path: Path) -> None:
+def test_the_run_folder_is_created_with_its_parents_and_is_private(make: Make, tmp_path: Path) -> None:
     client = make(directory=tmp_path / "new" / "newer" / "run")
     client.cwd = tmp_path
     client.greet()
@@ -124,7 +124,7 @@ def test_the_run_folder_is_made_with_its_parents_and_is_private(make: Make, tmp_
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_a_folder_that_cannot_be_made_ends_the_agent_with_the_reason(make: Make, tmp_path: Path) -> None:
+def test_an_agent_that_cannot_create_the_run_folder_reports_why_and_exits(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     client = make(directory=tmp_path / "file" / "run")
     client.send(client.hello(), Beat(1.0, 0))
@@ -132,12 +132,12 @@ def test_a_folder_that_cannot_be_made_ends_the_agent_with_the_reason(make: Make,
     assert problem.reference == "run-directory"
     assert problem.message == f"{tmp_path}/file: Not a directory"
     client.read_to_the_end()
-    assert client.received(Broken) == []  # sent once, in spite of the second message
+    assert client.received(Broken) == []  # sent once, although a second message arrived
     assert client.wait() == 1
 
 
 @linux
-def test_a_folder_that_cannot_be_written_ends_the_agent_with_the_reason(make: Make, tmp_path: Path) -> None:
+def test_an_agent_that_cannot_write_to_the_run_folder_reports_why_and_exits(make: Make, tmp_path: Path) -> None:
     client = make(directory=Path("/sys"))  # not even root can create a file here
     client.cwd = tmp_path
     client.greet()
@@ -175,7 +175,7 @@ def long_task() -> TaskStart:
         ),
     ],
 )
-def test_an_invalid_frame_is_named_and_ends_everything(client: Client, sent: bytes, said: str) -> None:
+def test_an_invalid_frame_is_reported_and_stops_the_tasks_and_the_agent(client: Client, sent: bytes, said: str) -> None:
     client.greet()
     client.start(long_task())
     client.send_raw(sent)
@@ -189,8 +189,8 @@ def test_an_invalid_frame_is_named_and_ends_everything(client: Client, sent: byt
     client.expect_nothing_left()
 
 
-def test_an_order_to_start_what_runs_already_changes_nothing(client: Client) -> None:
-    """A controller that takes over cannot know whether the order of the one before has arrived."""
+def test_a_repeated_start_order_does_not_start_the_task_again(client: Client) -> None:
+    """A controller that takes over cannot know whether its predecessor's order has arrived."""
     client.greet()
     [pid] = client.start(long_task()).values()
     client.send(Start(1, [long_task()]), Stop(0.0))
@@ -200,14 +200,14 @@ def test_an_order_to_start_what_runs_already_changes_nothing(client: Client) -> 
 
 
 @pytest.mark.parametrize("first", [Prepare(1, [], 1, 2), Start(1, []), Stop(1.0), Goodbye()])
-def test_nothing_is_done_before_hello(client: Client, first: Message) -> None:
+def test_an_agent_refuses_orders_before_hello(client: Client, first: Message) -> None:
     client.send(first)
     assert client.expect(Broken).problem.message.endswith(f"{type(first).__name__} before Hello")
     client.read_to_the_end()
     assert client.wait() == 1
 
 
-def test_another_version_is_refused_with_both_versions_named(client: Client) -> None:
+def test_another_protocol_version_is_refused_with_both_versions_named(client: Client) -> None:
     client.send(client.hello(version=VERSION + 1))
     message = client.expect(Broken).problem.message
     assert f"version {VERSION + 1} of the protocol; this agent speaks {VERSION}" in message
@@ -216,7 +216,7 @@ def test_another_version_is_refused_with_both_versions_named(client: Client) -> 
 
 
 @pytest.mark.parametrize("ports", [(0, 10), (10, 65536), (-5, 10)])
-def test_impossible_ports_are_refused(client: Client, ports: tuple[int, int]) -> None:
+def test_a_prepare_order_with_an_impossible_port_range_is_refused(client: Client, ports: tuple[int, int]) -> None:
     client.greet()
     client.send(Prepare(1, [], *ports))
     assert client.expect(Broken).problem.reference == "protocol-error"
@@ -242,7 +242,7 @@ def test_only_prepared_tasks_are_started(client: Client, start: Start) -> None:
 
 
 @pytest.mark.parametrize("env", [{}, {"A": "null\0byte"}], ids=["valid", "null byte"])
-def test_a_preload_that_nobody_waits_for_ends_with_the_agent(client: Client, env: dict[str, str]) -> None:
+def test_an_unused_preload_ends_with_the_agent(client: Client, env: dict[str, str]) -> None:
     (client.cwd / "train.py").write_text("import tensorflow\n")
     client.greet()
     client.send(Preload(Program("script", "train.py"), env, [], ["json"], keep=True))
@@ -254,7 +254,7 @@ def test_a_preload_that_nobody_waits_for_ends_with_the_agent(client: Client, env
 
 @pytest.mark.parametrize("kind", ["script", "module", "command"])
 @pytest.mark.parametrize("name", ["null\0byte", "\ud83d"])
-def test_a_program_with_an_impossible_name_does_not_break_the_agent(client: Client, kind: str, name: str) -> None:
+def test_a_program_with_an_invalid_name_does_not_break_the_agent(client: Client, kind: str, name: str) -> None:
     client.greet()
     client.send(Preload(Program(kind, name), {}, [], [], keep=False))
     client.send(Prepare(1, [TaskRequest("worker:0", Program(kind, name))], *PORTS))
@@ -265,7 +265,7 @@ def test_a_program_with_an_impossible_name_does_not_break_the_agent(client: Clie
 
 
 @pytest.mark.parametrize("name", ["null\0byte", "\ud83d"])
-def test_an_invalid_path_is_refused(client: Client, name: str) -> None:
+def test_an_inspect_order_with_an_invalid_path_is_refused(client: Client, name: str) -> None:
     client.greet()
     client.send(Inspect(Program("script", "train.py"), str(client.directory), f"mark-{name}"))
     assert "is not a path" in client.expect(Broken).problem.message
@@ -273,7 +273,7 @@ def test_an_invalid_path_is_refused(client: Client, name: str) -> None:
     assert client.wait() == 1
 
 
-def test_endless_garbage_is_answered_once(client: Client) -> None:
+def test_an_agent_answers_endless_garbage_with_one_error(client: Client) -> None:
     """If it answered each piece, the agent of a broken controller would grow without bound."""
     agent = psutil.Process(client.greet().pid)
     with contextlib.suppress(BrokenPipeError):
@@ -291,7 +291,7 @@ def test_endless_garbage_is_answered_once(client: Client) -> None:
 
 
 @linux
-def test_all_problems_are_reported_at_once(client: Client, tmp_path: Path) -> None:
+def test_a_refused_attempt_reports_all_problems_at_once(client: Client, tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text("x = 1\ndef f(:\n")
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     (tmp_path / "folder").mkdir()
@@ -354,7 +354,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def test_a_refused_attempt_holds_no_port_and_a_better_one_can_follow(client: Client) -> None:
+def test_a_refused_attempt_holds_no_port_and_a_valid_one_can_follow(client: Client) -> None:
     port = next(filter(is_free, loopback.ports()))  # connections of earlier tests keep some ports for a minute
     client.greet()
     wrong = TaskRequest("worker:0", Program("command", "distlaunch-no-such-command"))
@@ -367,7 +367,7 @@ def test_a_refused_attempt_holds_no_port_and_a_better_one_can_follow(client: Cli
     assert client.expect(Exited).exit == TaskExit(code=0)
 
 
-def test_valid_programs_are_not_refused(client: Client, tmp_path: Path) -> None:
+def test_unusual_but_valid_programs_are_accepted_without_a_warning(client: Client, tmp_path: Path) -> None:
     (tmp_path / "warns.py").write_text("x = '\\d'  # a SyntaxWarning\n")
     (tmp_path / "deep.py").write_text("x = " + "-" * 100_000 + "1\n")  # perhaps too deep, but Python decides
     (tmp_path / "latin.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
@@ -389,7 +389,7 @@ def test_valid_programs_are_not_refused(client: Client, tmp_path: Path) -> None:
 # --- a task's life ---
 
 
-def test_a_task_starts_opens_its_port_and_ends(client: Client) -> None:
+def test_the_start_the_open_port_and_the_exit_of_a_task_are_reported(client: Client) -> None:
     client.greet()
     client.send(Prepare(1, [TaskRequest("worker:0", Program("script", SERVE))], *PORTS))
     port = client.expect(Prepared).ports["worker:0"]
@@ -406,7 +406,7 @@ def test_a_task_starts_opens_its_port_and_ends(client: Client) -> None:
     assert client.expect(Empty) == Empty(1, 0, 0)
 
 
-def test_no_port_is_called_open_before_the_task_has_opened_it(client: Client) -> None:
+def test_a_port_is_not_reported_open_before_the_task_listens(client: Client) -> None:
     client.greet()
     tasks = [command("worker:0", "sleep", "600"), command("worker:1", sys.executable, SERVE)]
     client.send(Prepare(1, [TaskRequest(task.task, task.program) for task in tasks], *PORTS))
@@ -416,7 +416,7 @@ def test_no_port_is_called_open_before_the_task_has_opened_it(client: Client) ->
     assert client.received(Listening) == []
 
 
-def test_the_end_of_a_task_is_reported_while_others_run_with_its_time(client: Client) -> None:
+def test_the_exit_of_a_task_is_reported_with_its_time_while_others_run(client: Client) -> None:
     client.greet()
     before = time.time()
     client.start(command("worker:0", "sh", "-c", "exit 7"), command("worker:1", "sleep", "600"))
@@ -425,7 +425,7 @@ def test_the_end_of_a_task_is_reported_while_others_run_with_its_time(client: Cl
     assert before - 1 < ended.time < time.time() + 1  # the node's clock need not be read at the same moment as ours
 
 
-def test_a_crash_is_passed_along_with_the_users_line(client: Client) -> None:
+def test_a_crash_is_reported_with_the_line_of_the_user_program(client: Client) -> None:
     client.greet()
     before = time.time()
     client.start(script("worker:0", RAISE))
@@ -438,7 +438,7 @@ def test_a_crash_is_passed_along_with_the_users_line(client: Client) -> None:
 
 
 @linux
-def test_how_far_all_tasks_have_come_is_reported_before_an_end(client: Client, tmp_path: Path) -> None:
+def test_progress_of_all_tasks_is_reported_before_the_exit_of_one(client: Client, tmp_path: Path) -> None:
     """The end may be a failure, after which a controller stops the attempt and ignores the progress of its tasks."""
     go, reported, program = tmp_path / "go", tmp_path / "reported", tmp_path / "program.py"
     program.write_text(
@@ -450,7 +450,7 @@ def test_how_far_all_tasks_have_come_is_reported_before_an_end(client: Client, t
     ready = client.greet()
     fails = command("worker:1", "sh", "-c", f"until [ -e {reported} ]; do sleep 0.01; done; exit 7")
     pids = client.start(script("worker:0", str(program)), fails)
-    os.kill(ready.pid, signal.SIGSTOP)  # both happen while the agent cannot look
+    os.kill(ready.pid, signal.SIGSTOP)  # both happen while the agent is stopped
     go.touch()
     wait_until(lambda: psutil.Process(pids["worker:1"]).status() == psutil.STATUS_ZOMBIE, "worker:1 has failed")
     os.kill(ready.pid, signal.SIGCONT)
@@ -464,7 +464,7 @@ def test_how_far_all_tasks_have_come_is_reported_before_an_end(client: Client, t
     assert kinds[:2] == [Status, Exited]
 
 
-def test_a_foreign_crash_record_is_ignored(client: Client, tmp_path: Path) -> None:
+def test_an_invalid_crash_record_is_ignored_and_left_unchanged(client: Client, tmp_path: Path) -> None:
     texts = ["", "nonsense", "[1]", "{}", '{"time": true}', "[" * 100_000, '{"time": 1e400}', '{"a": "\\ud800"}']
     client.greet()
     folder = client.directory / "attempt-1"
@@ -482,7 +482,7 @@ def test_a_foreign_crash_record_is_ignored(client: Client, tmp_path: Path) -> No
     assert [(folder / f"worker-{index}.crash.json").read_text() for index in range(len(texts))] == texts
 
 
-def test_attempts_follow_each_other_each_with_its_own_files(client: Client) -> None:
+def test_each_attempt_has_its_own_log_files(client: Client) -> None:
     client.greet()
     for attempt in (1, 2, 3):
         client.start(command("worker:0", "sh", "-c", f"echo {attempt}; exit {attempt}"), attempt=attempt)
@@ -493,7 +493,7 @@ def test_attempts_follow_each_other_each_with_its_own_files(client: Client) -> N
         assert (client.directory / f"attempt-{attempt}" / "worker-0.log").read_text() == f"{attempt}\n"
 
 
-def test_all_ends_are_reported_before_the_attempt_is_empty(client: Client) -> None:
+def test_all_task_exits_are_reported_before_the_attempt_is_empty(client: Client) -> None:
     client.greet()
     for attempt in range(1, 6):
         client.start(*(command(f"worker:{index}", "sleep", "600") for index in range(8)), attempt=attempt)
@@ -502,7 +502,7 @@ def test_all_ends_are_reported_before_the_attempt_is_empty(client: Client) -> No
         assert len([client.expect(Exited, 0.0) for _ in range(8)]) == 8
 
 
-def test_goodbye_ends_everything(client: Client) -> None:
+def test_goodbye_stops_the_tasks_and_the_agent(client: Client) -> None:
     client.greet()
     client.start(command("worker:0", "sleep", "600"))
     client.send(Goodbye(), Start(1, [command("worker:1", "sleep", "600")]))
@@ -517,7 +517,7 @@ def test_goodbye_ends_everything(client: Client) -> None:
 
 
 @linux
-def test_a_task_gets_no_descriptor_of_the_agents(client: Client) -> None:
+def test_a_task_inherits_no_file_descriptor_of_the_agent(client: Client) -> None:
     client.greet(stream_logs=True)
     client.start(command("worker:1", "sleep", "600"), script("worker:0", LOOK))
     client.expect(Exited)
@@ -532,13 +532,13 @@ def test_a_task_gets_no_descriptor_of_the_agents(client: Client) -> None:
     assert ours == {str(log.with_suffix(".stacks")), str(log.with_suffix(".status.json"))}
 
 
-def test_a_task_leads_a_session_and_a_group_of_its_own(client: Client) -> None:
+def test_a_task_leads_its_own_session_and_process_group(client: Client) -> None:
     client.greet()
     seen = look(client, script("worker:0", LOOK))
     assert seen["session"] == seen["group"] == seen["pid"]
 
 
-def test_a_task_has_the_working_directory_of_the_run(client: Client, tmp_path: Path) -> None:
+def test_a_task_runs_in_the_working_directory_of_the_run(client: Client, tmp_path: Path) -> None:
     client.cwd = tmp_path / "here"
     client.cwd.mkdir()
     client.greet()
@@ -547,9 +547,7 @@ def test_a_task_has_the_working_directory_of_the_run(client: Client, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["script", "module"])
-def test_the_command_line_of_a_python_program_shows_nothing_of_the_user(
-    client: Client, tmp_path: Path, kind: str
-) -> None:
+def test_the_command_line_of_a_python_task_shows_no_user_data(client: Client, tmp_path: Path, kind: str) -> None:
     shutil.copy(PROGRAMS / "tree_family.py", tmp_path / "private_name.py")
     client.greet()
     target = "private_name.py" if kind == "script" else "private_name"
@@ -572,7 +570,7 @@ def test_the_command_line_of_a_python_program_shows_nothing_of_the_user(
     assert "confidential-value" not in Path(order).read_text()
 
 
-def test_the_environment_is_the_agents_with_the_changes_of_the_task(make: Make) -> None:
+def test_a_task_has_the_environment_of_the_agent_with_its_own_changes(make: Make) -> None:
     client = make(env={"TF_CONFIG": "stale", "KEPT": "of the agent", "CHANGED": "of the agent"})
     client.greet()
     env = {"CHANGED": "of the task", "EMPTY": "", "ÜMLAUT": "é\udcff"}
@@ -600,9 +598,7 @@ CLUSTER = json.dumps({"cluster": {"worker": ["10.0.0.1:2222", "gpu-b:2222", "[fe
         ({}, None),
     ],
 )
-def test_workers_do_not_speak_to_each_other_through_a_proxy(
-    make: Make, env: dict[str, str], expected: str | None
-) -> None:
+def test_workers_connect_to_each_other_without_a_proxy(make: Make, env: dict[str, str], expected: str | None) -> None:
     none = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"), "")
     client = make(env={**none, **env})
     client.greet()
@@ -610,13 +606,13 @@ def test_workers_do_not_speak_to_each_other_through_a_proxy(
     assert (seen.get("no_grpc_proxy") or None) == expected
 
 
-def test_a_task_without_others_keeps_its_proxies(make: Make) -> None:
+def test_a_task_without_peers_keeps_its_proxies(make: Make) -> None:
     client = make(env={"http_proxy": "http://proxy:3128", "no_grpc_proxy": ""})
     client.greet()
     assert look(client, script("worker:0", LOOK))["env"]["no_grpc_proxy"] == ""
 
 
-def test_all_files_are_private_whatever_the_umask(client: Client) -> None:
+def test_all_files_of_an_attempt_are_private_with_any_umask(client: Client) -> None:
     client.greet()
     client.start(script("worker:0", RAISE), command("worker:1", "true"))
     client.expect(Exited)
@@ -692,7 +688,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_the_bytes_of_a_log_arrive_as_they_are_in_the_file(client: Client, output: str) -> None:
+def test_log_bytes_arrive_unchanged_and_agent_memory_stays_small(client: Client, output: str) -> None:
     code, expected = OUTPUTS[output]
     agent = psutil.Process(client.greet(stream_logs=True).pid)
     client.start(command("worker:0", sys.executable, "-c", code))
@@ -701,7 +697,7 @@ def test_the_bytes_of_a_log_arrive_as_they_are_in_the_file(client: Client, outpu
     def is_written() -> None:
         assert log.stat().st_size == len(expected)
 
-    eventually(is_written)  # although the controller has not read yet
+    eventually(is_written)  # the controller has not read yet
     assert agent.memory_info().rss < RSS_LIMIT
     client.send(Stop(1.0))
     client.expect(Empty)
@@ -711,7 +707,7 @@ def test_the_bytes_of_a_log_arrive_as_they_are_in_the_file(client: Client, outpu
     assert_same_bytes(log.read_bytes(), expected)
 
 
-def test_a_controller_that_does_not_read_stops_no_task(client: Client, tmp_path: Path) -> None:
+def test_a_task_keeps_running_while_the_controller_does_not_read(client: Client, tmp_path: Path) -> None:
     client.greet(stream_logs=True)
     code = "import sys; sys.stdout.write('x' * 5_000_000); sys.stdout.flush(); open('done', 'w')"
     client.start(command("worker:0", sys.executable, "-c", code))
@@ -722,8 +718,8 @@ def test_a_controller_that_does_not_read_stops_no_task(client: Client, tmp_path:
     eventually(is_done)
 
 
-def test_a_controller_that_never_reads_loses_its_lease(client: Client) -> None:
-    """Its task and the agent end, although nobody has read the agent's messages."""
+def test_agent_and_tasks_end_although_the_controller_never_reads(client: Client) -> None:
+    """No message of the agent is read."""
     client.greet(stream_logs=True, lease_s=1.0)
     client.start(command("worker:0", sys.executable, "-c", "print('x' * 5_000_000)"))
     log = client.directory / "attempt-1" / "worker-0.log"
@@ -737,7 +733,7 @@ def test_a_controller_that_never_reads_loses_its_lease(client: Client) -> None:
     assert client.wait() == 0
 
 
-def test_a_chatty_task_does_not_keep_the_others_logs_back(client: Client) -> None:
+def test_a_chatty_task_does_not_delay_the_logs_of_other_tasks(client: Client) -> None:
     client.greet(stream_logs=True)
     chatty, quiet = (client.directory / "attempt-1" / f"worker-{index}.log" for index in range(2))
     wait_and_speak = "import os, sys\nwhile os.path.getsize(sys.argv[1]) < 20_000_000: pass\nprint('hello')"
@@ -784,7 +780,7 @@ def test_a_hole_in_a_log_is_skipped_and_reported(client: Client) -> None:
 
 
 @linux
-def test_a_log_with_holes_is_sent_again_from_any_place(tmp_path: Path) -> None:
+def test_a_log_with_holes_can_be_resent_from_any_offset(tmp_path: Path) -> None:
     """As after a broken connection: the agent skips the same holes again, and the offsets stay the same."""
     path = tmp_path / "log"
     with path.open("wb") as file:
@@ -834,7 +830,7 @@ def test_no_log_bytes_are_sent_to_a_controller_that_reads_the_files(client: Clie
 # --- stopping ---
 
 
-def test_a_tree_that_ends_on_term_is_gone_long_before_its_grace_is_over(either: Client) -> None:
+def test_a_process_tree_that_obeys_sigterm_ends_within_its_grace_period(either: Client) -> None:
     either.greet()
     either.start_family("child", "grandchild", "stopped")
     either.send(Stop(60.0))
@@ -842,7 +838,7 @@ def test_a_tree_that_ends_on_term_is_gone_long_before_its_grace_is_over(either: 
     assert either.expect(Empty) == Empty(1, 0, 0)
 
 
-def test_a_tree_that_ignores_term_is_killed_after_the_grace_and_not_before(either: Client) -> None:
+def test_a_process_tree_that_ignores_sigterm_is_killed_only_after_its_grace_period(either: Client) -> None:
     either.greet()
     either.start_family("--ignore-term", "child", "grandchild", "stopped")
     before = time.time()
@@ -853,7 +849,7 @@ def test_a_tree_that_ignores_term_is_killed_after_the_grace_and_not_before(eithe
     assert either.expect(Empty).killed == 5
 
 
-def test_a_second_stop_shortens_the_grace(either: Client) -> None:
+def test_a_second_stop_order_shortens_the_grace_period(either: Client) -> None:
     either.greet()
     either.start_family("--ignore-term")
     either.send(Stop(600.0), Stop(0.0))
@@ -861,7 +857,7 @@ def test_a_second_stop_shortens_the_grace(either: Client) -> None:
     either.expect(Empty)
 
 
-def test_an_interrupt_ends_the_task_and_then_what_it_has_started(either: Client) -> None:
+def test_an_interrupt_stops_the_task_and_then_its_descendants(either: Client) -> None:
     either.greet()
     either.start_family("child", "grandchild", "stopped")
     either.send(Stop(60.0, interrupts=True))
@@ -886,7 +882,7 @@ time.sleep(600)
 
 @linux
 @pytest.mark.parametrize(("grace_s", "how"), [(0.1, TaskExit(code=7)), (0.0, TaskExit(signal=signal.SIGKILL))])
-def test_a_stop_after_an_interrupt_leaves_a_program_time_that_handles_term(
+def test_a_stop_after_an_interrupt_gives_sigterm_handlers_time_unless_grace_is_0(
     client: Client, tmp_path: Path, grace_s: float, how: TaskExit
 ) -> None:
     (tmp_path / "program.py").write_text(SAVES_AT_TERM)
@@ -912,7 +908,7 @@ def start_waiting(client: Client, *ways: str) -> None:
 
 @linux
 @pytest.mark.parametrize("way", ["handler", "loop", "sigwait", "exec", "child", "fork"])
-def test_a_grace_for_handlers_is_given_to_tasks_that_may_handle_term(client: Client, way: str) -> None:
+def test_a_grace_period_for_handlers_applies_to_tasks_that_may_handle_sigterm(client: Client, way: str) -> None:
     client.greet()
     start_waiting(client, way)
     client.send(Stop(60.0, for_handlers=True))
@@ -922,7 +918,7 @@ def test_a_grace_for_handlers_is_given_to_tasks_that_may_handle_term(client: Cli
 
 @linux
 @pytest.mark.parametrize("way", ["nothing", "default", "ignore", "library", "library, and a child"])
-def test_a_grace_for_handlers_is_not_given_where_there_are_none(client: Client, way: str) -> None:
+def test_a_grace_period_for_handlers_does_not_apply_to_tasks_without_handlers(client: Client, way: str) -> None:
     client.greet()
     start_waiting(client, way)
     client.send(Stop(600.0, for_handlers=True))
@@ -931,7 +927,7 @@ def test_a_grace_for_handlers_is_not_given_where_there_are_none(client: Client, 
 
 
 @linux
-def test_a_task_that_handles_term_gives_the_others_no_more_time(client: Client) -> None:
+def test_a_task_that_handles_sigterm_gives_other_tasks_no_grace_period(client: Client) -> None:
     client.greet()
     start_waiting(client, "handler", "library")
     client.send(Stop(600.0, for_handlers=True))
@@ -941,7 +937,7 @@ def test_a_task_that_handles_term_gives_the_others_no_more_time(client: Client) 
 
 
 @linux
-def test_processes_that_outlive_their_task_are_ended_and_counted(client: Client, tmp_path: Path) -> None:
+def test_processes_that_outlive_their_task_are_stopped_and_counted(client: Client, tmp_path: Path) -> None:
     client.greet()
     pids = client.start_family("--ignore-term", "--leave", str(tmp_path / "go"), "child", "daemon")
     (tmp_path / "go").touch()
@@ -953,7 +949,7 @@ def test_processes_that_outlive_their_task_are_ended_and_counted(client: Client,
 
 
 @linux
-def test_a_stop_without_tasks_is_answered(client: Client) -> None:
+def test_a_stop_order_without_tasks_is_answered(client: Client) -> None:
     client.greet()
     client.send(Stop(5.0))
     assert client.expect(Empty) == Empty(0, 0, 0)
@@ -997,7 +993,7 @@ ENDS_EVERYWHERE = [close_stdin, terminate_guardian, hang_up_guardian, terminate_
 
 
 @pytest.mark.parametrize("end", ENDS_EVERYWHERE)
-def test_nothing_is_left(either: Client, end: End) -> None:
+def test_no_process_is_left_when_agent_guardian_or_connection_ends(either: Client, end: End) -> None:
     ready = either.greet()
     either.start_family("child", "grandchild", "stopped")
     end(either, ready)
@@ -1007,7 +1003,7 @@ def test_nothing_is_left(either: Client, end: End) -> None:
 
 @linux
 @pytest.mark.parametrize("end", [close_stdin, kill_agent, kill_guardian])
-def test_nothing_is_left_of_a_tree_that_ignores_term(client: Client, end: End) -> None:
+def test_a_process_tree_that_ignores_sigterm_does_not_outlive_agent_or_guardian(client: Client, end: End) -> None:
     ready = client.greet()
     client.start_family("--ignore-term", "child", "grandchild", "stopped", "daemon")
     end(client, ready)
@@ -1015,7 +1011,7 @@ def test_nothing_is_left_of_a_tree_that_ignores_term(client: Client, end: End) -
     assert client.wait() == {kill_agent: 137, kill_guardian: -signal.SIGKILL}.get(end, 0)
 
 
-def test_nothing_is_left_when_the_controller_goes_before_its_first_word(either: Client) -> None:
+def test_no_process_is_left_if_the_controller_disconnects_before_hello(either: Client) -> None:
     either.expect_marker()
     assert either.process.stdin is not None
     either.process.stdin.close()
@@ -1024,7 +1020,7 @@ def test_nothing_is_left_when_the_controller_goes_before_its_first_word(either: 
 
 
 @linux
-def test_the_task_dies_with_agent_and_guardian_together(client: Client) -> None:
+def test_a_task_dies_when_agent_and_guardian_are_killed_together(client: Client) -> None:
     """The controller adopts and ends the task's children."""
     ready = client.greet()
     client.start(command("worker:0", "sleep", "600"))
@@ -1032,14 +1028,14 @@ def test_the_task_dies_with_agent_and_guardian_together(client: Client) -> None:
     client.expect_nothing_left()
 
 
-def test_silence_for_longer_than_the_lease_ends_everything(either: Client) -> None:
+def test_tasks_and_agent_end_after_a_lease_without_beats(either: Client) -> None:
     either.greet(lease_s=2.0)  # no beats are sent while the family starts
     either.start_family("child", "grandchild")
     either.expect_nothing_left()
     assert either.wait() == 0
 
 
-def test_a_beat_keeps_the_lease(client: Client) -> None:
+def test_beats_renew_the_lease(client: Client) -> None:
     client.greet(lease_s=1.0)
     client.start(command("worker:0", "sleep", "600"))
     ends = time.monotonic() + 1.8
@@ -1051,7 +1047,7 @@ def test_a_beat_keeps_the_lease(client: Client) -> None:
     assert client.process.poll() is None
 
 
-def test_beats_that_confirm_no_answer_do_not_keep_the_lease(client: Client) -> None:
+def test_beats_that_acknowledge_no_answer_do_not_renew_the_lease(client: Client) -> None:
     """A controller that receives nothing may start the tasks elsewhere."""
     client.greet(lease_s=1.0)
     client.start(command("worker:0", "sleep", "600"))
@@ -1065,7 +1061,7 @@ def test_beats_that_confirm_no_answer_do_not_keep_the_lease(client: Client) -> N
     client.expect_nothing_left()
 
 
-def test_a_start_of_no_tasks_starts_none(client: Client) -> None:
+def test_a_start_order_without_tasks_starts_nothing(client: Client) -> None:
     client.greet()
     client.send(Prepare(1, [], *PORTS))
     client.expect(Prepared)
@@ -1073,7 +1069,7 @@ def test_a_start_of_no_tasks_starts_none(client: Client) -> None:
     assert client.expect(Empty).attempt == 1
 
 
-def test_a_stop_in_the_gap_between_two_attempts_is_answered(client: Client) -> None:
+def test_a_stop_order_between_two_attempts_is_answered(client: Client) -> None:
     client.greet()
     client.start(command("worker:0", "true"))
     client.send(Stop(0.0))
@@ -1082,7 +1078,7 @@ def test_a_stop_in_the_gap_between_two_attempts_is_answered(client: Client) -> N
     assert client.expect(Empty).attempt == 1
 
 
-def test_the_controller_sees_the_end_of_the_stream_as_soon_as_the_agent_is_dead(client: Client) -> None:
+def test_the_stream_to_the_controller_ends_as_soon_as_the_agent_dies(client: Client) -> None:
     """The guardian does not keep the stream open while it cleans up."""
     ready = client.greet()
     os.kill(client.process.pid, signal.SIGSTOP)
@@ -1102,7 +1098,7 @@ def old_client(make: Make, python39: str) -> Client:
     return make(python=python39)
 
 
-def test_python_39_runs_agent_and_tasks(old_client: Client) -> None:
+def test_agent_and_tasks_run_on_python_39(old_client: Client) -> None:
     ready = old_client.greet(stream_logs=True)
     assert ready.python.startswith("3.9.")
     old_client.start(script("worker:0", RAISE), script("worker:1", LOOK, "3"), command("worker:2", "sleep", "600"))
@@ -1119,7 +1115,7 @@ def test_python_39_runs_agent_and_tasks(old_client: Client) -> None:
     assert "worker_entry" not in traceback
 
 
-def test_python_39_refuses_wrong_frames_as_well(old_client: Client) -> None:
+def test_an_agent_on_python_39_refuses_invalid_frames(old_client: Client) -> None:
     old_client.greet()
     old_client.send_raw(b'{"type":"Start","attempt":1,"tasks":5}\n')
     assert "Start.tasks: expected" in old_client.expect(Broken).problem.message

@@ -32,7 +32,7 @@ DIGEST = hashlib.sha256(PAYLOAD.archive).hexdigest()
 
 
 class Node:
-    """A node's home folder; `start` runs the payload there, as every way does."""
+    """A node's home folder; `start` runs the payload there, as every connection does."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -47,7 +47,7 @@ class Node:
         said = PAYLOAD.opening(sys.executable) + (PAYLOAD.archive if brings else b"")
         env = {**os.environ, "HOME": str(self.home)}
         env.pop("XDG_CACHE_HOME", None)
-        # A version of its own: another test, or a run on this machine, may have installed the real one in /var/tmp.
+        # Its own version: another test, or a run on this machine, may have installed the real one in /var/tmp.
         words = [word.replace(DIGEST, hashlib.sha256(bytes(self.home)).hexdigest()) for word in PAYLOAD.words]
         return subprocess.run(words, input=said, env=env, capture_output=True, timeout=60).stdout
 
@@ -59,7 +59,7 @@ def node(tmp_path: Path) -> Node:
     return node
 
 
-def test_an_installed_package_is_not_asked_for_again(node: Node) -> None:
+def test_an_installed_worker_entry_is_not_requested_again(node: Node) -> None:
     assert node.start(brings=False).startswith(HERE)
 
 
@@ -80,7 +80,7 @@ def edit(path: Path) -> None:
     ],
     ids=["removed", "emptied", "edited", "no list", "half a list", "another list", "short list"],
 )
-def test_a_damaged_package_is_asked_for_and_repaired(node: Node, damage: Callable[[Path], object]) -> None:
+def test_a_damaged_worker_entry_is_requested_again_and_repaired(node: Node, damage: Callable[[Path], object]) -> None:
     module = node.installed / "worker_entry" / "agent" / "agent.py"
     content = module.read_bytes()
     damage(node.installed)
@@ -89,7 +89,7 @@ def test_a_damaged_package_is_asked_for_and_repaired(node: Node, damage: Callabl
     assert node.start(brings=False).startswith(HERE)
 
 
-def test_a_connection_that_ends_before_the_archive_says_so_and_installs_nothing(tmp_path: Path) -> None:
+def test_a_connection_that_ends_before_the_archive_is_reported_and_installs_nothing(tmp_path: Path) -> None:
     node = Node(tmp_path)
     said = node.start(brings=False)
     assert said.startswith(MISSING)
@@ -98,8 +98,8 @@ def test_a_connection_that_ends_before_the_archive_says_so_and_installs_nothing(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_an_interpreter_that_may_be_missing_is_used_if_it_is_there(tmp_path: Path, is_there: bool) -> None:
-    """As the virtual environment of the same path."""
+def test_an_optional_interpreter_is_used_if_it_exists(tmp_path: Path, is_there: bool) -> None:
+    """For example, the virtual environment of the same path."""
     for place in ("virtual environment", "path"):
         python = tmp_path / place / "python3"
         python.parent.mkdir()
@@ -120,7 +120,7 @@ def test_an_interpreter_that_may_be_missing_is_used_if_it_is_there(tmp_path: Pat
     ],
     ids=["venv", "named", "no-venv"],
 )
-def test_another_machine_is_asked_for_this_virtual_environment_unless_the_spec_names_one(
+def test_a_remote_node_uses_this_virtual_environment_unless_the_spec_names_a_python(
     monkeypatch: pytest.MonkeyPatch, prefix: str, spec: dict[str, str], asked: str
 ) -> None:
     monkeypatch.setattr(sys, "prefix", prefix)
@@ -128,13 +128,17 @@ def test_another_machine_is_asked_for_this_virtual_environment_unless_the_spec_n
     assert name_python(cluster, cluster.nodes[0]) == asked
 
 
-def test_looking_for_an_installed_package_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searching_for_an_installed_worker_entry_creates_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(install, "folders", lambda: [str(tmp_path / "cache"), str(tmp_path / "shared")])
     assert install.find("0") is None
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_question_brings_the_archive_if_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_to_a_node_installs_worker_entry_if_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for _ in range(2):
@@ -146,7 +150,7 @@ def test_a_question_brings_the_archive_if_it_is_missing(tmp_path: Path, monkeypa
 
 
 class Piecewise(FarEnd):
-    """A stream that returns as many bytes as requested; `later` only once the archive has come."""
+    """A stream that returns as many bytes as requested; `later` only after the archive has arrived."""
 
     def __init__(self, data: bytes, later: bytes = b"") -> None:
         super().__init__(archive=b"the archive")
@@ -161,19 +165,19 @@ class Piecewise(FarEnd):
 
 
 @pytest.mark.parametrize("noise", [b"", b"motd\n" * 9, HERE[:7], HERE[:-1], MISSING[:9] + HERE[:20], b"\x1e" * 40])
-def test_no_byte_after_the_answer_is_read(noise: bytes) -> None:
+def test_the_bootstrap_reads_no_byte_after_the_answer_of_the_node(noise: bytes) -> None:
     stream = Piecewise(noise + HERE + MARKER)
     bring_archive(stream, 5.0)
     assert (stream.data, bytes(stream.to_agent)) == (MARKER, b"")
 
 
-def test_the_archive_is_written_before_anything_else() -> None:
+def test_a_missing_archive_is_sent_before_anything_else() -> None:
     stream = Piecewise(b"motd\n" + MISSING, later=HERE + MARKER)
     bring_archive(stream, 20.0)
     assert (stream.data, bytes(stream.to_agent)) == (MARKER, b"the archive")
 
 
-def test_a_node_that_asks_twice_is_refused() -> None:
+def test_a_node_that_requests_the_archive_twice_is_refused() -> None:
     with pytest.raises(ProtocolError, match="another request"):
         bring_archive(Piecewise(MISSING + MISSING), 5.0)
 
@@ -183,7 +187,7 @@ def open_program(program: str) -> ProgramStream:
 
 
 @pytest.mark.parametrize("program", ["sleep 600", r"printf '\036worker_entry: none\036\n'; exec sleep 600"])
-def test_a_program_that_reads_nothing_is_given_up_in_time(program: str) -> None:
+def test_a_connection_program_that_reads_nothing_is_killed_after_a_timeout(program: str) -> None:
     """Even if it has asked for the archive, which does not fit into a pipe's buffer."""
     stream = open_program(program)
     with pytest.raises(LinkError, match="the agent does not start: no data for"):

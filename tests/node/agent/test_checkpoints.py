@@ -19,7 +19,7 @@ def save(path: Path, moment: float) -> None:
     os.utime(path, (moment, moment))
 
 
-def test_only_new_files_that_stay_unchanged_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_and_stable_checkpoint_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file server's clock is ahead of ours, so no file seems to be old."""
     monkeypatch.setattr(clock, "now", lambda: 0.0)
     save(tmp_path / "old", 1000)
@@ -42,7 +42,7 @@ def test_only_new_files_that_stay_unchanged_are_reported(tmp_path: Path, monkeyp
     assert [look(), look(), look()] == [[], [("ckpt-1", 3000.0)], []]
 
 
-def test_checkpoints_that_are_saved_more_often_than_we_look_are_reported_when_they_are_quiet(
+def test_checkpoints_that_are_saved_faster_than_polled_are_reported_once_stable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = CheckpointWatch()
@@ -59,7 +59,7 @@ def test_checkpoints_that_are_saved_more_often_than_we_look_are_reported_when_th
     assert len(ages) > 10
 
 
-def test_a_directory_that_is_missing_or_not_given_has_no_checkpoints(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_directory_has_no_checkpoints_until_it_exists(tmp_path: Path) -> None:
     for directory in ("", str(tmp_path / "missing")):
         watch = CheckpointWatch()
         watch.begin(directory)
@@ -71,7 +71,7 @@ def test_a_directory_that_is_missing_or_not_given_has_no_checkpoints(tmp_path: P
     assert saved.name == "first"
 
 
-def test_the_journal_of_a_run_has_the_checkpoint(distlaunch: Distlaunch) -> None:
+def test_the_journal_of_a_run_records_each_checkpoint(distlaunch: Distlaunch) -> None:
     save_one = "touch $DISTLAUNCH_CHECKPOINT_DIR/ckpt-7; sleep 7"
     ran = distlaunch("local", "-n", "1", "--", "sh", "-c", f"mkdir -p $DISTLAUNCH_CHECKPOINT_DIR; {save_one}")
     lines = [json.loads(line) for line in (ran.directory / "events.jsonl").read_bytes().splitlines()]

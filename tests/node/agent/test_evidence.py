@@ -69,14 +69,14 @@ def process(run_id: str = RUN_ID) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def folder() -> Iterator[ReattachFolder]:
-    """The folder of an agent that is this process."""
+    """The folder of an agent; this process is the agent."""
     made = ReattachFolder.make()
     assert made is not None
     yield made
     made.close(0)
 
 
-def test_a_held_lock_shows_that_the_agent_lives_and_a_free_one_that_it_has_ended(tmp_path: Path) -> None:
+def test_the_lock_of_an_agent_shows_whether_it_lives_or_has_ended(tmp_path: Path) -> None:
     made = ReattachFolder.make()
     assert made is not None
     assert find_fate(made.path) is Fate.ALIVE
@@ -94,15 +94,15 @@ def test_a_held_lock_shows_that_the_agent_lives_and_a_free_one_that_it_has_ended
         (f"{boot_id()} pid:[1] {HOST}", Fate.UNKNOWN),
         ("", Fate.UNKNOWN),
     ],
-    ids=["no process", "restarted", "another machine", "another container", "an agent that did not say"],
+    ids=["no process", "restarted", "another machine", "another container", "not reported"],
 )
-def test_a_missing_folder_proves_nothing_without_a_search_of_the_agents_processes(
+def test_a_missing_folder_proves_the_end_only_where_the_agent_would_be_visible(
     tmp_path: Path, view: str, fate: Fate
 ) -> None:
     assert find_fate(str(tmp_path / "agent-gone"), view, [RUN_ID]) is fate
 
 
-def test_an_agent_whose_folder_was_removed_is_found_by_its_lock(folder: ReattachFolder) -> None:
+def test_an_agent_with_a_removed_folder_is_found_by_its_lock(folder: ReattachFolder) -> None:
     shutil.rmtree(folder.path)
     assert find_fate(folder.path, process_view()) is Fate.ALIVE
     assert [found.pid for found in find_agent(folder.path)] == [os.getpid()]
@@ -110,14 +110,16 @@ def test_an_agent_whose_folder_was_removed_is_found_by_its_lock(folder: Reattach
     assert find_fate(folder.path) is Fate.ALIVE
 
 
-def test_a_task_that_is_left_shows_that_not_all_has_ended(tmp_path: Path) -> None:
+def test_a_leftover_task_proves_that_its_run_has_not_ended(tmp_path: Path) -> None:
     gone = str(tmp_path / "agent-gone")
     with process():
         assert find_fate(gone, process_view(), [RUN_ID]) is Fate.ALIVE
         assert find_fate(gone, process_view(), ["another run"]) is Fate.ENDED
 
 
-def test_tasks_of_another_agent_of_the_same_run_are_its_own(tmp_path: Path, folder: ReattachFolder) -> None:
+def test_a_living_task_of_another_agent_does_not_count_for_an_ended_agent(
+    tmp_path: Path, folder: ReattachFolder
+) -> None:
     """Two nodes of a run can be one machine; this process is the other node's agent."""
     assert folder.lock
     with process() as task:
@@ -131,21 +133,21 @@ def ask_to_clean(order: Clean) -> Message:
     return answer
 
 
-def test_cleaning_after_a_lost_agent_stops_what_is_left_of_it(tmp_path: Path) -> None:
+def test_cleanup_after_a_lost_agent_stops_its_tasks(tmp_path: Path) -> None:
     order = Clean(VERSION, [RUN_ID], str(tmp_path / "agent-gone"), process_view=process_view())
     with process() as task:
         assert ask_to_clean(order) == Cleaned(1, [])
         assert task.wait(10) == -signal.SIGTERM
 
 
-def test_cleaning_where_the_agent_is_not_seen_proves_nothing(tmp_path: Path) -> None:
+def test_cleanup_where_the_agent_is_invisible_reports_that_it_proves_nothing(tmp_path: Path) -> None:
     for lost in (str(tmp_path / "agent-gone"), ""):
         answer = ask_to_clean(Clean(VERSION, [RUN_ID], lost, process_view=f"{boot_id()} pid:[1] {HOST}"))
         assert isinstance(answer, Broken)
         assert answer.problem.reference == UNPROVEN
 
 
-def test_a_node_that_is_not_proven_to_be_clean_is_not(tmp_path: Path) -> None:
+def test_a_node_without_proof_of_cleanup_is_not_ok(tmp_path: Path) -> None:
     assert not CleanedNode("gpu-a", problem="nothing proves that its last agent has ended", unproven=True).ok
     assert tmp_path.exists()
 
@@ -195,7 +197,7 @@ class Linked:
         return psutil.Process(self.used[0].process.pid)
 
     def remove_folder(self) -> None:
-        with contextlib.suppress(OSError):  # the agent may make it again before it is empty
+        with contextlib.suppress(OSError):  # the agent may recreate it before it is empty
             shutil.rmtree(self.folder)
 
 
@@ -210,7 +212,7 @@ def linked(tmp_path: Path) -> Iterator[Linked]:
     await_none_left(linked.mark)
 
 
-def test_an_agent_makes_its_folder_again_and_its_controller_comes_back(linked: Linked) -> None:
+def test_an_agent_recreates_its_removed_folder_and_its_controller_reconnects(linked: Linked) -> None:
     linked.remove_folder()
     linked.used[0].cut()
     linked.expect(LinkDropped)
@@ -224,7 +226,7 @@ def stat_mode(path: str) -> int:
     return os.stat(path).st_mode & 0o777
 
 
-def test_an_agent_whose_folder_is_gone_is_not_taken_for_ended_before_it_makes_it_again(linked: Linked) -> None:
+def test_an_agent_with_a_missing_folder_does_not_count_as_ended(linked: Linked) -> None:
     [agent] = linked.guardian.children()
     agent.suspend()
     linked.remove_folder()
@@ -237,7 +239,7 @@ def test_an_agent_whose_folder_is_gone_is_not_taken_for_ended_before_it_makes_it
     agent.resume()
 
 
-def test_the_new_lock_is_held_until_the_guardian_has_done_its_work_as_well(linked: Linked) -> None:
+def test_the_lock_of_a_recreated_folder_is_held_until_the_guardian_ends(linked: Linked) -> None:
     linked.remove_folder()
     wait_until(lambda: Path(linked.folder, "lock").exists(), "the agent makes it again")
     [agent] = linked.guardian.children()
@@ -250,7 +252,7 @@ def test_the_new_lock_is_held_until_the_guardian_has_done_its_work_as_well(linke
     assert not Path(linked.folder).exists()
 
 
-def test_an_agent_is_ended_even_while_its_folder_is_gone(linked: Linked) -> None:
+def test_an_agent_can_be_stopped_while_its_folder_is_missing(linked: Linked) -> None:
     [agent] = linked.guardian.children()
     agent.suspend()
     linked.remove_folder()
@@ -258,13 +260,13 @@ def test_an_agent_is_ended_even_while_its_folder_is_gone(linked: Linked) -> None
     assert find_fate(linked.folder, process_view(), [RUN_ID]) is Fate.ENDED
 
 
-def test_clean_waits_for_agents_that_make_their_folders_again(linked: Linked) -> None:
+def test_clean_stops_agents_that_recreate_their_folders(linked: Linked) -> None:
     linked.remove_folder()
     assert cleanup.clean([RUN_ID]).left == []
     assert linked.link.join(20)
 
 
-# --- what waits for another run ---
+# --- agents that wait for another run ---
 
 
 FACTS = WarmAgent(os.getpid(), os.getppid(), 0.0, 0, sys.executable)
@@ -284,7 +286,7 @@ def found(waiting: WaitingSocket) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["", "lock", "socket", "facts"])
-def test_what_is_removed_of_a_warm_agents_place_is_made_again(waiting: WaitingSocket, name: str) -> None:
+def test_a_warm_agent_recreates_removed_files_of_its_waiting_socket(waiting: WaitingSocket, name: str) -> None:
     assert waiting.is_intact()
     shutil.rmtree(waiting.path) if not name else os.unlink(os.path.join(waiting.path, name))
     assert not waiting.is_intact()
@@ -297,7 +299,7 @@ def test_what_is_removed_of_a_warm_agents_place_is_made_again(waiting: WaitingSo
         waiting.accept().close()
 
 
-def test_a_warm_agent_leaves_a_place_that_another_has_taken_meanwhile(waiting: WaitingSocket) -> None:
+def test_a_warm_agent_does_not_replace_the_waiting_socket_of_another(waiting: WaitingSocket) -> None:
     shutil.rmtree(waiting.path)
     other = WaitingSocket.take(os.path.basename(waiting.path).removeprefix("warm-"))
     assert other is not None

@@ -46,20 +46,20 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 class TestHangTimer:
-    def test_the_timer_counts_while_the_agent_takes_no_turn(self) -> None:
+    def test_the_hang_timer_counts_while_the_agent_loop_stands_still(self) -> None:
         hang_timer = HangTimer(1.0, 100.0)
         for second in range(1, 8):
             hang_timer.update(1.0, 100.0 + second * TICK_S)
         assert hang_timer.seconds == 7 * TICK_S
 
-    def test_a_turn_resets_the_timer(self) -> None:
+    def test_a_turn_of_the_agent_loop_resets_the_hang_timer(self) -> None:
         hang_timer = HangTimer(1.0, 100.0)
         hang_timer.update(1.0, 101.0)
         hang_timer.update(2.0, 102.0)
         assert hang_timer.seconds == 0.0
 
     @pytest.mark.parametrize("slept_s", [60.0, 86_400.0])
-    def test_after_a_sleep_of_the_machine_the_agent_has_several_ticks_to_take_a_turn(self, slept_s: float) -> None:
+    def test_an_agent_has_several_ticks_for_a_turn_after_the_machine_slept(self, slept_s: float) -> None:
         hang_timer, now = HangTimer(1.0, 100.0), 100.0 + slept_s
         hang_timer.update(1.0, now)
         for _ in range(2):
@@ -68,7 +68,7 @@ class TestHangTimer:
             hang_timer.update(1.0, now)
         assert hang_timer.seconds < SHORTEST_LIMIT_S
 
-    def test_a_short_lease_leaves_time_for_a_slow_disk(self) -> None:
+    def test_a_short_lease_does_not_reduce_the_hang_limit_below_its_minimum(self) -> None:
         turns = LoopCounter(60.0)
         turns.limit_s = 1.0
         assert turns.limit_s == SHORTEST_LIMIT_S
@@ -81,7 +81,7 @@ class TestHangTimer:
 
 @pytest.mark.slow
 @linux
-def test_a_hanging_agent_is_killed_after_its_lease_with_everything_below_it(client: Client) -> None:
+def test_a_hanging_agent_is_killed_after_its_lease_with_all_descendants(client: Client) -> None:
     ready = client.greet(lease_s=1.0)
     client.start_family("--ignore-term", "child", "grandchild", "stopped", "daemon")
     os.kill(ready.pid, signal.SIGSTOP)
@@ -90,7 +90,7 @@ def test_a_hanging_agent_is_killed_after_its_lease_with_everything_below_it(clie
 
 
 @linux
-def test_a_guardian_that_is_asked_to_end_does_not_wait_for_the_lease_of_a_hanging_agent(client: Client) -> None:
+def test_a_terminated_guardian_kills_a_hanging_agent_before_its_lease_ends(client: Client) -> None:
     ready = client.greet(lease_s=600.0)
     client.start_family("--ignore-term", "child", "daemon")
     os.kill(ready.pid, signal.SIGSTOP)
@@ -101,8 +101,8 @@ def test_a_guardian_that_is_asked_to_end_does_not_wait_for_the_lease_of_a_hangin
 
 @pytest.mark.slow
 @linux
-def test_an_agent_that_was_frozen_together_with_its_guardian_gets_time_for_a_turn(client: Client) -> None:
-    """As when a laptop is closed or a container is paused; here, the clock keeps running."""
+def test_an_agent_that_was_suspended_together_with_its_guardian_is_not_killed(client: Client) -> None:
+    """As if a laptop were closed or a container paused; here, the clock keeps running."""
     lease_s = SHORTEST_LIMIT_S
     agent = psutil.Process(client.greet(lease_s=lease_s).pid)
     client.start(command("worker:0", "sleep", "600"))
@@ -126,7 +126,7 @@ def test_an_agent_that_was_frozen_together_with_its_guardian_gets_time_for_a_tur
 
 
 @linux
-def test_a_guardian_that_was_stopped_still_notices_the_end_of_its_agent(client: Client) -> None:
+def test_a_suspended_guardian_still_ends_after_its_agent(client: Client) -> None:
     client.greet()
     client.start_family("child", "daemon")
     client.process.send_signal(signal.SIGSTOP)
@@ -149,7 +149,7 @@ def test_a_guardian_is_small_and_wakes_up_once_a_second(client: Client) -> None:
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize("guardian_too", [False, True])
-def test_clean_stops_a_run_on_this_machine_whose_agent_hangs(tmp_path: Path, guardian_too: bool) -> None:
+def test_clean_stops_a_local_run_with_a_hanging_agent(tmp_path: Path, guardian_too: bool) -> None:
     """The controller was killed, and the user does not want to wait for the end of the lease."""
     mark = make_mark()
     directory = tmp_path / "run"
@@ -188,8 +188,8 @@ def test_clean_stops_a_run_on_this_machine_whose_agent_hangs(tmp_path: Path, gua
 
 
 @linux
-def test_an_agent_with_a_running_forkserver_ends_in_order(client: Client, tmp_path: Path) -> None:
-    """The agent closes its resources in reverse order: the forkserver's socket before the selector that watches it."""
+def test_an_agent_with_a_running_forkserver_ends_without_an_error(client: Client, tmp_path: Path) -> None:
+    """The agent closes its resources in reverse order: the forkserver's socket, then the selector that watches it."""
     (tmp_path / "tensorflow.py").touch()
     (tmp_path / "train.py").write_text("import tensorflow\n")
     client.greet()

@@ -1,4 +1,4 @@
-"""The program's folder on other machines: what is sent, that it is whole, and that no task sees half of it."""
+"""The program's folder on other machines: what is sent, and that tasks see only complete copies of it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 # --- what is sent ---
 
 
-def test_files_that_git_ignores_or_the_spec_excludes_are_left_out(tmp_path: Path) -> None:
+def test_sync_omits_files_that_git_ignores_or_the_spec_excludes(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     write(
         tmp_path,
@@ -80,12 +80,12 @@ def test_files_that_git_ignores_or_the_spec_excludes_are_left_out(tmp_path: Path
     assert sent == [".gitignore", "inner/.gitignore", "inner/code.py", "train.py"]
 
 
-def test_without_git_everything_is_sent_except_files_of_python_and_git(tmp_path: Path) -> None:
+def test_without_git_sync_sends_all_files_except_bytecode_and_git_data(tmp_path: Path) -> None:
     write(tmp_path, {"a": "1", ".git/config": "1", "__pycache__/a.pyc": "1", "inner/b": "1", ".hidden": "1"})
     assert paths(tmp_path) == [".hidden", "a", "inner/b"]
 
 
-def test_names_of_any_kind_and_links_within_the_folder_are_kept(tmp_path: Path) -> None:
+def test_sync_keeps_unusual_file_names_and_links_within_the_folder(tmp_path: Path) -> None:
     odd = ["a\nb", "sp ace", "é", os.fsdecode(b"\xff.bin")]
     write(tmp_path, dict.fromkeys(odd, "1"))
     (tmp_path / "link").symlink_to("é")
@@ -97,7 +97,7 @@ def test_names_of_any_kind_and_links_within_the_folder_are_kept(tmp_path: Path) 
     assert [entries[name].link for name in ("link", "inner/up", "folder")] == ["é", "../a\nb", "inner"]
 
 
-def test_everything_that_cannot_be_sent_is_reported_at_once(tmp_path: Path) -> None:
+def test_sync_reports_all_unsendable_files_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "absolute").symlink_to("/etc/passwd")
     (tmp_path / "out").symlink_to("../elsewhere")
@@ -111,7 +111,7 @@ def test_everything_that_cannot_be_sent_is_reported_at_once(tmp_path: Path) -> N
     assert paths(tmp_path, exclude=["absolute", "out", "pipe"]) == []
 
 
-def test_a_repository_is_sent_as_it_is_now_and_so_are_those_within(tmp_path: Path) -> None:
+def test_sync_sends_the_current_files_of_a_repository_and_of_nested_repositories(tmp_path: Path) -> None:
     """Git lists a repository within another as one name, and still lists files that have been deleted."""
     for repository in (tmp_path, tmp_path / "inner"):
         subprocess.run(["git", "init", "-q", str(repository)], check=True)
@@ -125,21 +125,21 @@ def test_a_repository_is_sent_as_it_is_now_and_so_are_those_within(tmp_path: Pat
 
 
 @linux
-def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+def test_sync_reports_an_unreadable_file(tmp_path: Path) -> None:
     task = f"/proc/{os.getpid()}/task/{os.getpid()}"  # even root cannot read the `mem` there from its beginning
     with pytest.raises(UsageError) as caught:
         make_bundle(SyncSpec(path=task, to="~/x", exclude=["*", "!/mem"]), tmp_path)
     assert caught.value.evidence == ("'mem' cannot be read: Input/output error",)
 
 
-def test_of_a_file_that_is_gone_since_it_was_offered_nothing_is_sent(tmp_path: Path) -> None:
+def test_sync_sends_no_bytes_of_a_file_deleted_after_the_offer(tmp_path: Path) -> None:
     write(tmp_path, {"a": "1"})
     bundle = make_bundle(SyncSpec(to="~/x"), tmp_path)
     (tmp_path / "a").unlink()
     assert bundle.read_piece(Fetch(0, 0, 1, 1)) == (Piece(0, 0, 0), b"")
 
 
-def test_a_folder_that_was_not_meant_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_refuses_too_many_files_and_a_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.controller.bundle.FILES_LIMIT", 2)
     write(tmp_path, {"a": "", "b": "", "c": ""})
     with pytest.raises(UsageError) as caught:
@@ -160,7 +160,7 @@ def offer(to: Path, files: dict[str, bytes], *links: FileEntry) -> Offer:
 
 
 def arrive(order: Offer, content: Callable[[str], bytes]) -> tuple[list[str], Message]:
-    """Answers every Fetch; returns the paths that were fetched, and how it ended."""
+    """Answers every Fetch; returns the paths that were fetched, and the last message."""
     said: list[Message] = []
     fetched: list[str] = []
     replica = ProgramCopy(order, said.append)
@@ -177,7 +177,7 @@ def arrive(order: Offer, content: Callable[[str], bytes]) -> tuple[list[str], Me
     return fetched, said[-1]
 
 
-def test_only_files_that_changed_are_fetched(tmp_path: Path) -> None:
+def test_a_node_fetches_only_changed_files(tmp_path: Path) -> None:
     to = tmp_path / "project"
     files = {"a": b"1", "inner/b": b"2" * 3_000_000}
     fetched, end = arrive(offer(to, files), files.__getitem__)
@@ -190,7 +190,7 @@ def test_only_files_that_changed_are_fetched(tmp_path: Path) -> None:
     assert (to / "a").read_bytes() == b"3"
 
 
-def test_files_that_a_task_has_changed_are_restored(tmp_path: Path) -> None:
+def test_a_node_restores_program_files_that_a_task_changed(tmp_path: Path) -> None:
     to = tmp_path / "project"
     files = {"a": b"1", "b": b"2"}
     arrive(offer(to, files), files.__getitem__)
@@ -199,7 +199,7 @@ def test_files_that_a_task_has_changed_are_restored(tmp_path: Path) -> None:
     assert (to / "b").read_bytes() == b"2"
 
 
-def test_content_that_differs_from_the_offer_is_refused_and_no_incomplete_file_stays(tmp_path: Path) -> None:
+def test_a_node_refuses_content_unlike_the_offer_and_leaves_no_partial_file(tmp_path: Path) -> None:
     to = tmp_path / "project"
     files = {"a": b"old"}
     arrive(offer(to, files), files.__getitem__)
@@ -220,7 +220,7 @@ def test_content_that_differs_from_the_offer_is_refused_and_no_incomplete_file_s
     ],
     ids=["up", "absolute", "through a link up", "through a link to /"],
 )
-def test_no_offer_writes_outside_of_its_folder(tmp_path: Path, evil: list[FileEntry]) -> None:
+def test_no_offer_writes_files_outside_its_folder(tmp_path: Path, evil: list[FileEntry]) -> None:
     (tmp_path / "outside-folder").mkdir()
     before = {*Path("/").iterdir()}
     _, end = arrive(Offer(str(tmp_path / "nodes" / "project"), "0" * 64, evil), lambda _: b"x")
@@ -230,13 +230,13 @@ def test_no_offer_writes_outside_of_its_folder(tmp_path: Path, evil: list[FileEn
     assert not (tmp_path / "outside").exists()
 
 
-def test_a_file_that_has_shrunk_since_it_was_offered_is_reported(tmp_path: Path) -> None:
+def test_a_node_reports_a_file_that_shrank_after_the_offer(tmp_path: Path) -> None:
     _, end = arrive(offer(tmp_path / "project", {"a": b"new"}), lambda _: b"n")
     assert isinstance(end, Refused)
     assert end.problems[0].message == "'a' changed while it was sent; start again"
 
 
-def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+def test_a_node_reports_a_sync_folder_that_it_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     _, end = arrive(offer(tmp_path / "file" / "project", {"a": b"1"}), lambda _: b"1")
     assert isinstance(end, Refused)
@@ -244,7 +244,7 @@ def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 
 @linux
-def test_files_that_a_task_has_made_unreadable_or_executable_are_restored(tmp_path: Path) -> None:
+def test_a_node_restores_program_files_that_a_task_made_unreadable_or_executable(tmp_path: Path) -> None:
     to = tmp_path / "project"
     files = {"data/mem": b"", "train.py": b"1"}
     first, _ = arrived(offer(to, files), files)
@@ -258,7 +258,9 @@ def test_files_that_a_task_has_made_unreadable_or_executable_are_restored(tmp_pa
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"9")], ids=["removed", "changed"])
-def test_a_file_that_a_task_changes_meanwhile_is_fetched(tmp_path: Path, change: Callable[[Path], object]) -> None:
+def test_a_node_fetches_a_file_that_a_task_changes_during_the_sync(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
     to = tmp_path / "project"
     files = {"a": b"1", "b": b"2"}
     first, _ = arrived(offer(to, files), files)
@@ -274,7 +276,7 @@ def test_a_file_that_a_task_changes_meanwhile_is_fetched(tmp_path: Path, change:
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_a_place_that_distlaunch_did_not_make_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_a_node_refuses_a_sync_folder_that_distlaunch_did_not_create(tmp_path: Path, kind: str) -> None:
     to = tmp_path / "project"
     (tmp_path / "mine").mkdir()
     if kind == "folder":
@@ -316,7 +318,7 @@ def arrived(
 class TestOldVersions:
     """Files that were sent are removed; files that tasks have written stay, and a note tells the user where."""
 
-    def test_one_that_is_as_it_was_sent_is_removed(self, tmp_path: Path) -> None:
+    def test_an_unmodified_old_program_version_is_removed(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
         files = {"train.py": b"1", "inner/helper.py": b"1", "same": b"1"}
         link = FileEntry("inner/link", link="helper.py")
@@ -331,7 +333,7 @@ class TestOldVersions:
             f"{second.name}{ending}" for ending in ("", ".lock", ".files")
         }
 
-    def test_files_that_a_task_has_written_or_changed_are_never_removed(self, tmp_path: Path) -> None:
+    def test_files_that_a_task_wrote_to_an_old_program_version_are_kept(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
         files = {"train.py": b"1", "data/a.csv": b"a", "data/b.csv": b"b", "results.csv": b"x"}
         first, _ = arrived(offer(to, files), files)
@@ -355,7 +357,7 @@ class TestOldVersions:
         assert (first / "checkpoints" / "deep" / "model.keras").read_bytes() == b"weeks of work"
         assert not second.exists()
 
-    def test_a_file_that_was_moved_behind_a_link_is_not_followed_there(self, tmp_path: Path) -> None:
+    def test_cleanup_of_an_old_program_version_does_not_follow_links(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
         files = {"train.py": b"1", "data/a.csv": b"a"}
         first, _ = arrived(offer(to, files), files)
@@ -365,7 +367,7 @@ class TestOldVersions:
         arrived(offer(to, files), files)
         assert (tmp_path / "data" / "a.csv").read_bytes() == b"a"
 
-    def test_one_that_a_run_still_works_in_stays_whole(self, tmp_path: Path) -> None:
+    def test_an_old_program_version_that_a_run_still_uses_is_kept(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
         files = {"train.py": b"1"}
         first, _ = arrived(offer(to, files), files)
@@ -376,21 +378,21 @@ class TestOldVersions:
         arrived(offer(to, {"train.py": b"3"}), {"train.py": b"3"})
         assert not first.exists()
 
-    def test_one_that_was_made_by_something_else_stays(self, tmp_path: Path) -> None:
+    def test_a_folder_that_distlaunch_did_not_create_is_kept_among_program_versions(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
         other = tmp_path / ".project.distlaunch" / "0123456789abcdef-xyz"
         write(other, {"train.py": "1"})
         arrived(offer(to, {"train.py": b"2"}), {"train.py": b"2"})
         assert (other / "train.py").exists()
 
-    def test_one_whose_list_was_damaged_stays(self, tmp_path: Path) -> None:
+    def test_an_old_program_version_with_a_damaged_file_list_is_kept(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
         first, _ = arrived(offer(to, {"train.py": b"1"}), {"train.py": b"1"})
         Path(f"{first}.files").write_text("[")
         arrived(offer(to, {"train.py": b"2"}), {"train.py": b"2"})
         assert (first / "train.py").exists()
 
-    def test_one_that_another_agent_is_removing_is_not_used(self, tmp_path: Path) -> None:
+    def test_a_program_version_that_another_agent_is_removing_is_not_used(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
         files = {"train.py": b"1"}
         first, _ = arrived(offer(to, files), files)
@@ -399,7 +401,7 @@ class TestOldVersions:
             second, _ = arrived(offer(to, files), files)
         assert second != first
 
-    def test_unfinished_versions_are_removed_after_a_day_and_not_before(self, tmp_path: Path) -> None:
+    def test_unfinished_program_versions_are_removed_after_a_day_and_not_before(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
         versions = tmp_path / ".project.distlaunch"
         write(versions, {".new-old/train.py": "1", ".new-young/train.py": "1"})
@@ -428,8 +430,8 @@ for number in range(rounds):
 
 
 @pytest.mark.slow
-def test_nodes_that_share_a_home_never_fail_each_other(tmp_path: Path) -> None:
-    """All are sent another version, or the same one, at the same time."""
+def test_nodes_with_a_shared_home_can_receive_program_versions_at_the_same_time(tmp_path: Path) -> None:
+    """All of them receive the same version or different versions at the same time."""
     to, rounds, names = tmp_path / "project", 25, ["a", "b", "c"]
     nodes = [
         subprocess.Popen([sys.executable, "-c", SHARED_HOME, str(to), name, str(rounds)], cwd=ROOT) for name in names
@@ -467,7 +469,9 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.ssh
-def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: Hosts, project: Path) -> None:
+def test_a_synced_program_runs_on_remote_nodes_and_only_changes_are_resent(
+    distlaunch: Distlaunch, hosts: Hosts, project: Path
+) -> None:
     spec = hosts.write_spec("program: {script: train.py}\nsync: {to: ~/only-here}\n")
     ahead = distlaunch("plan", spec, "--json", env=hosts.env, cwd=project, run_dir=False)
     ran = distlaunch("up", spec, env=hosts.env, cwd=project)
@@ -498,7 +502,7 @@ def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: H
 
 
 @pytest.mark.ssh
-def test_a_relative_pythonpath_is_found_although_tensorflow_is_imported_before_the_folder_is_there(
+def test_a_relative_pythonpath_in_a_synced_folder_works_with_early_tensorflow_imports(
     distlaunch: Distlaunch, hosts: Hosts, project: Path
 ) -> None:
     program = "import helper, sys, tensorflow\nprint(helper.NAME, sys._getframe(1).f_code.co_name)\n"
@@ -512,7 +516,7 @@ def test_a_relative_pythonpath_is_found_although_tensorflow_is_imported_before_t
 
 
 @pytest.mark.ssh
-def test_check_sends_the_folder_too_and_finds_the_program(hosts: Hosts, project: Path) -> None:
+def test_check_syncs_the_folder_and_finds_the_program(hosts: Hosts, project: Path) -> None:
     spec = hosts.write_spec("program: {script: train.py}\nsync: {to: ~/checked}\n")
     command = distlaunch_command("check", spec)
     env = {**os.environ, **hosts.env}
@@ -540,7 +544,7 @@ def wait_until_big_file_is_under_way(versions: Path) -> None:
 
 
 @pytest.mark.ssh
-def test_a_connection_that_breaks_while_files_are_sent_loses_none(hosts: Hosts, project: Path, tmp_path: Path) -> None:
+def test_no_file_is_lost_if_the_connection_breaks_during_a_sync(hosts: Hosts, project: Path, tmp_path: Path) -> None:
     big = os.urandom(1 << 20) * 300
     (project / "big.bin").write_bytes(big)
     rest = "program: {command: [sha256sum, big.bin]}\nsync: {to: ~/big}\n"
@@ -554,9 +558,7 @@ def test_a_connection_that_breaks_while_files_are_sent_loses_none(hosts: Hosts, 
 
 
 @pytest.mark.ssh
-def test_a_signal_while_files_are_sent_ends_the_run_with_its_report(
-    hosts: Hosts, project: Path, tmp_path: Path
-) -> None:
+def test_sigterm_during_a_sync_ends_the_run_with_a_report(hosts: Hosts, project: Path, tmp_path: Path) -> None:
     with (project / "big.bin").open("wb") as big:
         big.truncate(600 << 20)
     rest = "program: {command: ['true']}\nsync: {to: ~/interrupted}\n"
@@ -574,10 +576,10 @@ def test_a_signal_while_files_are_sent_ends_the_run_with_its_report(
 
 
 @pytest.mark.ssh
-def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Path, tmp_path: Path) -> None:
+def test_a_node_is_lost_if_its_sshd_dies_during_a_sync(project: Path, tmp_path: Path) -> None:
     skip_without_openssh()
     (tmp_path / "ssh").mkdir()
-    hosts = make_hosts(tmp_path / "ssh", make_addresses(6))  # besides those of the module
+    hosts = make_hosts(tmp_path / "ssh", make_addresses(6))  # in addition to the hosts of the module
     hosts.trust()
     (project / "big.bin").write_bytes(os.urandom(1 << 20) * 400)
     lease_s = 5

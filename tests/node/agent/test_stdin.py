@@ -1,4 +1,4 @@
-"""A pipe or a file on distlaunch's stdin reaches the tasks that read it, whole, and again after a restart."""
+"""A pipe or a file on distlaunch's stdin reaches the tasks that read it completely, and again after a restart."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ READ = "import os, sys; print(os.environ['DISTLAUNCH_TASK'], len(sys.stdin.buffe
     ],
     ids=["chief", "all", "none"],
 )
-def test_a_pipe_reaches_the_chief_or_all_tasks(tmp_path: Path, options: tuple[str, ...], sizes: list[int]) -> None:
+def test_piped_stdin_reaches_the_chief_all_tasks_or_none_as_configured(
+    tmp_path: Path, options: tuple[str, ...], sizes: list[int]
+) -> None:
     (tmp_path / "program.py").write_text(READ)
     expected = [f"worker:{number} {size}" for number, size in enumerate(sizes)]
     assert run(tmp_path, "-n", "2", *options, "program.py", data=os.urandom(300_000)) == expected
@@ -53,20 +55,20 @@ def test_a_pipe_reaches_the_chief_or_all_tasks(tmp_path: Path, options: tuple[st
         assert spool.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_reaches_a_command_and_nothing_is_nothing(tmp_path: Path) -> None:
+def test_a_file_on_stdin_reaches_a_command(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"one\ntwo\n")
     with (tmp_path / "data").open("rb") as file:
         assert run(tmp_path, "-n", "1", "--", "sort", "-r", stdin=file) == ["one", "two"]
 
 
-def test_without_input_a_task_has_none(tmp_path: Path) -> None:
+def test_a_task_has_dev_null_as_stdin_if_distlaunch_has_no_input(tmp_path: Path) -> None:
     program = "import os; print(os.stat(0).st_rdev == os.stat('/dev/null').st_rdev)"
     (tmp_path / "program.py").write_text(program)
     assert run(tmp_path, "-n", "1", "program.py") == ["True"]
 
 
 @pytest.mark.slow
-def test_a_terminal_is_left_to_the_live_view(tmp_path: Path) -> None:
+def test_a_task_does_not_read_from_the_terminal(tmp_path: Path) -> None:
     script = "readlink /dev/fd/0; read x; echo over"
     command = distlaunch_command("local", "-n", "1", "--run-dir", "run", "--", "sh", "-c", script)
     with terminal(command, cwd=tmp_path) as shown:
@@ -76,7 +78,7 @@ def test_a_terminal_is_left_to_the_live_view(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lines_arrive_when_they_are_written_and_a_restart_reads_them_again(tmp_path: Path) -> None:
+def test_stdin_lines_arrive_immediately_and_a_restarted_task_reads_them_again(tmp_path: Path) -> None:
     script = "while read line; do echo $line; done; echo end; [ $DISTLAUNCH_ATTEMPT = 2 ]"
     command = distlaunch_command(
         "local", "-n", "1", "--max-restarts", "1", "--run-dir", str(tmp_path / "run"), "--", "sh", "-c", script
@@ -95,7 +97,7 @@ def test_lines_arrive_when_they_are_written_and_a_restart_reads_them_again(tmp_p
 
 
 @pytest.mark.slow
-def test_no_more_is_read_than_tasks_are_likely_to_want(tmp_path: Path) -> None:
+def test_stdin_is_read_only_a_bounded_amount_ahead(tmp_path: Path) -> None:
     read, write = os.pipe()
     place = ("--run-dir", str(tmp_path / "run"))
     command = distlaunch_command("local", "-n", "1", *place, "--", "sh", "-c", "read x; sleep 1")
@@ -104,12 +106,12 @@ def test_no_more_is_read_than_tasks_are_likely_to_want(tmp_path: Path) -> None:
         subprocess.run(command, stdin=read, capture_output=True, check=True, timeout=60)
         os.close(read)
         assert source.wait(20) == -signal.SIGPIPE
-    # Of the second part, the first is already in the task's pipe.
+    # The first byte of the second part is already in the task's pipe.
     assert (tmp_path / "run" / "stdin.partial").stat().st_size <= AHEAD_BYTES + 2 * PART_BYTES
 
 
 @pytest.mark.slow
-def test_a_run_in_the_background_reads_it_too(tmp_path: Path) -> None:
+def test_a_run_in_the_background_passes_stdin_to_its_task(tmp_path: Path) -> None:
     command = distlaunch_command("local", "-d", "-n", "1", "--run-dir", str(tmp_path / "later"), "--", "sort")
     subprocess.run(command, input=b"b\na\n", capture_output=True, check=True, timeout=60)
     log = tmp_path / "later" / "attempt-1" / "worker-0.log"
@@ -119,7 +121,7 @@ def test_a_run_in_the_background_reads_it_too(tmp_path: Path) -> None:
 @linux
 @pytest.mark.slow
 @pytest.mark.tensorflow
-def test_a_forked_task_reads_it(warm_python: WarmPython, tmp_path: Path) -> None:
+def test_forked_tasks_read_stdin(warm_python: WarmPython, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import sys, tensorflow\nprint('read', sys.stdin.readline().strip(), input(), sys.stdin.read())\n"
     )
@@ -131,7 +133,7 @@ def test_a_forked_task_reads_it(warm_python: WarmPython, tmp_path: Path) -> None
         assert b"read 1 2 3\n" in (tmp_path / "run" / "attempt-1" / f"worker-{number}.log").read_bytes()
 
 
-def test_a_program_that_reads_none_is_explained(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_eof_on_stdin_of_a_worker_is_explained(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("input()\n")
     ran = distlaunch("local", "-n", "2", "program.py", cwd=tmp_path)
     assert "only the chief reads stdin, from a pipe or a file" in ran.stderr
@@ -146,7 +148,7 @@ def make_input(folder: Path, source: int | None) -> tuple[TaskInput, list[object
     return TaskInput(RunPaths(folder), source, woken.append, said.append), woken, said
 
 
-def test_an_answer_that_has_to_wait_comes_when_there_is_something(tmp_path: Path) -> None:
+def test_a_request_for_stdin_is_answered_when_data_arrives(tmp_path: Path) -> None:
     read, write = os.pipe()
     given, woken, _ = make_input(tmp_path, read)
     assert [*given.answer("local", AskInput("worker:0", 0))] == []
@@ -164,7 +166,7 @@ def check_last(given: TaskInput) -> None:
     assert [*given.answer("local", AskInput("worker:0", 3))] == [("local", Input("worker:0", 3, 0, True), b"")]
 
 
-def test_a_later_controller_gives_what_the_earlier_one_has_read(tmp_path: Path) -> None:
+def test_a_new_controller_passes_on_the_stdin_that_its_predecessor_read(tmp_path: Path) -> None:
     (tmp_path / "stdin").write_bytes(b"abc")
     given, _, said = make_input(tmp_path, None)
     assert [*given.answer("local", AskInput("worker:0", 0))] == [("local", Input("worker:0", 0, 3, True), b"abc")]
@@ -175,7 +177,7 @@ def test_a_later_controller_gives_what_the_earlier_one_has_read(tmp_path: Path) 
     assert said == ["the last controller has not read all of its stdin; for the tasks, it ends early"]
 
 
-def test_a_part_that_arrives_twice_or_was_not_asked_for_is_ignored() -> None:
+def test_an_agent_ignores_repeated_and_unrequested_parts_of_stdin() -> None:
     asked: list[Any] = []
     with selectors.DefaultSelector() as selector:
         pipe = Pipe("worker:0", selector, asked.append)
@@ -199,7 +201,7 @@ def test_a_part_that_arrives_twice_or_was_not_asked_for_is_ignored() -> None:
         os.close(reader)
 
 
-def test_a_task_that_closes_its_stdin_is_asked_for_no_more() -> None:
+def test_an_agent_requests_no_more_stdin_for_a_task_that_closed_it() -> None:
     asked: list[Any] = []
     with selectors.DefaultSelector() as selector:
         pipe = Pipe("worker:0", selector, asked.append)

@@ -1,6 +1,6 @@
 """Agents that stay between two runs with TensorFlow imported.
 
-Their interpreter belongs to this module alone, so that no other test meets them.
+Only this module uses their interpreter, so that no other test finds them.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter with the packages of this one, at a path of its own."""
+    """An interpreter with the packages of this one, at its own path."""
     return make_python(tmp_path_factory.mktemp("python"))
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs distlaunch in a folder; all that it starts has the mark."""
+    """Runs distlaunch in a folder; all processes that it starts have the mark."""
 
     python: str
     folder: Path
@@ -76,7 +76,7 @@ class Bench:
         status: int = 0,
         before: Callable[[], None] | None = None,
     ) -> str:
-        """What a command says."""
+        """The output of a command."""
         done = subprocess.run(
             [self.python, "-m", "launcher", *arguments],
             cwd=self.folder,
@@ -91,7 +91,7 @@ class Bench:
         return done.stdout + done.stderr
 
     def manage(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
-        """What `ls` and `down` say, in this process: of this machine, they find only what this bench has started."""
+        """The output of `ls` and `down` in this process: on this machine, they find only warm agents of this bench."""
 
         def find_own(key: str | None = None) -> Iterator[tuple[str, WarmAgent]]:
             return (found for found in find_waiting(key) if found[1].executable == self.python)
@@ -105,7 +105,7 @@ class Bench:
         return done.stdout + done.stderr
 
     def look(self, *options: str, keep: str = "60s", **named: object) -> tuple[str, list[str]]:
-        """What a run says, and what its task has seen."""
+        """The output of a run, and what its task has seen."""
         kept = ["--keep-warm", keep] if keep else []
         said = self.run("local", "-n", "1", *kept, *options, "look.py", **named)  # type: ignore[arg-type]
         line = next(each for each in said.splitlines() if "LOOK" in each)
@@ -142,7 +142,7 @@ def _assert_up(log: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_the_next_run_finds_tensorflow_imported_and_nothing_else(bench: Bench) -> None:
+def test_a_warm_agent_gives_the_next_run_tensorflow_and_no_other_state(bench: Bench) -> None:
     """Takes long: one import, and four runs."""
     said, first = bench.look("-e", "SHOWN=1")
     assert "kept warm for" in said
@@ -159,7 +159,7 @@ def test_the_next_run_finds_tensorflow_imported_and_nothing_else(bench: Bench) -
     said, second = bench.look("-e", "SHOWN=2", "--set", "progress=false")
     assert "imports TensorFlow again" not in said
     assert second[:4] == [first[0], "True", "new", "2"]
-    # A run that fails keeps it as well, and a run that does not ask for it leaves it unchanged.
+    # A failed run keeps TensorFlow warm as well; a run without --keep-warm does not change that.
     said, third = bench.look("-e", "STATUS=3", status=1)
     assert "kept warm for" in said
     said, fourth = bench.look(keep="")
@@ -172,7 +172,7 @@ def test_the_next_run_finds_tensorflow_imported_and_nothing_else(bench: Bench) -
 
 
 @pytest.mark.tensorflow
-def test_a_difference_is_reported_and_causes_a_new_import(bench: Bench) -> None:
+def test_a_changed_environment_is_reported_and_causes_a_new_tensorflow_import(bench: Bench) -> None:
     """Takes long: an import for each difference."""
     home = bench.folder / "home"
     (home / ".keras").mkdir(parents=True)
@@ -184,7 +184,7 @@ def test_a_difference_is_reported_and_causes_a_new_import(bench: Bench) -> None:
     assert same == agent  # the agent can serve the run; its forkserver cannot
     (home / ".keras" / "keras.json").write_text('{"floatx": "float64"}')
     said, _ = bench.look("-e", "TF_CPP_MIN_LOG_LEVEL=1", env=env)
-    # It has changed, or was changed while the forkserver still read what it had imported.
+    # The file has changed, or was changed while the forkserver still read what it had imported.
     assert f"imports TensorFlow again: {home}/.keras/keras.json " in said
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -193,13 +193,13 @@ def test_a_difference_is_reported_and_causes_a_new_import(bench: Bench) -> None:
     )
     assert "imports TensorFlow again: different set of limits (`ulimit`) than in the last run" in said
     assert other != agent
-    said, [third, *_] = bench.look(env=env)  # with the limits of before
+    said, [third, *_] = bench.look(env=env)  # with the earlier limits
     assert "imports TensorFlow again" not in said
     assert third not in (agent, other)
 
 
 @pytest.mark.tensorflow
-def test_modules_of_the_program_are_not_kept(bench: Bench) -> None:
+def test_tensorflow_is_not_kept_warm_with_modules_of_the_program(bench: Bench) -> None:
     said, _ = bench.look("--set", "preload=[mine]")
     assert f"TensorFlow is not kept warm: {bench.folder}/mine.py was imported early" in said
     _assert_empty(bench.mark)
@@ -207,17 +207,17 @@ def test_modules_of_the_program_are_not_kept(bench: Bench) -> None:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("victim", [0, 1, 2], ids=["guardian", "agent", "forkserver"])
-def test_nothing_is_left_when_one_of_them_is_killed(bench: Bench, victim: int) -> None:
+def test_all_warm_processes_end_if_one_of_them_is_killed(bench: Bench, victim: int) -> None:
     bench.look()
     bench.processes[victim].kill()
     eventually(lambda: _assert_empty(bench.mark))
 
 
 @pytest.mark.tensorflow
-def test_they_end_at_a_logout_and_with_a_controller_and_when_their_time_is_over(bench: Bench) -> None:
+def test_warm_processes_end_at_logout_after_a_controller_kill_and_at_their_expiry(bench: Bench) -> None:
     """Takes long: three imports."""
     bench.look()
-    for process in bench.processes:  # as systemd does with all of a session
+    for process in bench.processes:  # as systemd does with all processes of a session
         process.send_signal(signal.SIGTERM)
     eventually(lambda: _assert_empty(bench.mark))
 
@@ -240,7 +240,7 @@ def test_they_end_at_a_logout_and_with_a_controller_and_when_their_time_is_over(
 
 @pytest.mark.tensorflow
 @pytest.mark.ssh
-def test_another_machine_stays_warm(bench: Bench, tmp_path: Path) -> None:
+def test_tensorflow_stays_warm_on_a_remote_node(bench: Bench, tmp_path: Path) -> None:
     skip_without_openssh()
     folder = tmp_path / "ssh"
     folder.mkdir()
@@ -265,13 +265,13 @@ def test_another_machine_stays_warm(bench: Bench, tmp_path: Path) -> None:
         assert "Nothing is kept warm" in bench.manage("down", "--warm", env=hosts.env)
 
 
-def test_what_is_read_only_when_a_server_starts_makes_no_difference() -> None:
-    """So a run of two workers can have the import of a run of one."""
+def test_variables_read_at_server_start_do_not_cause_a_new_import() -> None:
+    """Thus a run of two workers can use the import of a run of one."""
     assert find_difference({}, {"TF_GRPC_REUSE_PORT": "true"}) is None
     assert find_difference({}, {"TF_ENABLE_ONEDNN_OPTS": "0"}) == "TF_ENABLE_ONEDNN_OPTS"
 
 
-def test_memory_pressure_is_seen(tmp_path: Path) -> None:
+def test_memory_pressure_is_detected_from_the_kernel_files(tmp_path: Path) -> None:
     pressure, memory = tmp_path / "pressure", tmp_path / "meminfo"
     pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00\n")
     memory.write_text("MemTotal: 1000 kB\nMemAvailable: 500 kB\n")
@@ -308,7 +308,7 @@ assert late.problem.endswith("mine.py was changed while it was imported"), late.
 """
 
 
-def test_files_count_by_content(tmp_path: Path) -> None:
+def test_an_imported_file_counts_as_changed_only_if_its_content_changed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("VALUE = 1\n")
     time.sleep(0.05)
     done = subprocess.run(
@@ -335,7 +335,7 @@ assert not overwrite("OTHER", "x")
 """
 
 
-def test_a_process_is_seen_with_another_variable() -> None:
+def test_a_process_can_change_the_environment_that_proc_shows() -> None:
     env = {"NAME": "short", "ROOM": "-" * 40, "AFTER": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", OVERWRITE], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

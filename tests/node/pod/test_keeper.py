@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("unshare") is None, reason="no unsh
 
 
 def keep(first_s: float, idle_s: float, beside: str = "") -> subprocess.Popen[str]:
-    """Starts a keeper; `beside`: Python that first starts other processes, as a child of the keeper."""
+    """Starts a keeper; `beside`: Python code that first starts other processes as children of the keeper."""
     begin = "import os, subprocess, sys, time\n" + beside
     start = f"{begin}\nos.execv(sys.executable, [sys.executable, '-c', sys.argv[1], *sys.argv[2:]])"
     words = [*NAMESPACE, sys.executable, "-c", start, TEXT, str(first_s), str(idle_s)]
@@ -46,23 +46,23 @@ def send_term(unshared: subprocess.Popen[str]) -> None:
     subprocess.run(["kill", "-TERM", str(first_process(unshared))], check=True)
 
 
-def test_it_ends_by_itself_if_nobody_comes() -> None:
+def test_the_pod_keeper_exits_if_no_process_starts() -> None:
     with keep(0.1, 600) as unshared:
         assert unshared.wait(20) == 0
 
 
-def test_it_ends_by_itself_once_nobody_is_left() -> None:
+def test_the_pod_keeper_exits_when_no_process_is_left() -> None:
     with keep(600, 0.1, "subprocess.Popen(['sleep', '1'])") as unshared:
         assert unshared.wait(20) == 0
 
 
-def test_it_ends_at_once_when_it_is_asked_and_is_alone() -> None:
+def test_the_pod_keeper_exits_at_once_at_sigterm_if_no_process_runs() -> None:
     with keep(600, 600) as unshared:
         send_term(unshared)
         assert unshared.wait(60) == 143
 
 
-def test_it_waits_for_running_processes_when_it_is_asked_to_end() -> None:
+def test_the_pod_keeper_waits_for_running_processes_at_sigterm() -> None:
     with keep(600, 600, "subprocess.Popen(['sh', '-c', 'sleep 3; echo saved'])") as unshared:
         send_term(unshared)
         assert unshared.wait(30) == 143

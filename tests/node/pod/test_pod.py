@@ -1,4 +1,4 @@
-"""A task in a pod without an agent: how its end reaches Kubernetes, by real processes."""
+"""A task in a pod without an agent: how its end is reported to Kubernetes, with real processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def entry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Container:
-    """A container simulated by a folder of its own, without isolation by the kernel."""
+    """A container, simulated by its own folder without isolation by the kernel."""
 
     entry: Path
     folder: Path
@@ -103,12 +103,12 @@ UNAVAILABLE = f"class UnavailableError(Exception): pass\nraise UnavailableError(
             ("raise ValueError('no label')", 1),
             ("raise SystemExit(7)", 1),
             ("raise SystemExit('no data')", 1),
-            ("raise SystemExit(76)", 1),  # a program's own 76, passed on, would be ignored for ever
+            ("raise SystemExit(76)", 1),  # if a program's own 76 were passed on, it would be ignored for ever
             ("raise SystemExit(3)", 1),
             ("import argparse; argparse.ArgumentParser().parse_args(['--x'])", 2),
             ("import a_module_that_is_not_there", 2),
             ("x = (", 2),
-            ("raise SystemExit(42)", 1),  # without a handler that saves, the same would happen for ever
+            ("raise SystemExit(42)", 1),  # without a handler that saves, it would be restarted for ever
             ("raise SystemExit(143)", 1),
             ("raise SystemExit(93)", 93),
             (UNAVAILABLE, 76),
@@ -119,19 +119,21 @@ UNAVAILABLE = f"class UnavailableError(Exception): pass\nraise UnavailableError(
         5,
     ),
 )
-def test_each_end_has_a_status_that_says_what_to_do(container: Container, source: str, status: int) -> None:
+def test_a_pod_exits_with_the_status_for_each_kind_of_program_end(
+    container: Container, source: str, status: int
+) -> None:
     ended = container.run_source(source)
     assert ended.status == status, ended
 
 
-def test_a_program_that_is_not_there_is_not_started_again(container: Container) -> None:
+def test_a_missing_program_exits_with_the_status_for_no_restart(container: Container) -> None:
     assert container.run("none.py").status == 2
     missing = container.run("--", "none-of-these-commands")
     assert missing.status == 2
     assert "none-of-these-commands: No such file or directory" in missing.message
 
 
-def test_the_last_message_names_the_cause_and_its_line(container: Container) -> None:
+def test_the_termination_message_names_the_exception_and_its_line(container: Container) -> None:
     source = "def load():\n    raise ValueError('batch 20 has no label')\n\nload()\n"
     ended = container.run_source(source, env={"DISTLAUNCH_TASK": "worker:3"})
     assert ended.message.splitlines() == [
@@ -143,7 +145,7 @@ def test_the_last_message_names_the_cause_and_its_line(container: Container) -> 
     assert container.log.read_text() in ended.stderr
 
 
-def test_a_message_has_room_for_the_end_of_a_long_exception() -> None:
+def test_a_termination_message_contains_the_end_of_a_long_exception() -> None:
     crash = CrashRecord(1.0, "InternalError", f"first{'x' * 10_000}the cause", "train.py", 3)
     message = render_message("worker:0", End(TaskExit(code=1), crash), 1)
     assert len(message) <= MESSAGE_LIMIT
@@ -151,13 +153,13 @@ def test_a_message_has_room_for_the_end_of_a_long_exception() -> None:
     assert message.endswith(b"the cause\n")
 
 
-def test_a_command_has_its_status_and_the_end_of_its_log(container: Container) -> None:
+def test_the_termination_message_of_a_command_has_its_status_and_last_output(container: Container) -> None:
     ended = container.run("--", "sh", "-c", "echo out; echo lost >&2; exit 5")
     assert (ended.status, ended.stdout) == (1, "out\n")
     assert ended.message.splitlines() == ["worker:0: the task failed (exit status 5)", "lost"]
 
 
-def test_for_tfjob_statuses_are_those_that_it_repeats(container: Container) -> None:
+def test_a_tfjob_pod_exits_with_the_statuses_that_tfjob_restarts(container: Container) -> None:
     for source, status in (
         (UNAVAILABLE, 138),
         ("raise SystemExit(42)", 1),
@@ -168,14 +170,14 @@ def test_for_tfjob_statuses_are_those_that_it_repeats(container: Container) -> N
 
 
 @pytest.mark.parametrize("code", [42, 143])
-def test_a_program_that_has_saved_because_of_a_preemption_was_preempted(code: int) -> None:
+def test_a_preemption_status_counts_only_if_the_program_saves_at_preemption(code: int) -> None:
     exits = CrashRecord(1.0, "SystemExit", f"sys.exit({code})", exit_status=code)
     assert find_status(End(TaskExit(code), exits, saves=True)) == code
     assert find_status(End(TaskExit(code), exits)) == 1
     assert find_status(End(TaskExit(code), CrashRecord(1.0, "ValueError", "no"), saves=True)) == 1
 
 
-def test_a_pod_that_is_asked_to_stop_was_preempted_however_it_ends(container: Container) -> None:
+def test_a_pod_that_receives_sigterm_exits_as_preempted_with_any_program_status(container: Container) -> None:
     (container.folder / "train.py").write_text(
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\nprint('up', flush=True)\n"
         "time.sleep(60)\n"
@@ -189,7 +191,7 @@ def test_a_pod_that_is_asked_to_stop_was_preempted_however_it_ends(container: Co
     assert ended.message.startswith("worker:0: preempted: asked to stop")
 
 
-def test_a_program_that_ignores_the_request_is_killed_in_time_to_say_why(container: Container) -> None:
+def test_a_pod_kills_a_program_that_ignores_sigterm_and_reports_it(container: Container) -> None:
     """TensorFlow ignores SIGTERM; Kubernetes would kill the first process as well, with status 137."""
     process = container.start("--stop-grace", "0.2", "--", "sh", "-c", "trap '' TERM; echo up; sleep 63 & wait; wait")
     assert process.stdout is not None
@@ -200,7 +202,7 @@ def test_a_program_that_ignores_the_request_is_killed_in_time_to_say_why(contain
     assert "SIGKILL" in ended.message
 
 
-def test_a_signal_reaches_what_the_program_has_started(container: Container) -> None:
+def test_sigterm_to_a_pod_stops_child_processes_of_the_program(container: Container) -> None:
     process = container.start("--", "sh", "-c", "sleep 61 & echo $!; wait; sleep 62")
     assert process.stdout is not None
     child = int(process.stdout.readline())
@@ -215,7 +217,7 @@ def _assert_gone(pid: int) -> None:
         assert state == "Z"  # this machine's init has not reaped it yet
 
 
-def test_a_cluster_that_does_not_form_is_given_up(container: Container) -> None:
+def test_a_pod_gives_up_a_cluster_that_does_not_form_in_time(container: Container) -> None:
     config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
     (container.folder / "train.py").write_text("import time\ntime.sleep(60)\n")
     ended = container.run("--start-timeout", "0.5", "train.py", env={"TF_CONFIG": config})
@@ -223,27 +225,27 @@ def test_a_cluster_that_does_not_form_is_given_up(container: Container) -> None:
     assert "no cluster within 0.5 s (timeouts.start_s)" in ended.message
 
 
-def test_each_restart_is_an_attempt(container: Container) -> None:
+def test_each_restart_of_a_pod_is_an_attempt(container: Container) -> None:
     source = "import os; print(os.environ['DISTLAUNCH_ATTEMPT'], 'DISTLAUNCH_RESTARTS' in os.environ)"
     assert container.run_source(source, env={"DISTLAUNCH_RESTARTS": "2"}).stdout == "3 False\n"
     assert container.run_source(source, env={"DISTLAUNCH_RESTARTS": ""}).stdout == "1 False\n"
 
 
 @pytest.mark.parametrize("words", [(), ("--unknown", "a.py"), ("-m",), ("--sync", "a.py")])
-def test_a_command_line_that_makes_no_sense_is_a_usage_error(container: Container, words: Sequence[str]) -> None:
+def test_an_invalid_pod_command_line_is_a_usage_error(container: Container, words: Sequence[str]) -> None:
     ended = container.run(*words)
     assert ended.status == 2
     assert "usage: " in ended.stderr
 
 
-def test_processes_that_a_program_leaves_behind_end_with_it(container: Container) -> None:
+def test_a_pod_stops_processes_that_its_program_leaves_behind(container: Container) -> None:
     """Such a process may hold the log's pipe, and with it the pod."""
     ended = container.run("--", "sh", "-c", "sleep 64 & echo $!")
     assert ended.status == 0
     eventually(lambda: _assert_gone(int(ended.stdout)))
 
 
-def test_the_program_s_folder_is_unpacked_where_the_spec_says(container: Container, tmp_path: Path) -> None:
+def test_a_pod_unpacks_the_program_folder_to_the_path_in_the_spec(container: Container, tmp_path: Path) -> None:
     folder = tmp_path / "source"
     (folder / "inner").mkdir(parents=True)
     (folder / "train.py").write_text("import inner.name, os, sys; print(inner.name.NAME, os.getcwd(), *sys.argv[1:])\n")
@@ -263,7 +265,7 @@ def test_the_program_s_folder_is_unpacked_where_the_spec_says(container: Contain
     assert container.run("--sync", str(archive), str(target), "--", "./run.sh").stdout == "script\n"
 
 
-def test_the_archive_refuses_an_older_python(entry: Path, tmp_path: Path) -> None:
+def test_the_pod_archive_refuses_python_38(entry: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(entry) as bundle:
         source = bundle.read("__main__.py").decode()
     old = "import sys; sys.version_info = (3, 8, 10)\n"
@@ -272,7 +274,7 @@ def test_the_archive_refuses_an_older_python(entry: Path, tmp_path: Path) -> Non
     assert "is Python 3.8; it needs 3.9 or newer" in done.stderr
 
 
-def test_a_task_that_finished_before_its_interpreter_failed_has_succeeded() -> None:
+def test_a_program_that_finished_before_its_interpreter_failed_has_succeeded() -> None:
     assert find_status(End(TaskExit(signal=6), finished=True)) == 0
 
 
@@ -330,7 +332,7 @@ def test_an_unmodified_fit_trains_on_two_pods(entry: Path, tmp_path: Path, ports
 
 
 @pytest.mark.tensorflow
-def test_a_fit_in_one_pod_is_a_cluster_of_one(entry: Path, tmp_path: Path) -> None:
+def test_an_unmodified_fit_trains_in_a_single_pod(entry: Path, tmp_path: Path) -> None:
     spec = f"nodes: {{from: kubernetes, image: a}}\nprogram: {{script: {PROGRAMS / 'plain_fit.py'}}}\n"
     exported = export(spec)
     words = next(pods_of(exported.objects))["spec"]["containers"][0]["args"]
@@ -340,7 +342,7 @@ def test_a_fit_in_one_pod_is_a_cluster_of_one(entry: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.tensorflow
-def test_parameter_servers_serve_until_the_chief_has_succeeded(tmp_path: Path, ports: Sequence[int]) -> None:
+def test_parameter_servers_in_pods_serve_until_the_chief_has_succeeded(tmp_path: Path, ports: Sequence[int]) -> None:
     exported = export("nodes: {from: kubernetes, image: a, count: 2}\nstrategy: parameter_server\n")
     entry = tmp_path / "entry.pyz"
     entry.write_bytes(read_file(exported, "entry.pyz"))  # with the demo
@@ -357,7 +359,9 @@ def test_parameter_servers_serve_until_the_chief_has_succeeded(tmp_path: Path, p
 
 
 @pytest.mark.tensorflow
-def test_a_task_whose_peer_was_killed_decides_nothing(entry: Path, tmp_path: Path, ports: Sequence[int]) -> None:
+def test_a_pod_that_fails_because_its_peer_was_killed_exits_with_status_76(
+    entry: Path, tmp_path: Path, ports: Sequence[int]
+) -> None:
     killed, survivor = run_workers(entry, tmp_path, ports, "fail_in_training.py", "worker:0", "kill")
     assert (survivor.status, killed.status) == (76, 137)
     assert survivor.message.startswith("worker:1: failed only because another task was gone")
@@ -366,7 +370,7 @@ def test_a_task_whose_peer_was_killed_decides_nothing(entry: Path, tmp_path: Pat
 
 
 @pytest.mark.tensorflow
-def test_the_task_that_raised_counts_and_its_peer_does_not(entry: Path, tmp_path: Path, ports: Sequence[int]) -> None:
+def test_a_pod_that_raises_exits_with_1_and_its_peer_with_76(entry: Path, tmp_path: Path, ports: Sequence[int]) -> None:
     survivor, failed = run_workers(entry, tmp_path, ports, "fail_in_training.py", "worker:1", "raise")
     assert (survivor.status, failed.status) == (76, 1)
     assert "KeyError: 'bad sample 20'" in failed.message

@@ -24,18 +24,18 @@ COVERS = ("worker_entry/children", "worker_entry/task", "worker_entry/hooks")
 
 
 class TestEnvironment:
-    def test_the_users_path_comes_after_ours(self) -> None:
+    def test_the_hook_folder_precedes_the_pythonpath_of_the_user(self) -> None:
         assert told({"PYTHONPATH": "/a:/b"})["PYTHONPATH"] == f"{FOLDER}:/a:/b"
         assert told({"PYTHONPATH": f"{FOLDER}:/a"})["PYTHONPATH"] == f"{FOLDER}:/a"
 
-    def test_an_empty_path_does_not_become_the_working_directory(self) -> None:
+    def test_an_empty_pythonpath_adds_no_working_directory_for_child_processes(self) -> None:
         assert told()["PYTHONPATH"] == told({"PYTHONPATH": ""})["PYTHONPATH"] == FOLDER
 
-    def test_the_order_is_omitted_where_there_is_nothing_to_do(self) -> None:
+    def test_child_processes_get_no_hook_without_patches_and_progress(self) -> None:
         env = {"PYTHONPATH": "/a", VARIABLE: "of another task"}
         assert told(env, patch_keras=False, progress=False) == {"PYTHONPATH": "/a"}
 
-    def test_children_are_not_given_the_files_that_the_task_writes(self) -> None:
+    def test_child_processes_do_not_get_the_crash_and_status_files_of_the_task(self) -> None:
         files: Any = {"crash_file": "/crash", "status_file": "/status", "child_file": "/child"}
         assert "/crash" not in told(**files)[VARIABLE]
         assert "/status" not in told(**files)[VARIABLE]
@@ -43,19 +43,19 @@ class TestEnvironment:
 
 
 class TestStart:
-    def test_a_python_without_tensorflow_imports_only_our_hook(self) -> None:
+    def test_a_child_python_without_tensorflow_imports_only_the_hook(self) -> None:
         source = "import sys; print(sorted(sys.modules))"
         before, after = (set(ast.literal_eval(run_python("-c", source, env=env)[0])) for env in ({}, told()))
         assert after - before <= {"sitecustomize", "distlaunch_children", "__future__"}
 
-    def test_a_program_does_not_see_our_folder_but_passes_it_on(self) -> None:
+    def test_the_hook_folder_is_passed_on_but_not_visible_in_sys_path(self) -> None:
         source = "import os, sys; print([*sys.path, os.environ['PYTHONPATH']])"
         *path, handed_on = ast.literal_eval(run_python("-c", source, env=told({"PYTHONPATH": "/a"}))[0])
         assert FOLDER not in path
         assert "/a" in path
         assert handed_on == f"{FOLDER}:/a"
 
-    def test_the_users_sitecustomize_runs_as_it_would(self, tmp_path: Path) -> None:
+    def test_the_sitecustomize_of_the_user_runs_as_in_plain_python(self, tmp_path: Path) -> None:
         (tmp_path / "sitecustomize.py").write_text("import sys; print('ran', __file__, sys.path.count(__file__))")
         source = "import sitecustomize; print(sitecustomize.__file__)"
         plain, with_ours = (
@@ -66,7 +66,7 @@ class TestStart:
         assert plain[0].splitlines() == [f"ran {tmp_path}/sitecustomize.py 0", f"{tmp_path}/sitecustomize.py"]
 
     @pytest.mark.parametrize("source", ["raise ValueError('user')", "import there_is_no_such_module", "1 +"])
-    def test_the_users_sitecustomize_fails_as_it_would(self, tmp_path: Path, source: str) -> None:
+    def test_the_sitecustomize_of_the_user_fails_as_in_plain_python(self, tmp_path: Path, source: str) -> None:
         (tmp_path / "sitecustomize.py").write_text(source)
         plain, with_ours = (
             run_python("-c", "print('went on')", env=env)
@@ -77,16 +77,16 @@ class TestStart:
         assert "Error in sitecustomize" in plain[1]
 
     @pytest.mark.parametrize("flags", [["-S"], ["-I"], ["-E"]])
-    def test_an_isolated_python_is_left_alone(self, flags: list[str]) -> None:
+    def test_an_isolated_child_python_does_not_import_the_hook(self, flags: list[str]) -> None:
         source = "import sys; print('distlaunch_children' in sys.modules)"
         assert run_python(*flags, "-c", source, env=told()) == ("False\n", "")
 
     @pytest.mark.parametrize("value", ["", "no", "no order", "1 no JSON", '1 {"new": 1}', '1 {"status_file": 3}'])
-    def test_an_order_that_it_does_not_understand_is_ignored_silently(self, value: str) -> None:
+    def test_the_hook_silently_ignores_an_invalid_order(self, value: str) -> None:
         source = "from worker_entry import progress; progress.report(step=1); print('went on')"
         assert run_python("-c", source, env={**told(), VARIABLE: value}, cwd=ROOT) == ("went on\n", "")
 
-    def test_any_python_understands_the_first_file(self) -> None:
+    def test_the_sitecustomize_hook_uses_no_syntax_that_python_2_lacks(self) -> None:
         """The file uses no syntax that Python 2 lacks."""
         source = (Path(FOLDER) / "sitecustomize.py").read_text()
         later = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.FunctionDef, ast.AsyncFunctionDef, ast.Nonlocal)
@@ -95,7 +95,7 @@ class TestStart:
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.cause is not None]
         assert source.isascii()
 
-    def test_worker_entry_is_imported_from_the_hooks_own_package(self, tmp_path: Path) -> None:
+    def test_child_processes_import_worker_entry_from_the_package_of_the_hook(self, tmp_path: Path) -> None:
         shutil.copytree(Path(FOLDER).parent, tmp_path / "worker_entry")
         env = {**told(), "PYTHONPATH": str(tmp_path / "worker_entry" / "children")}
         found, _ = run_python("-c", "import worker_entry; print(worker_entry.__file__)", env=env)
@@ -134,7 +134,7 @@ if __name__ == "__main__":
 
 
 class TestSteps:
-    """Without TensorFlow, in a program that reports its own steps."""
+    """A program without TensorFlow that reports its own steps."""
 
     @pytest.mark.parametrize(
         ("program", "step"),
@@ -147,10 +147,10 @@ class TestSteps:
         ],
         ids=["command", "script", "command's child", "script's child", "second grandchild of a shell"],
     )
-    def test_the_process_that_trains_reports(
+    def test_progress_comes_from_the_descendant_process_that_trains(
         self, distlaunch: Distlaunch, tmp_path: Path, program: list[str], step: int
     ) -> None:
-        """Its `multiprocessing` children and another process that trains meanwhile do not report."""
+        """Its `multiprocessing` children and another process that trains at the same time do not report."""
         (tmp_path / "count.py").write_text(COUNTING)
         (tmp_path / "run.sh").write_text(f'#!/bin/sh\n{sys.executable} count.py "$@"\n')
         (tmp_path / "run.sh").chmod(0o755)
@@ -160,7 +160,7 @@ class TestSteps:
         stacks = (ran.directory / "attempt-1" / "worker-0.stacks").read_text()
         assert "count.py" in stacks
 
-    def test_a_killed_process_no_longer_counts_as_training(self, tmp_path: Path) -> None:
+    def test_a_killed_child_process_no_longer_counts_as_training(self, tmp_path: Path) -> None:
         files = AttemptFiles(str(tmp_path), 1)
         (tmp_path / "attempt-1").mkdir()
         (tmp_path / "count.py").write_text(COUNTING)
@@ -181,7 +181,9 @@ class TestSteps:
         assert news.progress is not None
         assert (news.progress.step, news.progress.training) == (6, False)
 
-    def test_steps_are_not_counted_with_no_progress(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+    def test_steps_of_child_processes_are_not_counted_with_progress_false(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
         (tmp_path / "count.py").write_text("from worker_entry import progress; progress.report(step=1)")
         ran = distlaunch("local", "-n", "1", "--set", "progress=false", "--", sys.executable, "count.py")
         assert ran.status == 0, ran.stderr
@@ -189,7 +191,7 @@ class TestSteps:
 
 
 class TestCrash:
-    def test_the_exception_that_ends_a_python_command_is_the_cause(
+    def test_the_exception_that_ends_a_python_command_is_reported_as_the_cause(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         (tmp_path / "fail.py").write_text(
@@ -200,7 +202,7 @@ class TestCrash:
         assert f"ZeroDivisionError: division by zero   {tmp_path}/fail.py:5" in ran.stderr
 
     @pytest.mark.slow
-    def test_a_failure_of_the_program_itself_is_not_blamed_on_its_child(
+    def test_a_failure_of_the_program_is_not_blamed_on_its_child_process(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         (tmp_path / "child.py").write_text("from worker_entry import progress\nprogress.report(step=1)\n1 / 0\n")

@@ -13,14 +13,14 @@ COVERS = ("worker_entry/demo", "worker_entry/strategies.py", "worker_entry/progr
 
 
 class TestData:
-    def test_is_the_file_that_the_notice_describes(self) -> None:
+    def test_the_demo_data_file_has_the_hash_in_its_notice(self) -> None:
         content = (DEMO / "digits.npz").read_bytes()
         notice = (DEMO / "DATA.md").read_text(encoding="utf-8")
 
         assert hashlib.sha256(content).hexdigest() in notice
         assert len(content) < 200_000
 
-    def test_notice_gives_what_the_licence_requires(self) -> None:
+    def test_the_notice_of_the_demo_data_meets_its_licence(self) -> None:
         notice = (DEMO / "DATA.md").read_text(encoding="utf-8")
 
         for needed in (
@@ -32,7 +32,7 @@ class TestData:
         ):
             assert needed in notice
 
-    def test_shapes_values_and_balance(self) -> None:
+    def test_the_demo_data_has_the_expected_shapes_values_and_class_balance(self) -> None:
         numpy = pytest.importorskip("numpy")
         with numpy.load(DEMO / "digits.npz", allow_pickle=False) as data:
             assert sorted(data.files) == ["images", "labels"]
@@ -48,7 +48,7 @@ class TestData:
         assert counts.max() <= 183
 
 
-def test_imports_nothing_of_the_launcher() -> None:
+def test_the_demo_does_not_import_the_launcher() -> None:
     imported: set[str] = set()
     for node in ast.walk(ast.parse((DEMO / "train.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

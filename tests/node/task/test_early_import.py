@@ -41,7 +41,7 @@ FAKE = {
     "one after NumPy": 'import numpy, os; os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"',
     "another TensorFlow": 'import os, sys; sys.path.insert(0, os.getcwd() + "/other")',
 }
-"""Programs for a fake TensorFlow that prints its environment; each sets variables in another way."""
+"""Programs for a fake TensorFlow that prints its environment; each sets variables in a different way."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 
 @pytest.mark.parametrize("name", FAKE)
-def test_an_import_sees_the_variables_of_the_program(fake: Forker, tmp_path: Path, name: str) -> None:
+def test_an_early_tensorflow_import_sees_the_variables_set_by_the_program(
+    fake: Forker, tmp_path: Path, name: str
+) -> None:
     (tmp_path / "program.py").write_text(f"{FAKE[name]}\n{textwrap.dedent(LOOK)}")
     (tmp_path / "settings.py").write_text('import os\nos.environ["TF_SET_ELSEWHERE"] = "1"\n')
     (tmp_path / "other").mkdir()
@@ -112,7 +114,7 @@ def test_an_import_sees_the_variables_of_the_program(fake: Forker, tmp_path: Pat
         ("def f(:", {}, []),
     ],
 )
-def test_variables_are_found_in_the_source_of_a_program(
+def test_variables_set_before_the_tensorflow_import_are_found_in_the_source(
     tmp_path: Path, source: str, changes: dict[str, str], unclear: list[str]
 ) -> None:
     (tmp_path / "program.py").write_text(source)
@@ -125,7 +127,7 @@ def test_variables_are_found_in_the_source_of_a_program(
         assert (found.changes, [*found.unclear]) == (changes, unclear)
 
 
-def test_the_source_of_a_folder_program_is_its_main_module(tmp_path: Path) -> None:
+def test_variables_of_a_folder_program_are_found_in_its_main_module(tmp_path: Path) -> None:
     """The `.env` file comes from the nearest folder above the program that has one."""
     (tmp_path / ".env").write_text("TF_OF_DOTENV=1\n")
     folder = tmp_path / "project" / "program"
@@ -136,13 +138,13 @@ def test_the_source_of_a_folder_program_is_its_main_module(tmp_path: Path) -> No
         assert (found.changes, [*found.unclear]) == ({"TF_A": "1"}, ["TF_OF_DOTENV"])
 
 
-def test_a_missing_env_file_sets_nothing(tmp_path: Path) -> None:
+def test_a_missing_env_file_sets_no_variables(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("load_dotenv()\n")
     found = find_program_env(Program("script", "program.py"), str(tmp_path), {}, ("tensorflow",))
     assert found == ProgramEnv()
 
 
-def test_a_run_reports_once_that_tasks_start_again_and_remembers_it(distlaunch: Distlaunch, tmp_path: Path) -> None:
+def test_a_run_reports_once_why_tasks_are_not_forked_and_remembers_it(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "early").mkdir()
     (tmp_path / "early" / "tensorflow.py").write_text(
         "import os; print('with', os.environ.get('TF_ENABLE_ONEDNN_OPTS'))"
@@ -168,11 +170,11 @@ def test_a_run_reports_once_that_tasks_start_again_and_remembers_it(distlaunch: 
         ]
         for attempt in (1, 2)
     )
-    assert ["with 0", "plain"] in first  # the other worker may have been stopped before
+    assert ["with 0", "plain"] in first  # the other worker may have been stopped earlier
     assert second == [["with 0", "plain"]] * 2
 
 
-def test_options_of_the_interpreter_and_a_sitecustomize_have_their_effect(tmp_path: Path) -> None:
+def test_interpreter_options_and_a_sitecustomize_take_effect_in_forked_tasks(tmp_path: Path) -> None:
     """The options come from variables: a program with `-W` or `-X` is a command, and commands are not forked."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.CUSTOMIZED = 'yes'\n")

@@ -37,18 +37,24 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 class TestLikePlainPython:
     @pytest.mark.parametrize("name", PROGRAMS_TO_COMPARE)
-    def test_a_script_prints_and_ends_alike(self, forker: Forker, tmp_path: Path, name: str) -> None:
+    def test_a_forked_script_has_the_output_and_status_of_plain_python(
+        self, forker: Forker, tmp_path: Path, name: str
+    ) -> None:
         write(tmp_path, PROGRAMS_TO_COMPARE[name])
         plain = run(tmp_path, ["program.py"], together=True, env=forker.env)
         assert forker.run(tmp_path, ["program.py"]) == plain
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_program_sees_the_same_identity(self, forker: Forker, tmp_path: Path, way: str) -> None:
+    def test_a_forked_program_has_the_argv_and_main_module_of_plain_python(
+        self, forker: Forker, tmp_path: Path, way: str
+    ) -> None:
         write(tmp_path, IDENTITY)
         arguments = [word.replace("{here}", str(tmp_path)) for word in WAYS[way]] + ["a", "b c", "-m", "--help", "é"]
         assert forker.run(tmp_path, arguments) == run(tmp_path, arguments, together=True, env=forker.env)
 
-    def test_a_process_has_its_own_session_descriptors_and_signals(self, forker: Forker, tmp_path: Path) -> None:
+    def test_a_forked_task_has_its_own_session_and_clean_descriptors_and_signals(
+        self, forker: Forker, tmp_path: Path
+    ) -> None:
         source = """
             import os, signal, threading, gc
             print(os.getpid() == os.getsid(0) == os.getpgrp())
@@ -68,12 +74,14 @@ class TestLikePlainPython:
     @pytest.mark.parametrize(
         "value", ["random.random()", "uuid.uuid4()", "multiprocessing.current_process().authkey", "os.urandom(8)"]
     )
-    def test_random_values_differ_between_tasks(self, forker: Forker, tmp_path: Path, value: str) -> None:
+    def test_random_values_differ_between_forked_tasks(self, forker: Forker, tmp_path: Path, value: str) -> None:
         write(tmp_path, f"import multiprocessing, os, random, uuid; print({value})")
         assert len({forker.run(tmp_path, ["program.py"]).stdout for _ in range(5)}) == 5
 
     @pytest.mark.slow
-    def test_two_hundred_in_a_row_leave_nothing_behind(self, forker: Forker, tmp_path: Path) -> None:
+    def test_two_hundred_forked_tasks_leak_no_descriptors_memory_or_processes(
+        self, forker: Forker, tmp_path: Path
+    ) -> None:
         write(tmp_path, "print('done')")
         assert forker.forkserver is not None
         for _ in range(20):
@@ -88,7 +96,7 @@ class TestLikePlainPython:
         assert [each for each in others if each.status() != psutil.STATUS_ZOMBIE] == [forker.forkserver]
 
 
-class TestWhenNotTo:
+class TestNotForked:
     @pytest.mark.parametrize(
         ("tensorflow", "why"),
         [
@@ -98,14 +106,14 @@ class TestWhenNotTo:
             ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "threads"),
         ],
     )
-    def test_an_import_that_fails_is_reported(self, tmp_path: Path, tensorflow: str, why: str) -> None:
+    def test_a_failed_import_in_the_forkserver_is_reported(self, tmp_path: Path, tensorflow: str, why: str) -> None:
         forker = Forker(tmp_path / "early", tensorflow)
         assert why in forker.problem
         (tmp_path / "program.py").write_text("")
         assert why in forker.ask(tmp_path, ["program.py"])[0]["problem"]
         forker.close()
 
-    def test_more_modules_are_imported_and_a_missing_one_is_reported(self, tmp_path: Path) -> None:
+    def test_the_forkserver_imports_preloaded_modules_and_reports_a_missing_one(self, tmp_path: Path) -> None:
         good = Forker(tmp_path / "good", modules=("colorsys", "beside"))
         (tmp_path / "beside.py").write_text("print('imported once')\n")
         (tmp_path / "program.py").write_text(
@@ -121,7 +129,7 @@ class TestWhenNotTo:
         assert said["problem"] == "ModuleNotFoundError: No module named 'no_such_module'"
         bad.close()
 
-    def test_an_agent_keeps_working_while_modules_are_imported(self, tmp_path: Path) -> None:
+    def test_an_agent_keeps_working_while_the_forkserver_imports_modules(self, tmp_path: Path) -> None:
         forker = Forker(tmp_path / "early", modules=("slow",))
         (tmp_path / "slow.py").write_text("import time; time.sleep(1)")
         (tmp_path / "program.py").write_text("import time, slow; print('done')  # tensorflow")
@@ -130,14 +138,16 @@ class TestWhenNotTo:
         assert said["turns"] >= 5  # of at most 0.1 s
         forker.close()
 
-    def test_an_environment_that_an_import_may_have_read(self, forker: Forker, tmp_path: Path) -> None:
+    def test_a_task_with_a_changed_import_variable_is_not_forked(self, forker: Forker, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text("")
         said, _ = forker.ask(tmp_path, ["program.py"], KERAS_BACKEND="jax")
         assert said["problem"].startswith("KERAS_BACKEND differs from its value when TensorFlow was imported")
         said, _ = forker.ask(tmp_path, ["program.py"], CUDA_VISIBLE_DEVICES="1", TF_CONFIG="{}", DISTLAUNCH_TASK="w")
         assert said["status"] == 0
 
-    def test_a_clone_of_distlaunch_hides_nothing(self, forker: Forker, tmp_path: Path) -> None:
+    def test_a_forked_task_imports_the_installed_worker_entry_despite_a_local_copy(
+        self, forker: Forker, tmp_path: Path
+    ) -> None:
         """A task in plain Python imports the installed distlaunch too."""
         (tmp_path / "program.py").write_text("import tensorflow, worker_entry; print(worker_entry.__file__)")
         (tmp_path / "worker_entry").mkdir()
@@ -146,14 +156,14 @@ class TestWhenNotTo:
         by_itself = run(tmp_path, [runner, "run", "program.py"], together=True, env=forker.env)
         assert forker.run(tmp_path, ["program.py"]) == by_itself == Ended(0, f"{worker_entry.__file__}\n", "")
 
-    def test_a_task_that_cannot_have_its_folder(self, forker: Forker, tmp_path: Path) -> None:
+    def test_a_task_with_a_missing_working_directory_is_not_forked(self, forker: Forker, tmp_path: Path) -> None:
         """The agent then starts the task in plain Python, and that reports the error."""
         said, _ = forker.ask(tmp_path / "gone", ["program.py"])
         assert said["problem"] == "the forkserver did not fork"
         (tmp_path / "program.py").write_text("")
         assert forker.ask(tmp_path, ["program.py"])[0]["status"] == 0
 
-    def test_a_module_beside_the_program_that_hides_one_that_is_imported(self, forker: Forker, tmp_path: Path) -> None:
+    def test_a_local_module_that_shadows_an_imported_one_prevents_a_fork(self, forker: Forker, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text("")
         (tmp_path / "tensorflow").mkdir()
         assert forker.ask(tmp_path, ["program.py"])[0]["status"] == 0  # a plain folder is not a module
@@ -172,7 +182,9 @@ class TestWhenNotTo:
             ({"other.py": ""}, True),  # the file may still appear
         ],
     )
-    def test_a_program_that_does_not_import_it(self, tmp_path: Path, files: dict[str, str], may: bool) -> None:
+    def test_only_a_program_that_may_import_tensorflow_is_preloaded(
+        self, tmp_path: Path, files: dict[str, str], may: bool
+    ) -> None:
         for name, source in files.items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(source)
@@ -182,8 +194,8 @@ class TestWhenNotTo:
 
 
 @pytest.mark.parametrize("entries", ["src", "", ".:src/../src", "src:there"])
-def test_a_relative_pythonpath_is_relative_to_the_programs_folder(tmp_path: Path, entries: str) -> None:
-    """Which a transfer may create only after the forkserver has started, or another run may have elsewhere."""
+def test_a_relative_pythonpath_of_a_forked_task_is_relative_to_its_folder(tmp_path: Path, entries: str) -> None:
+    """A transfer may create the folder after the start of the forkserver, and another run may have another folder."""
     project, early = tmp_path / "project", tmp_path / "early"
     paths = f"{early}:{entries}"
     forker = Forker(early, env={"PYTHONPATH": paths}, cwd=project)
@@ -206,7 +218,7 @@ def test_a_relative_pythonpath_is_relative_to_the_programs_folder(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_suspended_forkserver_is_waited_for_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspended_forkserver_is_killed_after_one_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forker = Forker(tmp_path / "early")
     write(tmp_path, "print('here')")
     assert forker.forkserver is not None
@@ -220,8 +232,8 @@ def test_a_suspended_forkserver_is_waited_for_only_once(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("who", ["agent", "both"])
 @pytest.mark.parametrize("lines", first_quick([range(1, 13), range(13, 25), range(25, 37), range(37, 61)]))
-def test_nothing_is_left_if_the_agent_dies_at_any_line_of_a_start(tmp_path: Path, who: str, lines: range) -> None:
-    """No guardian helps: the agent's, or none, has adopted the new process, which has to end by itself."""
+def test_no_process_is_left_if_the_agent_dies_anywhere_in_a_fork(tmp_path: Path, who: str, lines: range) -> None:
+    """No guardian helps: the new process has to end by itself."""
     marks, processes, folders = [], [], [tmp_path / str(line) for line in lines]
     for line, folder in zip(lines, folders, strict=True):
         folder.mkdir()
@@ -233,7 +245,7 @@ def test_nothing_is_left_if_the_agent_dies_at_any_line_of_a_start(tmp_path: Path
             is_over = functools.partial(_is_over, folder)
             wait_until(is_over, f"line {folder.name}: neither killed nor started", 60)
             if not (folder / "reached").exists():
-                _end_all(marks[folders.index(folder)])  # the start has fewer lines
+                _end_all(marks[folders.index(folder)])  # the fork has fewer lines
             await_none_left(marks[folders.index(folder)], 20, spare=[process.pid])
     finally:
         for process, mark in zip(processes, marks, strict=True):

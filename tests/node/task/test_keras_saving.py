@@ -20,7 +20,7 @@ from worker_entry.keras_patches.saving import PART, _shown_as, written_whole
 COVERS = ("worker_entry/keras_patches", "worker_entry/hooks")
 
 
-# --- whole files ---
+# --- complete files ---
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"task": {"type": "worker", "index": 1}}')
 
 
-def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_saved_model_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     file = tmp_path / "model.keras"
     file.write_text("before")
     with written_whole(file, make_folders=False) as path:
@@ -38,7 +38,7 @@ def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     assert names(tmp_path) == ["model.keras"]
 
 
-def test_a_save_that_fails_keeps_the_previous_file(tmp_path: Path) -> None:
+def test_a_failed_save_keeps_the_previous_model_file(tmp_path: Path) -> None:
     file = tmp_path / "model.keras"
     file.write_text("before")
 
@@ -53,7 +53,7 @@ def test_a_save_that_fails_keeps_the_previous_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["model.keras"]
 
 
-def test_a_workers_next_save_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> None:
+def test_the_next_save_removes_the_partial_file_of_a_killed_worker(tmp_path: Path) -> None:
     source = f"""
 import os, signal
 from worker_entry.keras_patches.saving import written_whole
@@ -77,12 +77,12 @@ def test_without_a_cluster_keras_writes_to_the_path_directly(
         assert path == tmp_path / "model.keras"
 
 
-def test_messages_are_left_alone_if_keras_is_not_imported() -> None:
+def test_messages_of_a_save_are_not_changed_if_keras_is_not_imported() -> None:
     with _shown_as("part", "whole") as nothing:
         assert nothing is None
 
 
-def test_a_folder_is_merged_into_an_existing_one(tmp_path: Path) -> None:
+def test_a_saved_folder_is_merged_into_an_existing_folder(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "exported"
     for content in ("first", "second"):
         with written_whole(folder, make_folders=True) as path:
@@ -98,7 +98,7 @@ def test_a_folder_is_merged_into_an_existing_one(tmp_path: Path) -> None:
     assert (folder / "variables" / "data").read_text() == "second"
 
 
-def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
+def test_saving_to_a_symbolic_link_replaces_its_target_and_keeps_the_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     link = tmp_path / "link.keras"
     link.symlink_to(tmp_path / "real" / "model.keras")
@@ -108,7 +108,7 @@ def test_a_symbolic_link_stays_a_link(tmp_path: Path) -> None:
     assert names(tmp_path / "real") == ["model.keras"]
 
 
-def test_a_path_that_nothing_can_be_renamed_to_is_written_directly(tmp_path: Path) -> None:
+def test_a_path_that_is_no_rename_target_is_written_directly(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     for path in ("gs://bucket/model.keras", str(fifo), str(tmp_path / "nowhere" / "model.keras")):

@@ -16,12 +16,12 @@ def told(patch: KerasPatch | None) -> TaskReported:
     return TaskReported(W0, "is training", 1000.0, keras=patch)
 
 
-def test_it_has_the_version_the_number_of_faults_and_the_option_that_turns_it_off() -> None:
+def test_the_patch_note_has_the_keras_version_the_fault_count_and_the_option() -> None:
     line = "Keras 3.15.1: 8 faults patched for multi-worker training (--set keras.patch=false turns this off)"
     assert render_patches(told(KerasPatch("3.15.1", 8))) == line
     assert "1 fault patched" in str(render_patches(told(KerasPatch("3.15.1", 1))))
 
 
-def test_there_is_none_for_other_events() -> None:
+def test_events_without_a_keras_patch_have_no_patch_note() -> None:
     assert render_patches(told(None)) is None
     assert render_patches(TaskExited(W0, TaskExit(0), 1000.0)) is None

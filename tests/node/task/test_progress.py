@@ -33,7 +33,7 @@ COVERS = (
 
 
 class Counts:
-    """A meter that notes what it is told."""
+    """A meter that records its calls."""
 
     def __init__(self) -> None:
         self.step, self.told = 0, list[str]()
@@ -47,7 +47,7 @@ class Counts:
 
 
 class Callbacks:
-    """A list of callbacks as Keras has it: it calls the user's functions."""
+    """A list of callbacks, as in Keras: it calls the user's functions."""
 
     def __init__(self, **functions: Callable[[], None]) -> None:
         self.model, self.params = None, dict[str, int]()
@@ -66,7 +66,7 @@ for _place in (*PLACES, *(f"{what}{end}" for what in ("test", "predict") for end
 
 
 @pytest.mark.parametrize("place", [f"on_{place}" for place in PLACES])
-def test_a_fit_in_a_callback_does_not_end_the_training_around_it(place: str) -> None:
+def test_a_fit_in_a_callback_does_not_change_the_step_count_around_it(place: str) -> None:
     meter = Counts()
     patched: Any = type("CallbackList", (Callbacks,), {})
 
@@ -95,11 +95,11 @@ def test_a_fit_in_a_callback_does_not_end_the_training_around_it(place: str) -> 
         fit(**{place: fail})
     meter.told, meter.step = [], 0
     fit()
-    assert meter.told == alone  # what has failed is not under way any more
+    assert meter.told == alone  # the failed fit is no longer active
 
 
 class TestFitLength:
-    """What Keras tells its callbacks: the epochs, and the steps of each if it knows them."""
+    """What Keras passes to its callbacks: the epochs, and the steps of each if they are known."""
 
     def fit(self, meter: Meter, steps: int | None, epochs: int, first: int = 0) -> list[tuple[int | None, int | None]]:
         """Trains in epochs of 20 steps; returns the totals during each epoch."""
@@ -112,16 +112,16 @@ class TestFitLength:
             length.end_epoch()
         return told
 
-    def test_is_known_at_once_and_counts_on_in_a_second_fit(self, tmp_path: Path) -> None:
+    def test_the_fit_length_is_known_at_once_and_extended_by_a_second_fit(self, tmp_path: Path) -> None:
         meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
         assert self.fit(meter, 20, 3) == [(60, 3)] * 3
         assert self.fit(meter, 20, 5, first=3) == [(100, 5)] * 2
 
-    def test_is_known_after_the_first_epoch_of_data_without_a_length(self, tmp_path: Path) -> None:
+    def test_the_fit_length_of_unsized_data_is_known_after_the_first_epoch(self, tmp_path: Path) -> None:
         meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
         assert self.fit(meter, None, 3) == [(None, 3), (60, 3), (60, 3)]
 
-    def test_an_optimizer_that_is_none_or_raises_or_hangs_tells_nothing_and_costs_little(self) -> None:
+    def test_iterations_are_unknown_if_the_optimizer_is_missing_raises_or_hangs(self) -> None:
         never = threading.Event()
 
         def hang() -> int:
@@ -145,7 +145,7 @@ class TestMeter:
         told: dict[str, Any] = json.loads(file.read_text())
         return told
 
-    def test_reports_a_first_step_0(self, tmp_path: Path) -> None:
+    def test_a_meter_reports_0_as_the_first_step(self, tmp_path: Path) -> None:
         file = tmp_path / "status.json"
         meter = Meter(StatusFile(str(file)), lambda: 0.0)
         meter.begin()
@@ -153,7 +153,7 @@ class TestMeter:
         meter.report()
         assert self.read(file)["progress"]["first_step"] == 0
 
-    def test_a_step_time_is_that_of_at_least_a_second_of_steps(
+    def test_a_step_time_is_the_mean_of_at_least_one_second_of_steps(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One short step before a pause is no measurement: it would look ten times as fast as the mean."""
@@ -172,7 +172,9 @@ class TestMeter:
         assert all(step_s is None or 0.09 <= step_s <= 0.1 for step_s in told)
         assert told[-1] is not None
 
-    def test_does_not_wait_for_a_report_that_blocks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_meter_does_not_wait_for_a_report_that_blocks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         file = tmp_path / "status.json"
         meter = Meter(StatusFile(str(file)), lambda: 0.0)
         monkeypatch.setattr(meters, "BLOCK_LIMIT_S", 0.01)
@@ -182,7 +184,7 @@ class TestMeter:
         meter.report()
         assert self.read(file)["progress"] is not None
 
-    def test_leaves_alone_what_the_program_has_put_in_place_of_its_file(self, tmp_path: Path) -> None:
+    def test_a_status_file_does_not_write_to_a_descriptor_that_the_program_replaced(self, tmp_path: Path) -> None:
         """Some programs close all descriptors that they have not opened, and then open their own."""
         status = StatusFile(str(tmp_path / "status.json"))
         assert status._descriptor is not None
@@ -194,8 +196,8 @@ class TestMeter:
             os.close(status._descriptor)
             assert own.read() == ""
 
-    def test_its_thread_blocks_while_nothing_is_counted(self, tmp_path: Path) -> None:
-        """A profile of a task that only waits for others has to be empty, otherwise it is not taken again."""
+    def test_the_thread_of_a_meter_sleeps_while_no_step_is_counted(self, tmp_path: Path) -> None:
+        """The profile of a task that only waits for other tasks has to be empty; otherwise, it is not taken again."""
         script = (
             "import sys, threading, time\n"
             "from worker_entry.task.meter import Meter\n"
@@ -217,7 +219,7 @@ class TestMeter:
         done = subprocess.run([sys.executable, "-c", script, file], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    def test_tells_what_it_has_counted(self, tmp_path: Path) -> None:
+    def test_a_meter_reports_steps_epochs_batches_and_finite_metrics(self, tmp_path: Path) -> None:
         file = tmp_path / "status.json"
         meter = Meter(StatusFile(str(file)), lambda: 0.0)
         assert self.read(file)["progress"] is None
@@ -240,7 +242,7 @@ class TestMeter:
         assert told["progress"]["training"] is False
         assert told["progress"]["metrics"] == {"loss": 0.25, "nan": None, "diverged": None}
 
-    def test_keeps_the_ends_of_the_last_epochs(self, tmp_path: Path) -> None:
+    def test_a_meter_keeps_the_ends_of_the_last_epochs(self, tmp_path: Path) -> None:
         """They may come faster than the status is read."""
         files = AttemptFiles(str(tmp_path), 1)
         Path(files.status("worker:0")).parent.mkdir(parents=True, exist_ok=True)
@@ -256,7 +258,7 @@ class TestMeter:
                 assert status is not None
                 assert status.progress is not None
                 ends = [(end.epoch, end.step, end.metrics["val_loss"]) for end in status.progress.epoch_ends]
-                first = 1 if epoch == 3 else 4  # only those that are new
+                first = 1 if epoch == 3 else 4  # only the new ones
                 assert ends == [(number, 10 * number, 2 / number) for number in range(first, epoch + 1)]
         for epoch in range(9, 100):
             meter.begin_epoch(epoch)
@@ -265,7 +267,7 @@ class TestMeter:
         progress = self.read(Path(files.status("worker:0")))["progress"]
         assert [end["epoch"] for end in progress["epoch_ends"]] == [*range(99 - EPOCH_ENDS, 99)]
 
-    def test_a_loop_of_the_programs_own_ends_an_epoch_by_beginning_the_next(self, tmp_path: Path) -> None:
+    def test_in_a_custom_training_loop_the_next_epoch_ends_the_previous_one(self, tmp_path: Path) -> None:
         meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
         for step in range(1, 10):
             meter.begin_epoch(1 + step // 4)
@@ -274,7 +276,7 @@ class TestMeter:
         ends = [(end.epoch, end.step, end.metrics) for end in meter._progress().epoch_ends]
         assert ends == [(1, 3, {"loss": 1 / 3}), (2, 7, {"loss": 1 / 7})]
 
-    def test_an_end_of_an_epoch_has_its_own_metrics_or_none(self, tmp_path: Path) -> None:
+    def test_an_epoch_end_has_only_metrics_of_its_own_epoch(self, tmp_path: Path) -> None:
         """A value that is read late belongs to no later epoch."""
         meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
         blocked = threading.Event()
@@ -296,18 +298,18 @@ class TestMeter:
         ends = [(end.epoch, end.metrics) for end in meter._progress().epoch_ends]
         assert ends == [(1, {"loss": 0.5, "val_loss": 1}), (2, {"val_loss": 2}), (3, {"val_loss": 3})]
 
-    def test_tells_how_many_steps_and_epochs_there_will_be(self, tmp_path: Path) -> None:
+    def test_a_meter_reports_the_expected_steps_and_epochs_and_the_resumed_step(self, tmp_path: Path) -> None:
         file = tmp_path / "status.json"
         meter = Meter(StatusFile(str(file)), lambda: 0.0)
         meter.resume(500)
         meter.expect(900, 9)
         meter.count_step(1)
-        meter.resume(700)  # of a second `fit`: the first step has been done
+        meter.resume(700)  # a second `fit`: the first step has been done
         meter.report()
         told = self.read(file)["progress"]
         assert (told["total_steps"], told["total_epochs"], told["resumed"]) == (900, 9, 500)
 
-    def test_leaves_a_descriptor_alone_that_is_another_files_by_now(self, tmp_path: Path) -> None:
+    def test_a_status_file_does_not_write_to_a_reused_descriptor(self, tmp_path: Path) -> None:
         source = """
 import os, sys
 from worker_entry.task.status_file import StatusFile
@@ -321,7 +323,7 @@ status.report_phase("has closed everything")
         assert (tmp_path / "other").read_bytes() == b""
         assert self.read(tmp_path / "status.json")["phase"] == "is at work"
 
-    def test_a_forked_child_does_not_speak_for_its_parent(self, tmp_path: Path) -> None:
+    def test_a_forked_child_does_not_write_the_status_of_its_parent(self, tmp_path: Path) -> None:
         source = """
 import os
 from worker_entry.task.status_file import StatusFile
@@ -375,9 +377,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize("which", ["values", "mapping", "object"])
-def test_no_metric_whatever_it_is_ends_the_counting_or_prints_or_holds_the_program_up(
-    tmp_path: Path, which: str
-) -> None:
+def test_metrics_of_any_type_neither_stop_the_counting_nor_print_nor_block(tmp_path: Path, which: str) -> None:
     pytest.importorskip("numpy")
     file = tmp_path / "status.json"
 
@@ -410,6 +410,6 @@ def test_no_metric_whatever_it_is_ends_the_counting_or_prints_or_holds_the_progr
     assert (rest, process.returncode) == ("", 0)
 
 
-def test_without_a_launcher_to_report_is_nothing() -> None:
+def test_progress_report_without_a_launcher_does_nothing() -> None:
     source = "from worker_entry import progress; progress.report(step=1, loss=0.5)"
     subprocess.run([sys.executable, "-c", source], check=True)

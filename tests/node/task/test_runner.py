@@ -1,4 +1,4 @@
-"""The task runner does what plain Python does: both run the same program, and everything they say is compared."""
+"""The task runner behaves like plain Python: both run the same program, and their output and status are compared."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ python_311 = pytest.mark.skipif(sys.version_info < (3, 11), reason="since Python
 def compare(
     folder: Path, arguments: Sequence[str], runner: Sequence[str] = BY_PATH, **options: Any
 ) -> tuple[Ended, Ended]:
-    """How plain Python ends, and how the task runner does, with the same arguments."""
+    """How plain Python and the task runner end with the same arguments."""
     arguments = [argument.replace("{here}", str(folder)) for argument in arguments]
     return run(folder, arguments, **options), run(folder, [*runner, *arguments], **options)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_program_knows_of_itself_what_it_would_know_under_plain_python(tmp_path: Path, way: str) -> None:
+def test_a_program_has_the_same_argv_and_main_module_as_in_plain_python(tmp_path: Path, way: str) -> None:
     write(tmp_path, IDENTITY)
     arguments = [*WAYS[way], "a", "b c", "-m", "--help", "é"]
     plain, ours = compare(tmp_path, arguments)
@@ -59,7 +59,7 @@ def test_a_program_knows_of_itself_what_it_would_know_under_plain_python(tmp_pat
 @python_311
 @pytest.mark.parametrize("runner", [BY_PATH, AS_MODULE], ids=["by its path", "as a module"])
 @pytest.mark.parametrize("way", ["a script", "a folder", "a zip file"])
-def test_a_safe_path_is_as_safe(tmp_path: Path, way: str, runner: list[str]) -> None:
+def test_pythonsafepath_has_the_same_effect_as_in_plain_python(tmp_path: Path, way: str, runner: list[str]) -> None:
     write(tmp_path, IDENTITY)
     plain, ours = compare(tmp_path, WAYS[way], runner, env={"PYTHONSAFEPATH": "1"})
     assert ours == plain
@@ -67,7 +67,7 @@ def test_a_safe_path_is_as_safe(tmp_path: Path, way: str, runner: list[str]) -> 
 
 
 @python_311
-def test_a_safe_path_does_not_find_a_module_in_the_working_directory(tmp_path: Path) -> None:
+def test_with_pythonsafepath_a_module_in_the_working_directory_is_not_found(tmp_path: Path) -> None:
     write(tmp_path, IDENTITY)
     plain, ours = compare(tmp_path, WAYS["a module"], env={"PYTHONSAFEPATH": "1"})
     assert ours == plain
@@ -75,7 +75,7 @@ def test_a_safe_path_does_not_find_a_module_in_the_working_directory(tmp_path: P
 
 
 @pytest.mark.parametrize("name", first_quick(PROGRAMS_TO_COMPARE, 16))
-def test_a_script_says_and_ends_as_under_plain_python(tmp_path: Path, name: str) -> None:
+def test_a_script_has_the_same_output_and_status_as_in_plain_python(tmp_path: Path, name: str) -> None:
     source = PROGRAMS_TO_COMPARE[name]
     write(tmp_path, source)
     plain, ours = compare(tmp_path, ["program.py"])
@@ -95,15 +95,15 @@ def test_a_script_says_and_ends_as_under_plain_python(tmp_path: Path, name: str)
         ("a symbolic link to a script", "exception"),
     ],
 )
-def test_a_program_ends_alike_in_every_way_it_can_be_run(tmp_path: Path, way: str, name: str) -> None:
-    """The ways differ in what finds the source and in the frames of its traceback, not in what follows an end."""
+def test_modules_packages_and_folders_end_as_in_plain_python(tmp_path: Path, way: str, name: str) -> None:
+    """They differ in how the source is found and in the frames of the traceback, not in the end."""
     write(tmp_path, PROGRAMS_TO_COMPARE[name])
     plain, ours = compare(tmp_path, WAYS[way])
     assert ours == plain
 
 
 @pytest.mark.parametrize("name", ["exception", "exit text", "at exit, after an exception", "keyboard interrupt"])
-def test_both_streams_have_the_same_order_in_one_file(tmp_path: Path, name: str) -> None:
+def test_stdout_and_stderr_in_one_file_have_the_order_of_plain_python(tmp_path: Path, name: str) -> None:
     write(tmp_path, PROGRAMS_TO_COMPARE[name])
     plain, ours = compare(tmp_path, ["program.py"], together=True)
     assert ours == plain
@@ -114,32 +114,32 @@ def test_both_streams_have_the_same_order_in_one_file(tmp_path: Path, name: str)
     [["absent.py"], ["folder"], ["-m", "absent"], ["-m", "absent.deeper"], ["-m", "folder"], ["-m", "program.deeper"]],
     ids=" ".join,
 )
-def test_a_missing_program_has_the_same_error_as_with_plain_python(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_missing_program_has_the_same_error_as_in_plain_python(tmp_path: Path, arguments: list[str]) -> None:
     write(tmp_path, "print('never')")
     plain, ours = compare(tmp_path, arguments)
     assert ours == plain
     assert plain.status != 0
 
 
-def test_processes_of_a_module_find_their_main_program(tmp_path: Path) -> None:
+def test_multiprocessing_children_of_a_module_find_their_main_program(tmp_path: Path) -> None:
     write(tmp_path, PROGRAMS_TO_COMPARE["multiprocessing"])
     plain, ours = compare(tmp_path, WAYS["a module"])
     assert ours == plain
     assert "[2, 4]" in plain.stdout
 
 
-# --- what differs, and has to ---
+# --- intended differences ---
 
 
-def test_the_interpreter_knows_that_it_was_not_started_by_hand(tmp_path: Path) -> None:
+def test_the_task_runner_enables_faulthandler(tmp_path: Path) -> None:
     write(tmp_path, "import faulthandler; print(faulthandler.is_enabled())")
     plain, ours = compare(tmp_path, ["program.py", "a"])
     assert plain.stdout == "False\n"
     assert ours.stdout == "True\n"
 
 
-def test_only_modules_of_the_standard_library_and_of_distlaunch_are_already_imported(tmp_path: Path) -> None:
-    """For example, a program's own `json.py` is not imported, as if another module had imported the library's."""
+def test_the_task_runner_imports_only_standard_library_and_worker_entry_modules(tmp_path: Path) -> None:
+    """A program's own `json.py` is not imported, for example: the standard library's is imported already."""
     write(tmp_path, "import sys; print(*sys.modules)")
     plain, ours = compare(tmp_path, ["program.py"])
     more = {name.partition(".")[0] for name in set(ours.stdout.split()) - set(plain.stdout.split())}
@@ -147,7 +147,7 @@ def test_only_modules_of_the_standard_library_and_of_distlaunch_are_already_impo
     assert not more & {"multiprocessing", "concurrent", "asyncio", "logging", "subprocess", "socket", "selectors"}
 
 
-def test_the_stack_is_a_few_frames_less_deep(tmp_path: Path) -> None:
+def test_the_task_runner_uses_fewer_than_12_stack_frames(tmp_path: Path) -> None:
     source = """
         def depth(n):
             try:
@@ -169,7 +169,7 @@ def test_the_stack_is_a_few_frames_less_deep(tmp_path: Path) -> None:
     ],
     ids=["not UTF-8", "an unknown encoding"],
 )
-def test_a_source_that_cannot_be_decoded_has_an_error_in_other_words(tmp_path: Path, source: bytes, said: str) -> None:
+def test_a_source_that_cannot_be_decoded_raises_a_syntax_error(tmp_path: Path, source: bytes, said: str) -> None:
     write(tmp_path, source)
     plain, ours = compare(tmp_path, ["program.py"])
     assert plain.status == ours.status == 1
@@ -179,7 +179,7 @@ def test_a_source_that_cannot_be_decoded_has_an_error_in_other_words(tmp_path: P
 
 
 @linux
-def test_a_fault_shows_where_it_happened(tmp_path: Path) -> None:
+def test_a_segmentation_fault_prints_the_line_of_the_program(tmp_path: Path) -> None:
     source = """
         import ctypes
         def crash():
@@ -202,7 +202,7 @@ def no_core() -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """Runs programs as an agent does, by an order in a file."""
+    """Runs programs as an agent does, with an order in a file."""
 
     folder: Path
 
@@ -230,12 +230,12 @@ class Task:
         return run(self.folder, [ENTRY, "task", "order.json"], **options)
 
     def crash(self, source: str | bytes, **options: Any) -> CrashRecord:
-        """The crash record of a program that has to fail."""
+        """The crash record of a program that is expected to fail."""
         before = time.time()
         assert self.run(source, **options).status != 0
         record: CrashRecord = parse(CrashRecord, json.loads(self.crash_file.read_text()), "crash record")
         assert before <= record.time <= time.time()
-        record.message.encode()  # can be written into any file
+        record.message.encode()  # can be written to any file
         return record
 
 
@@ -272,7 +272,7 @@ def task(tmp_path: Path) -> Task:
         ("x = 1\ny = (\n", "SyntaxError", "was never closed", 2),
     ],
 )
-def test_a_crash_record_has_exception_message_and_the_users_line(
+def test_a_crash_record_has_the_exception_its_message_and_the_user_line(
     task: Task, source: str, exception: str, message: str, line: int
 ) -> None:
     record = task.crash(source)
@@ -292,14 +292,14 @@ def test_a_crash_record_has_exception_message_and_the_users_line(
         ("module", "package", "package/__main__.py"),
     ],
 )
-def test_the_users_line_is_found_in_every_way_a_program_can_be_run(
+def test_a_crash_record_has_the_user_line_of_scripts_folders_and_modules(
     task: Task, kind: str, target: str, file: str
 ) -> None:
     record = task.crash("import json\n\njson.loads('{')", kind=kind, target=target)
     assert (record.file, record.line) == (str(task.folder / file), 3)
 
 
-def test_the_users_line_is_the_innermost_and_never_an_installed_packages(task: Task) -> None:
+def test_the_user_line_is_the_innermost_outside_of_installed_packages(task: Task) -> None:
     """Even if a package calls back into the user's code, as Keras does."""
     packages = task.folder / "lib" / "python3" / "site-packages"
     packages.mkdir(parents=True)
@@ -319,18 +319,18 @@ def test_the_users_line_is_the_innermost_and_never_an_installed_packages(task: T
 @pytest.mark.parametrize(
     "file", ["numpy/random/_generator.pyx", "/build/h5py/_objects.pyx", "built/elsewhere.py", "/built/elsewhere.py"]
 )
-def test_the_users_line_is_in_a_file_that_is_there_and_never_in_what_cython_has_compiled(task: Task, file: str) -> None:
+def test_the_user_line_is_in_an_existing_file_never_in_cython_code(task: Task, file: str) -> None:
     record = task.crash(f"x = 1\nexec(compile('\\n1 / 0', {file!r}, 'exec'))")
     assert (record.file, record.line) == (str(task.folder / "program.py"), 2)
 
 
 @pytest.mark.tensorflow
-def test_the_users_line_is_where_numpy_was_called(task: Task) -> None:
+def test_the_user_line_of_a_numpy_error_is_the_call_of_numpy(task: Task) -> None:
     record = task.crash("import numpy\n\nnumpy.random.default_rng().choice([], 3)")
     assert (record.exception, record.file, record.line) == ("ValueError", str(task.folder / "program.py"), 3)
 
 
-def test_the_users_line_may_be_within_an_archive(task: Task) -> None:
+def test_the_user_line_can_be_inside_a_zip_archive(task: Task) -> None:
     with zipfile.ZipFile(task.folder / "app.zip", "w") as archive:
         archive.writestr("__main__.py", "import part\n")
         archive.writestr("part.py", "x = 1\nx / 0\n")
@@ -338,7 +338,7 @@ def test_the_users_line_may_be_within_an_archive(task: Task) -> None:
     assert (record.file, record.line) == (str(task.folder / "app.zip" / "part.py"), 2)
 
 
-def test_the_users_line_is_that_of_the_first_failure_in_a_message(task: Task) -> None:
+def test_the_first_failure_in_a_graph_error_message_gives_the_user_line(task: Task) -> None:
     trace = 'Detected at node a defined at (most recent call last):\n  File "program.py", line {}, in f\n\n'
     message = f"Graph execution error:\n\n{trace.format(7)}{trace.format(8)}2 root error(s) found.\n"
     record = task.crash(f"x = 1\nraise ValueError({message!r})")
@@ -346,10 +346,8 @@ def test_the_users_line_is_that_of_the_first_failure_in_a_message(task: Task) ->
 
 
 @pytest.mark.parametrize(("function", "line"), [("<module>", 3), ("call", 2)])
-def test_the_users_line_is_that_of_the_failed_call_and_not_of_the_one_that_made_the_graph(
-    task: Task, function: str, line: int
-) -> None:
-    """Unless the line is in a function that the graph was made from: that function no longer runs."""
+def test_a_graph_error_has_the_line_of_the_failed_call_or_traced_function(task: Task, function: str, line: int) -> None:
+    """Unless the line is in a function that was traced into the graph: that function no longer runs."""
     trace = 'Detected at node a defined at (most recent call last):\\n  File "%s", line 2, in ' + function
     record = task.crash(f"x = 1\n\nraise ValueError('{trace}' % __file__)")
     assert (record.file, record.line) == (str(task.folder / "program.py"), line)
@@ -368,7 +366,9 @@ def test_the_users_line_is_that_of_the_failed_call_and_not_of_the_one_that_made_
         ),
     ],
 )
-def test_a_crash_record_says_what_the_program_was_calling(task: Task, library: str, call: str | None) -> None:
+def test_a_crash_record_names_the_library_function_that_the_program_called(
+    task: Task, library: str, call: str | None
+) -> None:
     packages = task.folder / "site-packages"
     packages.mkdir()
     (packages / "library.py").write_text(library)
@@ -376,7 +376,7 @@ def test_a_crash_record_says_what_the_program_was_calling(task: Task, library: s
     assert record.place == SourceLine(str(task.folder / "program.py"), 4, call)
 
 
-def test_a_patched_function_is_what_the_line_calls_and_not_what_the_patch_calls(task: Task) -> None:
+def test_a_crash_record_names_the_patched_function_not_one_that_the_patch_calls(task: Task) -> None:
     """Keras' own frames are removed, so the next frame is distlaunch's: the patched `fit`, or a helper of a patch."""
     ours = Path(crash_record.__file__).parents[1] / "keras_patches" / "callbacks.py"
     (task.folder / "patched.py").write_text(
@@ -388,10 +388,10 @@ def test_a_patched_function_is_what_the_line_calls_and_not_what_the_patch_calls(
 
 
 @pytest.mark.parametrize(("line", "call"), [("model.fit(x)", "fit"), ("model.fit(list(x))", None), ("x[1]", None)])
-def test_the_called_function_is_read_from_the_line_if_its_frames_are_left_out(
+def test_a_crash_record_reads_the_called_function_from_the_line_without_frames(
     task: Task, line: str, call: str | None
 ) -> None:
-    """Keras leaves out the frames of a call within a call, such as `evaluate` in a callback of `fit`."""
+    """Keras omits the frames of a nested call, such as `evaluate` in a callback of `fit`."""
     (task.folder / "filtered.py").write_text(
         "class Model:\n    def fit(self, x): 1 / 0\nmodel, x = Model(), ()\n"
         f"def run():\n    {line}\n"
@@ -403,7 +403,7 @@ def test_the_called_function_is_read_from_the_line_if_its_frames_are_left_out(
     assert record.place == SourceLine(str(task.folder / "filtered.py"), 5, call)
 
 
-def test_of_a_long_message_the_beginning_and_the_end_are_kept(task: Task) -> None:
+def test_a_crash_record_keeps_the_beginning_and_end_of_a_long_message(task: Task) -> None:
     record = task.crash("raise ValueError('begins ' + 'x' * 100_000 + ' ends')")
     assert len(record.message) == MESSAGE_LIMIT
     assert record.message.startswith("begins x")
@@ -411,13 +411,13 @@ def test_of_a_long_message_the_beginning_and_the_end_are_kept(task: Task) -> Non
     assert record.message.endswith("x ends")
 
 
-def test_the_line_of_a_syntax_error_is_that_of_the_imported_module(task: Task) -> None:
+def test_a_syntax_error_in_an_imported_module_is_recorded_with_its_line(task: Task) -> None:
     (task.folder / "wrong.py").write_text("x = 1\nf(:\n")
     record = task.crash("import wrong")
     assert (record.exception, record.file, record.line) == ("SyntaxError", str(task.folder / "wrong.py"), 2)
 
 
-def test_the_moment_is_that_of_the_raise_and_not_of_the_end(task: Task) -> None:
+def test_a_crash_record_has_the_time_of_the_raise_not_of_the_exit(task: Task) -> None:
     record = task.crash("import atexit, time\natexit.register(time.sleep, 0.5)\n1 / 0")
     assert time.time() - record.time >= 0.5
 
@@ -425,12 +425,12 @@ def test_the_moment_is_that_of_the_raise_and_not_of_the_end(task: Task) -> None:
 @pytest.mark.parametrize(
     "source", ["pass", "import sys; sys.exit()", "import sys; sys.exit(0)", "import sys; sys.exit(256)"]
 )
-def test_a_success_leaves_no_crash_record(task: Task, source: str) -> None:
+def test_a_successful_program_leaves_no_crash_record(task: Task, source: str) -> None:
     assert task.run(source).status == 0
     assert not task.crash_file.exists()
 
 
-def test_a_forked_child_that_fails_leaves_no_crash_record_for_its_parent(task: Task) -> None:
+def test_a_failed_forked_child_leaves_no_crash_record_for_its_parent(task: Task) -> None:
     assert task.run(PROGRAMS_TO_COMPARE["forked, and the child fails"]).status == 0
     assert not task.crash_file.exists()
 
@@ -438,7 +438,7 @@ def test_a_forked_child_that_fails_leaves_no_crash_record_for_its_parent(task: T
 def test_a_crash_record_is_private(task: Task) -> None:
     task.crash("1 / 0", preexec=lambda: os.umask(0))
     assert task.crash_file.stat().st_mode & 0o777 == 0o600
-    assert not list(task.folder.glob("crash.json.*"))  # nothing half-written
+    assert not list(task.folder.glob("crash.json.*"))  # no partial file
 
 
 @pytest.mark.parametrize("crash_file", ["no/such/folder/crash.json", "folder"])
@@ -453,7 +453,7 @@ def test_a_crash_record_that_cannot_be_written_does_not_hide_the_error(task: Tas
 
 
 @linux
-def test_a_full_disk_does_not_change_how_the_program_ends(task: Task) -> None:
+def test_a_full_disk_does_not_change_the_error_and_status_of_a_program(task: Task) -> None:
     def full_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -465,11 +465,11 @@ def test_a_full_disk_does_not_change_how_the_program_ends(task: Task) -> None:
     assert not task.crash_file.exists()
 
 
-# --- by hand ---
+# --- without an agent ---
 
 
 @pytest.mark.parametrize("runner", [BY_PATH, AS_MODULE], ids=["by its path", "as a module"])
-def test_a_task_can_be_run_by_hand(tmp_path: Path, runner: list[str]) -> None:
+def test_worker_entry_run_starts_a_program_without_an_agent(tmp_path: Path, runner: list[str]) -> None:
     shutil.copy(TASK_RAISE, tmp_path / "train.py")
     for arguments in (
         ["train.py"],
@@ -481,20 +481,20 @@ def test_a_task_can_be_run_by_hand(tmp_path: Path, runner: list[str]) -> None:
         assert ended.status == 1
         assert ended.stdout == "about to fail\n"
         assert ended.stderr.endswith("ValueError: no batch of 32\n")
-    assert not list(tmp_path.glob("*.json"))  # a crash record is the agent's business
+    assert not list(tmp_path.glob("*.json"))  # only an agent asks for a crash record
 
 
 @pytest.mark.parametrize(
     "arguments", [[], ["run"], ["run", "-m"], ["run", "--no-keras-patch"], ["dance"]], ids=" ".join
 )
-def test_wrong_usage_shows_the_right_one(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_wrong_worker_entry_command_line_prints_the_usage(tmp_path: Path, arguments: list[str]) -> None:
     ended = run(tmp_path, ["-m", "worker_entry", *arguments])
     assert ended.status == 1
     assert ended.stderr.startswith("usage: python -m worker_entry ")
     assert ended.stderr.count("\n") == 1
 
 
-def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_worker_entry_run_names_a_missing_command(tmp_path: Path) -> None:
     ended = run(tmp_path, ["-m", "worker_entry", "run", "--", "no-such-command"])
     assert (ended.status, ended.stderr) == (1, "no-such-command: No such file or directory\n")
 
@@ -508,7 +508,7 @@ OTHER_TENSORFLOW = {
 """Modules of a TensorFlow that lacks the names that are patched."""
 
 
-def test_a_tensorflow_that_is_not_like_those_that_are_known_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_tensorflow_without_the_expected_functions_is_not_patched(tmp_path: Path) -> None:
     lines = ["from worker_entry.hooks import built_strategy, collective_time, coordination_timeout, input_time"]
     lines += ["built_strategy.watch_strategies(print)", "coordination_timeout.lengthen(60.0)"]
     lines += ["clocks = collective_time.CollectiveClock(), input_time.InputClock()"]
@@ -538,7 +538,7 @@ thread.start()
 
 @pytest.mark.parametrize("source", ["", "raise SystemExit", "import sys; sys.exit(256)"])
 @pytest.mark.parametrize("after", ["", "import atexit, os\natexit.register(os.abort)\n"])
-def test_a_program_that_reaches_its_end_has_finished_whatever_its_interpreter_does(
+def test_a_program_that_reaches_its_end_counts_as_finished_if_its_interpreter_aborts(
     task: Task, source: str, after: str
 ) -> None:
     assert task.run(after + source).status == (-signal.SIGABRT if after else 0)
@@ -550,17 +550,17 @@ def test_a_program_that_reaches_its_end_has_finished_whatever_its_interpreter_do
     "source",
     ["1 / 0", "raise SystemExit(3)", "import os; os._exit(0)", "import os; os.abort()", "import sys; sys.exit('no')"],
 )
-def test_a_program_that_fails_has_not_finished(task: Task, source: str) -> None:
+def test_a_failed_program_does_not_count_as_finished(task: Task, source: str) -> None:
     task.run(source)
     assert not task.finished_file.exists()
 
 
-def test_a_forked_child_that_ends_does_not_finish_its_parent(task: Task) -> None:
+def test_the_exit_of_a_forked_child_does_not_mark_its_parent_as_finished(task: Task) -> None:
     source = "import os\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\n    os._exit(os.path.exists('finished'))\n"
     assert task.run(source).status == 0
 
 
-def test_an_exception_that_ends_a_thread_is_recorded_and_shown(task: Task) -> None:
+def test_an_exception_that_ends_a_thread_is_recorded_and_printed(task: Task) -> None:
     ended = task.run(LOADER + "thread.join()\n")
     assert ended.status == 0
     assert "KeyError: 'a'" in ended.stderr
@@ -568,17 +568,17 @@ def test_an_exception_that_ends_a_thread_is_recorded_and_shown(task: Task) -> No
     assert (record.exception, record.line, record.thread) == ("KeyError", 3, "loader")
 
 
-def test_a_program_that_gives_up_because_of_its_thread_keeps_the_record_of_the_thread(task: Task) -> None:
+def test_sys_exit_after_a_thread_exception_keeps_the_record_of_the_thread(task: Task) -> None:
     record = task.crash(LOADER + "thread.join()\nraise SystemExit(1)\n")
     assert (record.exception, record.thread) == ("KeyError", "loader")
 
 
-def test_an_exception_of_the_main_thread_takes_precedence_over_that_of_another_thread(task: Task) -> None:
+def test_a_main_thread_exception_replaces_the_record_of_another_thread(task: Task) -> None:
     record = task.crash(LOADER + "thread.join()\nraise ValueError('no batch')\n")
     assert (record.exception, record.line, record.thread) == ("ValueError", 7, None)
 
 
-def test_the_agent_can_read_how_far_a_program_has_come(task: Task) -> None:
+def test_the_status_file_shows_the_phases_of_the_tensorflow_import(task: Task) -> None:
     (task.folder / "tensorflow.py").write_text("print(open('status.json').read())\n")
     source = "print(open('status.json').read())\nimport tensorflow\nprint(open('status.json').read())\n"
     ended = task.run(source)
@@ -592,7 +592,7 @@ def test_the_agent_can_read_how_far_a_program_has_come(task: Task) -> None:
 @pytest.mark.parametrize("library", ["tensorflow", "torch"])
 @pytest.mark.parametrize(("before", "after"), [("", True), ("gc.disable()", False)])
 @pytest.mark.parametrize("end", ["", "raise ImportError"])
-def test_nothing_is_collected_while_a_big_library_is_imported_and_then_it_is_as_before(
+def test_garbage_collection_is_paused_during_a_big_import_and_then_restored(
     task: Task, library: str, before: str, after: bool, end: str
 ) -> None:
     (task.folder / f"{library}.py").write_text(f"import gc; print(gc.isenabled())\n{end}\n")

@@ -1,4 +1,4 @@
-"""A machine outside the cluster keeps trying its ports while the cluster trains, and gets nothing."""
+"""A machine outside the cluster scans its ports during training and gets no answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @contextlib.contextmanager
 def scanning(stranger: Host, target: str, first: int, last: int, found: dict[str, Any]) -> Iterator[None]:
-    """The stranger tries these ports of the target; at the end, `found` has what it found."""
+    """The unknown peer scans these ports of the target; at the end, `found` has the results."""
     with stranger.watching("scanning", (PROGRAMS / "scan.py").read_text(), target, str(first), str(last)) as words:
         yield
     found.update(json.loads(words[0]))
@@ -42,7 +42,7 @@ def run(network: Network, directory: Path, *arguments: str) -> Ran:
 
 
 def refused(ran: Ran) -> set[tuple[str, str]]:
-    """The tasks whose ports refused a stranger, with the stranger's address."""
+    """The tasks whose ports refused an unknown peer, with the peer's address."""
     lines = [json.loads(line) for line in (ran.directory / "events.jsonl").read_text().splitlines()]
     return {(line["task"], line["address"]) for line in lines if line["event"] == "connection-rejected"}
 
@@ -50,7 +50,7 @@ def refused(ran: Ran) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("host", "guard"), [(CONTROLLER[0], "off"), (CONTROLLER[0], "required"), (CONTROLLER[1], "required")]
 )
-def test_a_stranger_reaches_a_local_run_only_without_its_guards(
+def test_an_unknown_peer_reaches_a_local_run_only_without_port_guards(
     network: Network, tmp_path: Path, host: str, guard: str
 ) -> None:
     found: dict[str, Any] = {}
@@ -71,11 +71,11 @@ def test_a_stranger_reaches_a_local_run_only_without_its_guards(
     assert [task["unguarded"] for task in ran.report["attempts"][0]["tasks"]] == [None, None]
 
 
-@pytest.mark.parametrize("ipv6", [True, False], ids=["IPv6", "IPv4 alone"])
-def test_a_stranger_does_not_reach_parameter_servers_on_two_machines(
+@pytest.mark.parametrize("ipv6", [True, False], ids=["IPv6", "IPv4 only"])
+def test_an_unknown_peer_does_not_reach_parameter_servers_on_two_machines(
     network: Network, tmp_path: Path, ipv6: bool
 ) -> None:
-    if not ipv6:  # as in many pods: TensorFlow listens on IPv4 alone; the hosts' other addresses are gone for good
+    if not ipv6:  # as in many pods: TensorFlow listens on IPv4 only; the hosts lose their IPv6 addresses for good
         for name in ("gpu-a", "gpu-b"):
             network.hosts[name].run(["sh", "-c", "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6"])
     first = 23660 if ipv6 else 23670
