@@ -228,7 +228,7 @@ def test_a_hashed_known_hosts_file_is_accepted(distlaunch: Distlaunch, hosts: Ho
 
 def test_openssh_accepts_an_unknown_host_only_with_accept_new(distlaunch: Distlaunch, hosts: Hosts) -> None:
     hosts.known_hosts.write_text("")
-    program = "program: {command: ['true']}\nway: openssh\n"
+    program = "program: {command: ['true']}\nconnection: openssh\n"
     ran = distlaunch("up", hosts.write_spec(program), env=hosts.env)
     assert ran.status == 3
     assert "Host key verification failed" in ran.stderr
@@ -302,7 +302,7 @@ def test_a_spec_can_replace_the_ssh_configuration(distlaunch: Distlaunch, hosts:
 
 def test_a_rejected_user_key_is_named(distlaunch: Distlaunch, hosts: Hosts) -> None:
     config = (hosts.folder / "config").read_text()
-    (hosts.folder / "config").write_text(config.replace("user_key", "other_key"))
+    (hosts.folder / "config").write_text(config.replace("/user_key", "/other_key"))
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 3
     assert f"rejects the login; refused: {hosts.folder / 'other_key'}" in ran.stderr
