@@ -46,7 +46,7 @@ class RunContext:
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
     source: NodeSource = NodeSource()
-    """Where the nodes come from, and who takes them away."""
+    """The source of the nodes, which may also take them away."""
     only_checks: bool = False
     """Whether the nodes are only checked."""
     examines: bool = False

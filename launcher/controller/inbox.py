@@ -181,7 +181,7 @@ class Observer:
             yield event
 
     def _note(self, node: str, message: Message, offset_s: float) -> None:
-        """Handles what is no matter of the gang: records, messages to the user, and answers."""
+        """Handles the part of a message that does not concern the gang: records, notes to the user, and answers."""
         context = self._context
         match message:
             case Synced():

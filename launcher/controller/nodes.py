@@ -144,7 +144,7 @@ class NodeChoice:
 
 
 def make_transports(spec: ClusterSpec, targets: Targets, files: RunDir, run_id: str) -> dict[str, Transport]:
-    """The connectors to all nodes of a spec, by host."""
+    """The transports to all nodes of a spec, by host."""
     return {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
 
 

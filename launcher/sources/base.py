@@ -1,4 +1,4 @@
-"""Where the nodes of a run come from, and who takes them away."""
+"""The source of a run's nodes, which may also take them away."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from launcher.spec.models import ClusterSpec
 
 
 class NodeSource:
-    """The nodes that the spec lists or that its command names; nobody takes these away.
+    """The nodes that the spec lists or that its command names; they are never taken away.
 
-    A Slurm job and Kubernetes, which do, override the methods.
+    A Slurm job and the pods of Kubernetes may be; their classes override the methods.
     """
 
     is_lazy = False

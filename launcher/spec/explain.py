@@ -1,4 +1,4 @@
-"""Explains pydantic's errors about a spec to its user: the place, the error, and what to write instead."""
+"""Explains pydantic's errors about a spec to its user: the place, what is wrong, and what to write instead."""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ class TestForkedClusters:
                 assert (forkserver.pid, len(tasks)) == (min(each.pid for each in (forkserver, *tasks)), 2)
                 forkserver.kill()
                 time.sleep(1)
-                assert all(task.is_running() for task in tasks)
+                gone = [task for task in tasks if not task.is_running()]
+                logs = [(tmp_path / f"run/attempt-1/worker-{index}.log").read_text() for index in (0, 1)]
+                assert not gone, [gone, (tmp_path / "stderr").read_text(), *logs]
                 tasks[0].kill()
                 second = tmp_path / "run" / "attempt-2" / "worker-1.status.json"
                 wait_until(lambda: second.exists() and '"first_step": 1' in second.read_text(), "it trains again", 60)
