@@ -56,8 +56,11 @@ def parse_line(data: bytes) -> Line:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     match facts:
-        case {"time": int() | float() as moment, "attempt": int(attempt), "event": str(kind)} if moment is not True:
-            return Line(float(moment), attempt, _RENAMED.get(kind, kind), facts)
+        case {"time": bool()}:
+            pass
+        case {"time": int() | float() as moment, "attempt": int(attempt), "event": str(kind)}:
+            with contextlib.suppress(OverflowError):
+                return Line(float(moment), attempt, _RENAMED.get(kind, kind), facts)
     raise ValueError("not an event with its time and attempt")
 
 

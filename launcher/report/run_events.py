@@ -231,7 +231,7 @@ def make_record(line: Line) -> Record | None:
     """Makes the record of a line; returns None for a kind that this version does not know.
 
     Raises:
-        ValueError: the line has not the fields of its kind.
+        ValueError: the line lacks the fields of its kind.
     """
     facts = line.facts
     cls: Any = KINDS.get(line.kind)

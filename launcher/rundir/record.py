@@ -147,7 +147,7 @@ class RecordedRun:
         """
         try:
             fields = _rename_fields(json.loads(self.spec))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunDirectoryError(f"cannot read {self.files.spec}: {error}") from None
         if not isinstance(fields, dict):
             raise RunDirectoryError(f"cannot read {self.files.spec}: not an object")
@@ -214,13 +214,16 @@ def _parse_record(files: RunPaths, facts: Mapping[str, Any], written: float) -> 
     )
 
 
-def _rename_fields(spec: object) -> object:
-    """Gives the fields of a spec of format 1 their present names."""
-    if not isinstance(spec, dict):
-        return spec
-    nodes = spec.get("nodes")
-    renamed = {"connection" if name == "way" else name: value for name, value in spec.items()}
-    return renamed | ({"nodes": [_rename_fields(node) for node in nodes]} if isinstance(nodes, list) else {})
+def _rename_fields(part: object) -> object:
+    """Gives the fields of a spec of format 1, or of its nodes, their present names."""
+    if isinstance(part, list):
+        return [_rename_fields(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        "connection" if name == "way" else name: _rename_fields(value) if name in ("nodes", "known") else value
+        for name, value in part.items()
+    }
 
 
 def read_object(path: Path, limit: int = FILE_LIMIT) -> Mapping[str, Any]:

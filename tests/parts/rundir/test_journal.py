@@ -85,6 +85,8 @@ def test_the_journal_parser_ignores_unknown_events_and_rejects_incomplete_lines(
         b'"x"',
         b"[1]",
         b'{"event":"said"}',
+        b'{"time":false,"attempt":1,"event":"message","level":"note","text":"x"}',
+        b'{"time":1' + b"0" * 400 + b',"attempt":1,"event":"message","level":"note","text":"x"}',
         b'{"time":1,"attempt":1,"event":"said"}',
     ):
         with pytest.raises(ValueError, match="not a line of a journal"):

@@ -120,3 +120,11 @@ def test_a_run_folder_of_a_later_version_is_rejected(folder: Path) -> None:
         _ = RecordedRun(RunDir(folder)).record
     shown = run_here("status", str(folder), cwd=folder.parent, env=None)
     assert (shown.returncode, shown.stderr.splitlines()[-1]) == (3, "  update distlaunch")
+
+
+def test_the_known_nodes_of_an_old_slurm_run_are_read(folder: Path) -> None:
+    known = [{"host": f"n{index}", "way": "slurm", "tasks": {"worker": 1}} for index in (1, 2)]
+    spec = {"nodes": {"from": "slurm", "known": known}, "program": {"command": ["true"]}}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    nodes = RecordedRun(RunDir(folder)).parse_spec().nodes
+    assert [(node.host, node.connection) for node in nodes] == [("n1", "slurm"), ("n2", "slurm")]
