@@ -8,12 +8,17 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
+from launcher.in_parallel import map_parallel
 from worker_entry.system import clock
 
+CHECK_S = 0.1
+"""How often slow work is checked."""
+
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class Timing(Protocol):
@@ -39,6 +44,21 @@ class Timing(Protocol):
             A function that ends the repetition without waiting for a call in progress.
         """
 
+    def sleep(self, seconds: float) -> None:
+        """Returns after this time."""
+
+    def map(self, function: Callable[[_Item], _Result], items: Iterable[_Item], at_once: int) -> list[_Result]:
+        """Returns the results in the order of the items; calls the function for up to `at_once` of them in parallel.
+
+        Raises the error of the first failed item, once all are done.
+        """
+
+    def run_checked(self, work: Callable[[], _Result], check: Callable[[], None]) -> _Result:
+        """Returns the result of slow work; an exception from `check`, called meanwhile, ends the wait for it.
+
+        The work continues then: an exception in it could leave behind processes that it is just starting.
+        """
+
 
 class SystemTiming:
     """This machine's clocks and threads."""
@@ -62,3 +82,28 @@ class SystemTiming:
 
         threading.Thread(target=run, daemon=True).start()
         return ended.set
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(max(seconds, 0.0))
+
+    def map(self, function: Callable[[_Item], _Result], items: Iterable[_Item], at_once: int) -> list[_Result]:
+        return map_parallel(function, items, at_once)
+
+    def run_checked(self, work: Callable[[], _Result], check: Callable[[], None]) -> _Result:
+        results: list[_Result] = []
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                results.append(work())
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                errors.append(error)
+
+        worker = threading.Thread(target=run, name="work", daemon=True)
+        worker.start()
+        while worker.is_alive():
+            check()
+            worker.join(CHECK_S)
+        if errors:
+            raise errors[0]
+        return results[0]

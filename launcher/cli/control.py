@@ -56,10 +56,10 @@ def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool
     """
     from launcher.commands.requests import ask_to_end
     from launcher.errors import UsageError
+    from launcher.in_parallel import map_parallel
     from launcher.rundir.directory import RunDir
     from launcher.rundir.names import name_run
     from launcher.rundir.select import list_running, select_run, verify_own
-    from launcher.transports.in_parallel import map_parallel
 
     if (run is not None) + everything + warm > 1:
         raise UsageError("RUN, --all and --warm cannot be combined", hint="use one of them")

@@ -22,7 +22,6 @@ from launcher.transports.base import (
     Resumption,
     Transport,
 )
-from launcher.transports.in_parallel import map_parallel
 from launcher.transports.incoming import Inbox, Placement, Received
 from launcher.transports.log_mirror import LogMirror
 from worker_entry.agent.connection.lease import MARGIN_S
@@ -152,7 +151,7 @@ class NodeLinks:
         for node in nodes:
             self.ready.pop(node, None)
             self._close_inbox(node)
-        left = dict(zip(gone, map_parallel(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE), strict=True))
+        left = dict(zip(gone, self.timing.map(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE), strict=True))
         self._left.update(left)
         for node, link in gone.items():
             if left[node] is None:
@@ -259,7 +258,7 @@ class NodeLinks:
         # This machine last: closing its link kills all of our descendants, including proxies to other machines.
         here = [node for node in self._links if self._transports[node].shares_files]
         others = [node for node in self._links if node not in here]
-        ends = map_parallel(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)
+        ends = self.timing.map(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)
         left = dict(zip(others, ends, strict=True))
         left |= {node: self._links[node].close() for node in here}
         self.kept = {node: link.kept for node, link in self._links.items() if link.kept is not None}

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
+from launcher.clock import SystemTiming, Timing
 from launcher.console.writer import Console
 from launcher.controller.context import AttemptSetup
 from launcher.controller.detach import Detachment
@@ -31,10 +29,9 @@ from launcher.slurm.calls import JOB_ID
 from launcher.sources.node_list import find_nodes_first
 from launcher.sources.slurm import count_restarts
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import SLURM
+from launcher.spec.nodes import SLURM, NodeSpec
 from launcher.spec.redaction import REDACTED
-from launcher.transports.in_parallel import map_parallel
-from launcher.transports.node_cleanup import clean_node
+from launcher.transports.node_cleanup import CleanedNode, clean_node
 from worker_entry.agent.connection.lease import MARGIN_S
 from worker_entry.protocol.frozen import replace
 from worker_entry.system import clock
@@ -42,7 +39,8 @@ from worker_entry.system import clock
 NODES_AT_ONCE = 32
 POLL_S = 0.1
 
-_Result = TypeVar("_Result")
+Clean = Callable[[ClusterSpec, NodeSpec, list[str]], CleanedNode]
+"""Stops the processes that these runs left on a node of the spec."""
 
 
 class LeftoverError(DistlaunchError):
@@ -110,7 +108,7 @@ def resume(
         live=live,
         detachment=detachment,
         history=history,
-        prepare=functools.partial(_prepare, files, history, start.run_id, attended=attended, changed=changed)
+        prepare=functools.partial(prepare, files, history, start.run_id, attended=attended, changed=changed)
         if has_begun
         else prepare_nothing,
     )
@@ -163,7 +161,7 @@ def _find_cwd(record: RunRecord) -> str:
     return cwd
 
 
-def _prepare(
+def prepare(
     files: RunDir,
     history: History,
     run_id: str,
@@ -173,6 +171,8 @@ def _prepare(
     *,
     attended: float,
     changed: bool,
+    clean: Clean = clean_node,
+    timing: Timing | None = None,
 ) -> AttemptSetup | None:
     """Returns the running attempt; if there is none, stops leftover processes of the last attempt and returns None.
 
@@ -185,11 +185,14 @@ def _prepare(
         interrupts: the user's signals.
         attended: when a controller was last in charge of the tasks, in Unix seconds.
         changed: whether the spec has changed.
+        clean: cleans one node.
+        timing: the clocks and waits; None: this machine's.
 
     Raises:
         LeftoverError: leftover processes may still run.
         InterruptionError: a signal asked to stop.
     """
+    timing = timing or SystemTiming()
     taken_over = find_running_attempt(files, history, planner) if not changed else None
     if taken_over is not None:
         console.note(f"Taking over attempt {history.attempt} while its tasks continue")
@@ -199,12 +202,14 @@ def _prepare(
         return None
     console.note("Stopping leftover processes of the last attempt")
     spec = planner.spec
-    cleaned = _unless_asked(
-        interrupts,
-        lambda: map_parallel(lambda node: clean_node(spec, node, [run_id]), spec.nodes, NODES_AT_ONCE),
-    )
+
+    def clean_all() -> list[CleanedNode]:
+        return timing.map(lambda node: clean(spec, node, [run_id]), spec.nodes, NODES_AT_ONCE)
+
+    # A later `resume` repeats work that a signal has ended the wait for.
+    cleaned = timing.run_checked(clean_all, lambda: _check_asked(interrupts))
     if any(node.gone for node in cleaned):
-        _await_leases(attended, spec.timeouts.lease_s, console, interrupts)
+        await_leases(attended, spec.timeouts.lease_s, console, interrupts, timing)
     left = [str(node) for node in cleaned if not node.ok]
     if left:
         raise LeftoverError(
@@ -215,42 +220,17 @@ def _prepare(
     return None
 
 
-def _await_leases(attended: float, lease_s: float, console: Console, interrupts: Interrupts) -> None:
+def await_leases(attended: float, lease_s: float, console: Console, interrupts: Interrupts, timing: Timing) -> None:
     """Waits until tasks that cannot be queried have certainly ended: containers of a deleted pod may still run."""
-    wait_s = attended + lease_s + MARGIN_S - clock.now()
+    wait_s = attended + lease_s + MARGIN_S - timing.now()
     if wait_s > 0:
         console.note(
             f"Pods of the last attempt are gone; waiting {wait_s:.0f} s until their tasks have certainly ended"
         )
-    until = time.monotonic() + wait_s
-    while (left_s := until - time.monotonic()) > 0:
+    until = timing.monotonic() + wait_s
+    while (left_s := until - timing.monotonic()) > 0:
         _check_asked(interrupts)
-        time.sleep(min(left_s, POLL_S))
-
-
-def _unless_asked(interrupts: Interrupts, work: Callable[[], _Result]) -> _Result:
-    """Returns the result of the work; a signal ends the wait for it, but not the work.
-
-    The work continues in its thread, because an exception in it could leave behind processes that it is just starting.
-    A later `resume` repeats the work on the nodes.
-    """
-    results: list[_Result] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except Exception as error:  # noqa: BLE001 - the caller gets it
-            errors.append(error)
-
-    worker = threading.Thread(target=run, name="clean", daemon=True)
-    worker.start()
-    while worker.is_alive():
-        _check_asked(interrupts)
-        worker.join(POLL_S)
-    if errors:
-        raise errors[0]
-    return results[0]
+        timing.sleep(min(left_s, POLL_S))
 
 
 def _check_asked(interrupts: Interrupts) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from launcher.errors import UsageError
+from launcher.in_parallel import map_parallel
 from launcher.kubernetes.calls import POD_GONE, Kubectl
 from launcher.plan.paths import RunPaths
 from launcher.slurm.allocation import find_group, find_job
@@ -21,7 +22,6 @@ from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.spec.redaction import hide_words
 from launcher.transports.base import LinkError, Transport
 from launcher.transports.connector import FIRST_S, Connector
-from launcher.transports.in_parallel import map_parallel
 from launcher.transports.local import LocalTransport
 from launcher.transports.payload import IF_THERE
 from launcher.transports.programs import COMMAND, HOST, ProgramConnector

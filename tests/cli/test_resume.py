@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clock import SystemTiming
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.console.terminal import NowhereSink
 from launcher.console.writer import Console
-from launcher.controller.resume import _await_leases, _unless_asked
+from launcher.controller.resume import await_leases
 from launcher.errors import InterruptionError, UsageError
 from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.history import read_history
@@ -80,26 +81,11 @@ def test_the_lease_wait_counts_from_the_last_contact_and_ends_on_sigint() -> Non
     said = Console(NowhereSink())
     interrupts = Interrupts()
     began = time.monotonic()
-    _await_leases(time.time() - 3600, 60.0, said, interrupts)
+    await_leases(time.time() - 3600, 60.0, said, interrupts, SystemTiming())
     threading.Timer(0.2, interrupts.ask, [signal.SIGINT]).start()
     with pytest.raises(InterruptionError):
-        _await_leases(time.time(), 3600.0, said, interrupts)
+        await_leases(time.time(), 3600.0, said, interrupts, SystemTiming())
     assert time.monotonic() - began < 60
-
-
-def test_a_signal_interrupts_the_cleanup_of_nodes_before_a_resume() -> None:
-    interrupts, is_clean = Interrupts(), threading.Event()
-    assert _unless_asked(interrupts, lambda: 7) == 7
-    threading.Timer(0.2, interrupts.ask, [signal.SIGINT]).start()
-    with pytest.raises(InterruptionError):
-        _unless_asked(interrupts, is_clean.wait)
-    is_clean.set()
-    with pytest.raises(ValueError, match="it failed"):
-        _unless_asked(Interrupts(), fail)
-
-
-def fail() -> None:
-    raise ValueError("it failed")
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ BASICS = {
     "errors",
     "failures",
     "helpers",
+    "in_parallel",
     "own_command",
     "printable",
     "program_calls",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 BEGAN = 1_700_000_000.0
 """Unix seconds when the fake monotonic clock shows 0."""
@@ -67,3 +69,15 @@ class FakeTiming:
 
         self.after(first_s, call)
         return end
+
+    def sleep(self, seconds: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self.wait(queue.SimpleQueue[None](), seconds)
+
+    def map(self, function: Callable[[T], R], items: Iterable[T], at_once: int) -> list[R]:
+        del at_once
+        return [function(item) for item in items]
+
+    def run_checked(self, work: Callable[[], R], check: Callable[[], None]) -> R:
+        check()
+        return work()

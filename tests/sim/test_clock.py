@@ -44,6 +44,21 @@ def test_a_repeated_call_stops_once_it_returns_true() -> None:
     eventually(over)
 
 
+def test_slow_work_is_waited_for_until_a_check_fails() -> None:
+    is_done, checks = threading.Event(), iter([None, None])
+
+    def check() -> None:
+        if next(checks, InterruptedError) is not None:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        SystemTiming().run_checked(is_done.wait, check)
+    is_done.set()
+    assert SystemTiming().run_checked(lambda: 7, lambda: None) == 7
+    with pytest.raises(ZeroDivisionError):
+        SystemTiming().run_checked(lambda: 1 / 0, lambda: None)
+
+
 def test_a_repeated_call_can_be_cancelled_before_the_first_call() -> None:
     never = threading.Event()
     before = {*threading.enumerate()}

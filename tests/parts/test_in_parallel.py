@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from launcher.transports.in_parallel import map_parallel
+from launcher.in_parallel import map_parallel
 
 
 def test_map_parallel_returns_results_in_the_order_of_the_items() -> None:
