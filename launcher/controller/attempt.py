@@ -167,12 +167,14 @@ class AttemptLoop:
     def _connect(self) -> None:
         self._actions.write_plan()
         links = self._context.links
+        links.end_unanswered()  # agents that did not answer in the last attempt
         for node in self.state.policy.nodes.keys() - self.state.ready:
             links.connect(node, next(self._actions.tasks_of(node)).directory)
 
     def _next_events(self) -> Iterator[Event]:
         monotonic, deadline = self._context.timing.monotonic, self.state.deadline
-        until_due = IDLE_S if deadline is None else min(deadline - monotonic(), IDLE_S)
+        # A deadline that has passed without an effect waits for a node that is not heard.
+        until_due = min(deadline - monotonic(), IDLE_S) if deadline is not None and deadline > monotonic() else IDLE_S
         if monotonic() >= self._touch_due:
             self._touch_due = monotonic() + TOUCH_S
             self._context.journal.touch()
@@ -249,7 +251,8 @@ class AttemptLoop:
         policy = replace(policy, syncs=policy.syncs - known)
         if setup.taken_over is not None:
             return replay(setup.taken_over, policy)
-        return replace(new_attempt(policy, self._context.timing.monotonic()), ready=known)
+        unheard = frozenset(links.unheard & policy.nodes.keys())
+        return replace(new_attempt(policy, self._context.timing.monotonic()), ready=known, unheard=unheard)
 
     def _make_policy(self) -> AttemptPolicy:
         spec, plan = self._context.spec, self.plan

@@ -18,6 +18,7 @@ from launcher.report.models import RunReport
 from launcher.rundir.directory import RunDir
 from launcher.rundir.history import History
 from launcher.rundir.journal import Journal
+from launcher.rundir.owner import find_left_processes
 from launcher.sources.base import NodeSource
 from launcher.spec.models import ClusterSpec
 from worker_entry.protocol.frozen import dataclass, field
@@ -53,6 +54,8 @@ class RunContext:
     """Whether the nodes also report facts about their machines."""
     write_page: Callable[[RunReport], str] = lambda _: ""
     """Writes the page of an ended run and returns the page's path; empty if no page is wanted."""
+    find_left: Callable[[str], Sequence[int]] = find_left_processes
+    """The processes on this machine that belong to a run, independent of its agent."""
     depart: Callable[[AttemptState], None] = lambda _: None
     """Called with each state; lets a run in the background leave its terminal."""
 

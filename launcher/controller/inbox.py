@@ -19,6 +19,7 @@ from launcher.gang.events import (
     NodeBusy,
     NodeClaimed,
     NodeEmpty,
+    NodeHeard,
     NodeInspected,
     NodeLost,
     NodePrepared,
@@ -26,6 +27,7 @@ from launcher.gang.events import (
     NodeRefused,
     NodeSignalled,
     NodeSynced,
+    NodeUnheard,
     ProgramEnded,
     TaskExited,
     TaskHalted,
@@ -152,6 +154,8 @@ class Observer:
                 yield NodeAttached(node)
             case LinkDropped() | LinkResumed() | LinkNote():
                 tell_link(self._context, node, message)
+                if not isinstance(message, LinkNote):
+                    yield NodeUnheard(node) if isinstance(message, LinkDropped) else NodeHeard(node)
             case _:
                 self.origin = (node, self._context.links.frame)
                 yield from self._translate(node, message)

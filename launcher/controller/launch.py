@@ -219,7 +219,7 @@ def _opened_run(
         contextlib.nullcontext(open_folder()) as files,
         contextlib.closing(ControlServer()) as control,
         files.hold(replace(start, socket=control.path)) as journal,
-        _reporting_failure(files, start, journal, history, page=spec.report),
+        reporting_failure(files, start, journal, history, page=spec.report),
         opened_console(tasks, interrupts, journal, verbose=verbose, needed=needed, live=live) as console,
         keys_taken(console, interrupts, files.root, detachment),
         exporters.warning_at(console),
@@ -306,10 +306,16 @@ def _long_switch_interval(nodes: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _reporting_failure(
-    files: RunDir, start: RunStart, journal: Journal, history: History, *, page: bool
+def reporting_failure(
+    files: RunDir,
+    start: RunStart,
+    journal: Journal,
+    history: History,
+    *,
+    page: bool,
+    now: Callable[[], float] = clock.now,
 ) -> Iterator[None]:
-    """Writes a report for a run that could not be started, if possible."""
+    """Writes a report for a run that could not be started, if possible. `now`: Unix seconds."""
     try:
         yield
     except (ShownError, TakenOverError):
@@ -323,7 +329,7 @@ def _reporting_failure(
             name=start.name,
             directory=str(files.root),
             started=start.started,
-            ended=clock.now(),
+            ended=now(),
             left={},
             versions=make_versions(()),
             end=end_by_error(error),

@@ -6,7 +6,7 @@ psutil counts the processes on this machine, independent of the agent.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from launcher.console.writer import Console
 from launcher.controller.context import RunContext
@@ -19,12 +19,17 @@ from launcher.wording import count_of
 from worker_entry.protocol.messages import KeptWarm
 
 
-def confirm_left(left: Mapping[str, int | None], run_id: str, console: Console) -> dict[str, int | None]:
-    """Checks this machine's count against psutil's; if they differ, warns and returns the larger one."""
+def confirm_left(
+    left: Mapping[str, int | None],
+    run_id: str,
+    console: Console,
+    find: Callable[[str], Sequence[int]] = find_left_processes,
+) -> dict[str, int | None]:
+    """Checks this machine's count against that of `find`; if they differ, warns and returns the larger one."""
     counted = left.get(LOCAL)
     if counted is None:
         return dict(left)
-    found = find_left_processes(run_id)
+    found = find(run_id)
     if len(found) != counted:
         pids = f": {', '.join(map(str, found))}" if found else ""
         agents = count_of(counted, "process", "processes")

@@ -17,8 +17,10 @@ from launcher.transports.base import (
     AgentAddress,
     Link,
     LinkClosed,
+    LinkDropped,
     LinkError,
     LinkNews,
+    LinkResumed,
     Resumption,
     Transport,
 )
@@ -87,6 +89,8 @@ class NodeLinks:
         """When the tasks of lost nodes have certainly ended, in monotonic seconds."""
         self._inboxes: dict[str, Inbox] = {}
         """The inboxes of current links; messages from older ones are dropped."""
+        self.unheard: set[str] = set()
+        """The nodes whose connection is broken, as far as `next` has told."""
         self._placement = Placement()
         self._queue: queue.SimpleQueue[Received | Incoming] = queue.SimpleQueue()
         self._handling: Received | None = None
@@ -103,7 +107,8 @@ class NodeLinks:
         self._transports |= transports
 
     def begin(self, attempt: int, nodes: Mapping[str, Collection[TaskId]]) -> None:
-        """Begins an attempt: from now on, each node may report only its tasks of this attempt."""
+        """Begins an attempt: from now on, each node may report only its tasks of this attempt, and is given time."""
+        self._relax()
         self._placement = Placement.of(attempt, nodes)
         self._mirror.begin(attempt)
 
@@ -124,6 +129,14 @@ class NodeLinks:
                 isolated=self._isolated,
             ),
         )
+
+    def end_unanswered(self) -> None:
+        """Closes the links to nodes whose agents have not answered Hello; nothing was started there."""
+        nodes = self._links.keys() - self.ready.keys()
+        links = [self._links.pop(node) for node in nodes]
+        for node in nodes:
+            self._close_inbox(node)
+        self.timing.map(lambda link: link.close(), links, CLOSING_AT_ONCE)
 
     def resume(self, node: str, resumption: Resumption) -> None:
         """Takes over the node's agent from an earlier controller; call it after `begin`. Queues the result."""
@@ -150,6 +163,7 @@ class NodeLinks:
         gone = {node: self._links.pop(node) for node in nodes if node in self._links}
         for node in nodes:
             self.ready.pop(node, None)
+            self.unheard.discard(node)
             self._close_inbox(node)
         left = dict(zip(gone, self.timing.map(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE), strict=True))
         self._left.update(left)
@@ -189,8 +203,7 @@ class NodeLinks:
             while isinstance(arrived, Received):
                 arrived.inbox.release(arrived)
                 if arrived.inbox is self._inboxes.get(arrived.inbox.node) and not arrived.is_late:
-                    if isinstance(arrived.message, Ready):
-                        self.ready[arrived.inbox.node] = arrived.message
+                    self._note(arrived.inbox.node, arrived.message)
                     self._handling = arrived
                     return arrived.inbox.node, arrived.message
                 arrived.inbox.settle(arrived)
@@ -198,6 +211,14 @@ class NodeLinks:
         except queue.Empty:
             return None
         return arrived
+
+    def _note(self, node: str, message: Message | LinkNews) -> None:
+        if isinstance(message, Ready):
+            self.ready[node] = message
+        elif isinstance(message, LinkDropped):
+            self.unheard.add(node)
+        elif isinstance(message, (LinkResumed, LinkClosed)):
+            self.unheard.discard(node)
 
     @property
     def frame(self) -> int:
@@ -220,6 +241,12 @@ class NodeLinks:
         """Drops agents that hang or cannot be reached, instead of waiting until their leases expire."""
         if self._end_hurry is None:
             self._end_hurry = self.timing.repeat(self._drop_silent, POLL_S, POLL_S)
+
+    def _relax(self) -> None:
+        """Ends the hurry."""
+        if self._end_hurry is not None:
+            self._end_hurry()
+            self._end_hurry = None
 
     def _drop_silent(self) -> bool:
         for link in list(self._links.values()):
@@ -251,7 +278,6 @@ class NodeLinks:
     def close(self) -> dict[str, int | None]:
         """Stops every agent; returns the number of processes left on each node, None if unknown."""
         self.hurry()
-        assert self._end_hurry is not None
         for node, link in self._links.items():
             self._close_inbox(node)
             link.send(Goodbye(self._keep_warm_s))
@@ -262,7 +288,7 @@ class NodeLinks:
         left = dict(zip(others, ends, strict=True))
         left |= {node: self._links[node].close() for node in here}
         self.kept = {node: link.kept for node, link in self._links.items() if link.kept is not None}
-        self._end_hurry()
+        self._relax()
         self._mirror.close()
         return self._left | left
 

@@ -244,7 +244,8 @@ def find_running_attempt(files: RunDir, history: History, planner: Planner) -> A
         return None
     started = RecordedRun(files).plan
     nodes = {task.node for task in started.tasks}
-    addresses = {task.node: task.address for task in started.tasks}
+    # TensorBoard's address is this machine's own, not that at which the other nodes reach its node.
+    addresses = {task.node: task.address for task in started.tasks if not task.task.is_auxiliary}
     if not nodes or not all(node in history.ready and history.ready[node].reattach_folder for node in nodes):
         return None  # an agent on this machine ends with its controller
     selected = planner.select_nodes([node.host for node in planner.spec.nodes if node.host not in nodes])

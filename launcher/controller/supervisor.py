@@ -153,7 +153,7 @@ class Supervisor:
         self._context.source.close()
         if self._last is not None and self._last.state.is_taken_away:
             self._links.give_up(self._last.state.lost)
-        left = confirm_left(self._links.close(), self._context.run_id, self._console)
+        left = confirm_left(self._links.close(), self._context.run_id, self._console, self._context.find_left)
         self._pods_left = self._context.source.release()
         left = dict.fromkeys(left, 0) if self._pods_left == 0 else left  # their processes ended with the pods
         if error is None:

@@ -8,7 +8,8 @@ individually. `policy` has the table of which tasks count for what.
 
 `facts.apply` records the facts; the rules here decide by the recorded facts, and not by the order in which they became
 known. So a later controller that knows the same facts comes to the same decision. Only time limits depend on when a
-controller saw an event; they start again at a takeover.
+controller saw an event; they start again at a takeover, and none ends a running attempt while the connection to a node
+that it needs is broken: the lease bounds that time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from launcher.gang.events import (
     Event,
     Finish,
     Interrupted,
+    NodeHeard,
     PrepareNodes,
     ProgramEnded,
     RestartTask,
@@ -83,6 +85,8 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     before, state = state, apply(state, event)
     if state.phase is Phase.STOPPING:
         return _while_stopping(state, event, now)
+    if before.is_blind and isinstance(event, NodeHeard):
+        state = _give_time(state, now)
     if is_progress(state, event):
         state = replace(state, last_progress=now, busy={}, excused=None, is_looked_at_again=False)
     if state.is_done and (isinstance(event, Interrupted) or state.is_taken_away):
@@ -121,6 +125,12 @@ def take_over(state: AttemptState) -> AttemptState:
     No time limit runs before all of its nodes are attached again: until then, the tasks' reports cannot arrive.
     """
     return replace(state, phase=Phase.RUNNING, detached=state.occupied)
+
+
+def _give_time(state: AttemptState, now: float) -> AttemptState:
+    """Once a node is heard again, no time limit ends the attempt before the node's reports have arrived."""
+    deadline = max(state.deadline, now + STACKS_S) if state.deadline is not None else None
+    return replace(state, deadline=deadline, last_progress=None if state.last_progress is None else now)
 
 
 def _after_takeover(state: AttemptState, now: float) -> Decision:
@@ -237,6 +247,8 @@ def _while_training(state: AttemptState, event: Event, now: float) -> Decision:
 
 def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> Decision:
     """Asks the tasks what they are doing before it stops them; tasks at work continue."""
+    if state.is_blind:
+        return replace(state, suspicion=None), ()
     if state.suspicion is None:
         stalled_s = now - state.last_progress if state.last_progress is not None else 0.0
         return replace(state, suspicion=reason, stalled_s=stalled_s, deadline=now + STACKS_S), (AskStacks(),)
@@ -326,4 +338,4 @@ def _stop(
 
 
 def _is_due(state: AttemptState, now: float) -> bool:
-    return state.deadline is not None and now >= state.deadline
+    return state.deadline is not None and now >= state.deadline and not state.is_blind

@@ -86,6 +86,20 @@ class NodeLost:
 
 
 @dataclass(frozen=True)
+class NodeUnheard:
+    """The connection to the node is broken: until NodeHeard or NodeLost, nobody knows what its tasks do."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class NodeHeard:
+    """The node is connected again; what has happened there meanwhile is reported next."""
+
+    node: str
+
+
+@dataclass(frozen=True)
 class NodeAttached:
     """This controller has taken over the node's agent from an earlier controller."""
 
@@ -324,7 +338,7 @@ Fact = (
     | StacksReceived
 )
 """An event that the journal records if the event changes the state."""
-Event = Fact | NodeBusy | TaskWrote | StacksAsked | ProfileAsked | FilesAsked | Tick
+Event = Fact | NodeBusy | NodeUnheard | NodeHeard | TaskWrote | StacksAsked | ProfileAsked | FilesAsked | Tick
 
 
 # --- actions ---

@@ -16,6 +16,7 @@ from launcher.gang.events import (
     NodeBusy,
     NodeClaimed,
     NodeEmpty,
+    NodeHeard,
     NodeInspected,
     NodeLost,
     NodePrepared,
@@ -23,6 +24,7 @@ from launcher.gang.events import (
     NodeRefused,
     NodeSignalled,
     NodeSynced,
+    NodeUnheard,
     ProfileAsked,
     ProgramEnded,
     StacksAsked,
@@ -69,6 +71,10 @@ def is_relevant(state: AttemptState, event: Event) -> bool:
             return node in state.policy.nodes and node not in state.empty and node not in state.lost
         case NodeAttached(node):
             return node in state.detached
+        case NodeUnheard(node):
+            return node in state.policy.nodes and node not in state.unheard and node not in state.lost
+        case NodeHeard(node):
+            return node in state.unheard
         case NodeEmpty(node):
             return node in state.policy.nodes and node not in state.empty and state.phase is Phase.STOPPING
         case TaskStarted(task):
@@ -140,7 +146,16 @@ def apply(state: AttemptState, event: Event) -> AttemptState:
         case NodeRefused():
             return replace(state, refusals=(*state.refusals, event))
         case NodeLost(node, reason):
-            return replace(state, lost={**state.lost, node: reason}, detached=state.detached - {node})
+            return replace(
+                state,
+                lost={**state.lost, node: reason},
+                detached=state.detached - {node},
+                unheard=state.unheard - {node},
+            )
+        case NodeUnheard(node):
+            return replace(state, unheard=state.unheard | {node})
+        case NodeHeard(node):
+            return replace(state, unheard=state.unheard - {node})
         case NodeAttached(node):
             return replace(state, detached=state.detached - {node})
         case NodeEmpty(node):

@@ -106,6 +106,8 @@ class AttemptState:
     inspected: frozenset[str] = frozenset()
     detached: frozenset[str] = frozenset()
     """The nodes of an earlier controller's attempt whose agents this controller has yet to take over."""
+    unheard: frozenset[str] = frozenset()
+    """The nodes whose connection is broken at the moment."""
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
     not_joined: frozenset[TaskId] | None = None
@@ -199,6 +201,11 @@ class AttemptState:
             return True
         running = self.policy.servers | self.policy.trainers - self.ended
         return not self.is_done and not running.isdisjoint(self.policy.nodes[node])
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the running attempt needs a node whose connection is broken: what seems missing may have happened."""
+        return self.phase is Phase.RUNNING and any(map(self.needs, self.unheard))
 
     @property
     def unreachable(self) -> frozenset[TaskId]:

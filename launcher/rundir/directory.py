@@ -9,7 +9,7 @@ import json
 import os
 import pwd
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,15 +97,15 @@ class RunDir(RunPaths):
             self.write_json(self.run, {**facts, **end})
 
     @contextlib.contextmanager
-    def hold(self, start: RunStart) -> Iterator[Journal]:
-        """Marks the run as running, and at the end as ended; yields its journal.
+    def hold(self, start: RunStart, now: Callable[[], float] = clock.now) -> Iterator[Journal]:
+        """Marks the run as running, and at the end as ended; yields its journal. `now`: Unix seconds.
 
         Raises:
             UsageError: another controller holds the run, or has held it since `start` was made.
         """
         facts = {"format": FORMAT, **asdict(start), "directory": str(self.root), "controller": asdict(this_process())}
         with self._lock():
-            yield from self._hold(start, facts)
+            yield from self._hold(start, facts, now)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -125,7 +125,7 @@ class RunDir(RunPaths):
         finally:
             os.close(descriptor)
 
-    def _hold(self, start: RunStart, facts: dict[str, Any]) -> Iterator[Journal]:
+    def _hold(self, start: RunStart, facts: dict[str, Any], now: Callable[[], float]) -> Iterator[Journal]:
         # Imported here: commands that only read a run's folder need no models.
         from launcher.report.run_events import RunStarted
         from launcher.rundir.journal import Journal
@@ -146,7 +146,7 @@ class RunDir(RunPaths):
                 self.lock.unlink()
             raise
         try:
-            journal = Journal(self.events, clock.now)
+            journal = Journal(self.events, now)
         except OSError as error:
             raise _cannot_write(self.events, error) from None
         journal.write(RunStarted(start.run_id, start.name, str(self.root), start.generation, written))
@@ -156,7 +156,7 @@ class RunDir(RunPaths):
             journal.close()
             end = asdict(journal.ended) if journal.ended is not None else {}
             if self.find_generation() <= start.generation:  # otherwise another controller owns run.json
-                end |= {"ended": True, "ended_at": clock.now(), "waits": journal.waits}
+                end |= {"ended": True, "ended_at": now(), "waits": journal.waits}
                 self._write_end(f"{_render({**facts, **end})}\n")
 
     def _write_end(self, text: str) -> None:

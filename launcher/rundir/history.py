@@ -87,6 +87,7 @@ def read_history(files: RunPaths) -> History:
     endings: list[AttemptOutcome] = []
     records: list[Record] = []
     ready: dict[str, Ready] = {}
+    met: set[str] = set()  # the nodes whose agents the current controller knows to be there
     frames: dict[str, int] = {}
     state: StateName = "connecting"
     ended: Ended | None = None
@@ -94,13 +95,16 @@ def read_history(files: RunPaths) -> History:
     for entry in RecordedRun(files).read_records():
         if isinstance(entry.event, RunStarted):
             attended, is_attended = max(attended, entry.event.written if is_attended else 0.0), False
+            met.clear()
         if entry.attempt:
             attended, is_attended = max(attended, entry.time), True
         if entry.attempt > number:
             number, began = entry.attempt, entry.time
             records.clear()
+            ready = {node: facts for node, facts in ready.items() if node in met}  # a full disk may lose the new ones
         if isinstance(entry.event, NodeMet):
             ready[entry.event.node] = entry.event.ready
+            met.add(entry.event.node)
         elif isinstance(entry.event, AttemptEnded):
             attempts.append(entry.event.report)
             endings += [entry.event.ending] if entry.event.ending is not None else []
@@ -110,6 +114,8 @@ def read_history(files: RunPaths) -> History:
             ended = entry.event
         elif isinstance(entry.event, _FACTS):
             records.append(entry)
+        if isinstance(entry.event, gang.NodeAttached):
+            met.add(entry.event.node)
         if isinstance(entry.event, gang.NodeReady):
             frames[entry.node] = 0  # a new agent counts from the beginning
         if entry.node:
@@ -139,7 +145,8 @@ def replay(history: History, policy: AttemptPolicy) -> AttemptState:
         history: has the attempt's events.
         policy: the attempt's policy.
     """
-    facts = AttemptState(policy, phase=Phase.FORMING)
+    # All of its nodes have answered; those that stayed connected after an earlier attempt did so then.
+    facts = AttemptState(policy, phase=Phase.FORMING, ready=policy.hosts)
     for event in history.events:
         facts = apply(facts, event)
     return take_over(facts)

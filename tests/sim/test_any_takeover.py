@@ -30,6 +30,7 @@ from launcher.rundir.history import replay
 from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId, parse_task_id
 from launcher.verdict.causes import find_cause
+from tests.harness.builders.facts import facts
 from tests.sim.takeover_stories import Story, Takeover, World
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import CrashRecord, Problem, Progress, TaskExit
@@ -48,11 +49,6 @@ CLUSTERS: tuple[tuple[Any, Mapping[str, tuple[TaskId, ...]]], ...] = (
 OUT_OF_STEP = CrashRecord(1000.0, "InternalError", "Collective instance 7 expected group size 2, got 1")
 RAISED = CrashRecord(1000.0, "ValueError", "no batch")
 STEPS = Progress(9, 1, 9, 1000.0, 1009.0)
-NOT_FACTS = (
-    *("last_progress", "suspicion", "stalled_s", "stacks", "activity", "busy", "excused", "is_looked_at_again"),
-    *("deadline", "raised_due", "detached", "phase", "reason", "stopped"),
-)
-"""Fields with a controller's conclusions and clocks."""
 
 
 def is_possible(event: Event, policy: AttemptPolicy) -> bool:
@@ -104,16 +100,6 @@ takeovers = st.builds(
     st.sampled_from([0, 0, 1, 2, 3]),
     st.sampled_from([0.0, -1e5, 1e5, 3600.0]),
 )
-
-
-def facts(state: AttemptState) -> dict[str, Any]:
-    """The facts that a controller knows, without steps and models, because tasks report these again."""
-    known = {name: value for name, value in vars(state).items() if name not in NOT_FACTS and name != "policy"}
-    known["status"] = {
-        task: (replace(status, model=None, progress=None), status.progress is not None and status.progress.training)
-        for task, status in state.status.items()
-    }
-    return known
 
 
 def end_of(state: AttemptState) -> tuple[Reason | None, int | None, TaskId | None]:

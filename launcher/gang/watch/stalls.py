@@ -36,7 +36,7 @@ def is_progress(state: AttemptState, event: Event) -> bool:
 
 def is_stalled(state: AttemptState, now: float) -> bool:
     """Whether there was no progress for too long; `now`: the controller's monotonic clock, in seconds."""
-    if state.last_progress is None or now - state.last_progress < (state.policy.stall_s or LEAST_S):
+    if state.is_blind or state.last_progress is None or now - state.last_progress < (state.policy.stall_s or LEAST_S):
         return False
     if state.excused is not None and now < state.excused:
         return False
