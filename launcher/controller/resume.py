@@ -21,7 +21,7 @@ from launcher.report.models import RunReport
 from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.history import History, read_history
 from launcher.rundir.names import absolute, choose_folder, name_job, name_run
-from launcher.rundir.record import RecordedRun, RunRecord, last_written, read_record
+from launcher.rundir.record import RecordedPlan, RecordedRun, RunRecord, last_written, read_record
 from launcher.rundir.select import verify_own
 from launcher.signals import Interrupts
 from launcher.slurm.allocation import find_job
@@ -238,14 +238,18 @@ def _check_asked(interrupts: Interrupts) -> None:
         raise InterruptionError(interrupts.asked)
 
 
+def _find_addresses(plan: RecordedPlan) -> dict[str, str]:
+    """The address at which the other nodes reach each node; TensorBoard's is not one of these."""
+    return {task.node: task.address for task in plan.tasks if not task.task.is_auxiliary}
+
+
 def find_running_attempt(files: RunDir, history: History, planner: Planner) -> AttemptSetup | None:
     """The last attempt, if its tasks may still run and a plan made now equals the plan that was started."""
     if history.ended is not None or not history.is_open or history.state != "running":
         return None
     started = RecordedRun(files).plan
     nodes = {task.node for task in started.tasks}
-    # TensorBoard's address is this machine's own, not that at which the other nodes reach its node.
-    addresses = {task.node: task.address for task in started.tasks if not task.task.is_auxiliary}
+    addresses = _find_addresses(started)
     if not nodes or not all(node in history.ready and history.ready[node].reattach_folder for node in nodes):
         return None  # an agent on this machine ends with its controller
     selected = planner.select_nodes([node.host for node in planner.spec.nodes if node.host not in nodes])

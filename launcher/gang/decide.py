@@ -59,6 +59,8 @@ SIGNALLED_GRACE_S = 600.0
 """From SIGTERM to SIGKILL after a SIGTERM from Slurm, until Slurm reports how long the tasks may run."""
 STOP_MARGIN_S = 30.0
 """How long after the last SIGKILL a node may take to report that no process is left."""
+NEWS_S = 3.0
+"""How long a node that is heard again may take to report what has happened meanwhile."""
 STACKS_S = 10.0
 """How long all tasks may take to report what they are doing, before they are stopped for lack of progress."""
 
@@ -100,7 +102,8 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if not state.policy.only_checks:
         if any(state.needs(refusal.node) for refusal in state.refusals):
             return _stop(state, Reason.REFUSED, FAILURE_GRACE_S, now)
-        if state.phase is not Phase.CONNECTING and any(map(state.needs, state.lost)):
+        is_lost = state.phase is not Phase.CONNECTING and any(map(state.needs, state.lost))
+        if is_lost and not _awaits_news(state, now):
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
     if before.detached and not state.detached:
         return _after_takeover(state, now)
@@ -112,7 +115,8 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if state.phase in BEFORE_START:
         return _before_start(state, event, now)
     if state.failures:
-        return _while_failing(state, event, now)
+        only_served = all(failure.task in state.policy.servers for failure in state.failures)
+        return (state, ()) if only_served and _awaits_news(state, now) else _while_failing(state, event, now)
     if state.raised and state.raised_due is not None and now >= state.raised_due:
         longer = {program.task: state.policy.stop_grace_s for program in state.raised}
         return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now, longer=longer)
@@ -130,7 +134,13 @@ def take_over(state: AttemptState) -> AttemptState:
 def _give_time(state: AttemptState, now: float) -> AttemptState:
     """Once a node is heard again, no time limit ends the attempt before the node's reports have arrived."""
     deadline = max(state.deadline, now + STACKS_S) if state.deadline is not None else None
-    return replace(state, deadline=deadline, last_progress=None if state.last_progress is None else now)
+    progress = None if state.last_progress is None else now
+    return replace(state, deadline=deadline, last_progress=progress, heard_due=now + NEWS_S)
+
+
+def _awaits_news(state: AttemptState, now: float) -> bool:
+    """Whether the training may have succeeded without our knowledge: then a node or a server is no longer needed."""
+    return state.is_blind or (state.phase is Phase.RUNNING and state.heard_due is not None and now < state.heard_due)
 
 
 def _after_takeover(state: AttemptState, now: float) -> Decision:

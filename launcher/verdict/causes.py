@@ -41,7 +41,10 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
         state: the last state of the attempt.
         tails: the last lines of the logs of tasks that failed.
     """
-    ends = [*state.exits.values(), *map(make_exit, state.raised)]
+    # A program that has raised has failed, even if something in its process then exits with status 0.
+    raised = [program for program in state.programs.values() if program.crash is not None]
+    hidden = [program for program in raised if program.task in state.exits and not state.exits[program.task].failed]
+    ends = [*state.exits.values(), *map(make_exit, [*state.raised, *hidden])]
     failures = [e for e in ends if state.fails(e) and failed_by_itself(state, e)]
     if not failures:
         return None

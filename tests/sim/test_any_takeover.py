@@ -32,7 +32,6 @@ from launcher.tasks import TaskId, parse_task_id
 from launcher.verdict.causes import find_cause
 from tests.harness.builders.facts import facts
 from tests.sim.takeover_stories import Story, Takeover, World
-from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import CrashRecord, Problem, Progress, TaskExit
 
 COVERS = ("launcher/gang", "launcher/rundir/history.py", "launcher/rundir/journal.py", "launcher/report/run_events.py")

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from tests.sim.storm.defects import DEFECTS, put_back
 from tests.sim.storm.history_files import HISTORIES, write
 from tests.sim.storm.scenarios import Scenario, draw
 from tests.sim.storm.shrinking import play, shrink
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes (one per core)")
     parser.add_argument("--history", type=Path, metavar="FILE", help="play a history instead of seeds")
     parser.add_argument("--keep", action="store_true", help=f"write what breaks a rule to {HISTORIES.name}/")
+    parser.add_argument("--defect", choices=DEFECTS, default="", help="put this defect back: how soon is it found?")
     parser.add_argument("--max-failures", type=int, default=10, metavar="N", help="stop after so many (10)")
     chosen = parser.parse_args(arguments)
     if chosen.history is not None:
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = range(chosen.first, chosen.first + chosen.seeds)
     parts = (seeds[at : at + AT_ONCE] for at in range(0, len(seeds), AT_ONCE))
     with ProcessPoolExecutor(max(chosen.jobs or 1, 1)) as pool:
-        for part, found in pool.map(_play_all, parts):
+        for part, found in pool.map(partial(_play_all, chosen.defect), parts):
             done += len(part)
             failed += found
             if time.monotonic() - shown >= SHOW_S:
@@ -46,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if len(failed) >= chosen.max_failures:
                 pool.shutdown(cancel_futures=True)
                 break
-    print(f"{done} runs, {len(failed)} failed, {_rate(done, began)}")
-    for seed in failed:
+    print(f"{done} runs, {len(failed)} failed{f', first {failed[0]}' if failed else ''}, {_rate(done, began)}")
+    for seed in failed if not chosen.defect else ():
         _show(draw(seed), keep=chosen.keep)
     return 1 if failed else 0
 
@@ -57,8 +59,9 @@ def _rate(done: int, began: float) -> str:
     return f"{done / seconds:.0f} runs per second, {seconds:.0f} s"
 
 
-def _play_all(seeds: Sequence[int]) -> tuple[Sequence[int], list[int]]:
-    return seeds, [*islice((seed for seed in seeds if play(draw(seed))), 10)]
+def _play_all(defect: str, seeds: Sequence[int]) -> tuple[Sequence[int], list[int]]:
+    with put_back(defect):
+        return seeds, [*islice((seed for seed in seeds if play(draw(seed))), 10)]
 
 
 def _show(scenario: Scenario, *, keep: bool) -> int:

@@ -21,11 +21,11 @@ from launcher.controller.nodes import Recovered
 from launcher.controller.resume import prepare
 from launcher.controller.supervisor import Supervisor
 from launcher.errors import EXIT_BUG, DistlaunchError, RunDirectoryError, ShownError, TakenOverError
-from launcher.gang.events import EndAnnounced
+from launcher.gang.events import EndAnnounced, Fact
 from launcher.plan.planner import Planner, fill_in_folders
 from launcher.plan.rendering import render_spec
 from launcher.report.models import RunReport
-from launcher.report.run_events import Record
+from launcher.report.run_events import AttemptEnded, Ended, Record, State
 from launcher.rundir.directory import RunDir, RunStart
 from launcher.rundir.history import NO_HISTORY, read_history
 from launcher.rundir.journal import Journal
@@ -179,7 +179,6 @@ class Controller:
     def _conduct(self) -> None:
         """As `launch.conduct` and `resume` do, without a console, a socket and exporters."""
         world, timing = self.world, self.timing
-        world.note_controller(self)
         files = StormFiles(world.files.root, self)
         history = read_history(files) if self.generation else NO_HISTORY
         if not self._requeued:
@@ -193,6 +192,7 @@ class Controller:
             contextlib.closing(Console(NowhereSink(), record=journal.say)) as console,
         ):
             self.journal = journal
+            world.note_controller(self)
             journal.listen(self._note_record)
             planner = Planner(spec, str(files.root), {}, sys.executable)
             files.write_text(files.spec, render_spec(spec))
@@ -285,7 +285,8 @@ class Controller:
         return Recovered.YES
 
     def _note_record(self, record: Record) -> None:
-        del record
+        if self is not self.world.controllers[-1] and isinstance(record.event, (Fact, State, AttemptEnded, Ended)):
+            self.world.break_rule("fenced", f"generation {self.generation} still writes {record.event}")
         loop = self.supervisor.loop if self.supervisor is not None else None
         self.known = loop.state if loop is not None else None
         self.count_effect()

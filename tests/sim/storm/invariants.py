@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tests.sim.storm.world import World
 
 KNOWN = {*FAILURES, *USER_ERRORS, "succeeded", "interrupted", "node-unreachable", "start-failed", "no-progress"}
+NEWS_S = 2.0
+"""How long the controller may not have known that a task has ended."""
 JOURNAL_LIMIT = 300_000
 """Bytes of a journal per attempt and controller."""
 
@@ -117,7 +119,14 @@ def _check_outcome(world: World, report: RunReport, records: list[Record]) -> It
         for record in records
         if record.attempt == number and isinstance(record.event, TaskExited) and not record.event.failed
     }
-    by_themselves = [task for task in trainers if task.ended is not None and not task.was_asked and task.ended.exit.ok]
+    by_themselves = [
+        task
+        for task in trainers
+        if task.ended is not None
+        and task.ended.exit.ok
+        and cluster is not None
+        and task.ended_at < cluster.stopped - NEWS_S
+    ]
     planned = [task for task in report.attempts[-1].tasks if world.find_role(task.task) == "trainer"]
     is_complete = bool(trainers) and len(by_themselves) == len(planned)
     if is_complete and {parse_task_id(task.name) for task in trainers} <= known:

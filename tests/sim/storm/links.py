@@ -374,6 +374,7 @@ class StormLink:
         wire = self.wire
         if wire is not None and wire.agent is not None and wire.is_healthy and self._machine.chance.random() < 0.5:
             wire.agent.confirm(frame)
+            self._controller.count_effect()
 
     def drop_if_silent(self, limit_s: float) -> None:
         silent_s = self._world.simulation.now - self.last_heard

@@ -406,7 +406,6 @@ class Agent:
         asks = not self._is_signalled
         self._is_stopping = True
         for task in self.running:
-            task.was_asked = True
             limit_s = max(grace_s, order.longer.get(task.name, 0.0)) if order is not None else grace_s
             task.kill_after(limit_s)
             if not task.is_alive:
@@ -479,13 +478,14 @@ class TaskProcess:
         self.is_alive = True
         self.has_succeeded = False
         """Whether its program has ended without a failure, by itself."""
-        self.is_hung = self.is_halted = self.was_asked = False
+        self.is_hung = self.is_halted = False
         self.activity = Activity()
         self.started = Started(name, 8, self.machine.time(), start)
         self.status: Status | None = None
         self.halted: Halted | None = None
         self.returned: Returned | None = None
         self.ended: Exited | None = None
+        self.ended_at = FOREVER
         self._is_over = False
         """Whether its program has ended."""
         self._crash: CrashRecord | None = None
@@ -651,14 +651,12 @@ class TaskProcess:
     # --- signals ---
 
     def interrupt(self) -> None:
-        self.was_asked = True
         if self.program.on_stop == "ignore" or self.is_hung:
             return
         self.agent.say(InterruptTaken(self.name))
         self._later(self._save_s, partial(self.end, TaskExit(signal=signal.SIGINT)))
 
     def terminate(self) -> None:
-        self.was_asked = True
         if self.program.on_stop == "save":
             self._later(self._save_s, partial(self.end, TaskExit(143)))
         elif self.program.on_stop == "die" and not self.is_halted:
@@ -683,7 +681,7 @@ class TaskProcess:
     def end(self, how: TaskExit) -> None:
         if not self.is_alive:
             return
-        self.is_alive = False
+        self.is_alive, self.ended_at = False, self.world.simulation.now
         self.world.note_end(self, how)
         self.has_succeeded = self.has_succeeded or how.ok
         now = self.machine.time()

@@ -11,6 +11,8 @@ from typing import Any
 
 PLACES = ("begin", "Hello", "Prepare", "Start", "up", "Stop", "Goodbye")
 """What a moment may follow: the beginning, an order that a node gets, or a cluster that has formed."""
+TOGETHER, APART_S = 0.4, (0.0, 0.0, 0.1, 1.0, 5.0, 12.0)
+"""How often a fault follows another one, and how soon: seldom does a single one show a defect."""
 _LEASE_S = 30.0
 FATAL = ("1 ValueError: no batch", "1 UnavailableError: Socket closed", "1", "-9", "-15", "-11", "143", "42")
 OUT_OF_STEP = "1 InternalError: Collective instance 7 expected group size 2, got 1"
@@ -100,7 +102,14 @@ def draw(seed: int) -> Scenario:
     nodes = [node["host"] for node in spec["nodes"]]
     tasks = [*_name_tasks(spec)]
     count = chance.choice([0, 1, 1, 1, 2, 2, 3, 3, 4, 6, 8])
-    faults = tuple(sorted((_draw_fault(chance, nodes, tasks, source) for _ in range(count)), key=repr))
+    drawn: list[Fault] = []
+    for _ in range(count):
+        fault = _draw_fault(chance, nodes, tasks, source)
+        if drawn and chance.random() < TOGETHER:
+            when = drawn[-1].when
+            fault = replace(fault, when=replace(when, delay_s=round(when.delay_s + chance.choice(APART_S), 3)))
+        drawn.append(fault)
+    faults = tuple(sorted(drawn, key=repr))
     return Scenario(seed, spec, program, faults, source, checks=chance.random() < 0.2)
 
 
@@ -212,11 +221,10 @@ def _draw_fault(chance: random.Random, nodes: Sequence[str], tasks: Sequence[str
             name = chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]).name
             return Fault(kind, when, seconds=chance.choice([0.0, 2.0]), what=name)
         case "kill":
-            return Fault(
-                kind, when, seconds=chance.choice([0.0, 1.0, 5.0, 15.0, 60.0]), what=str(chance.randint(0, 40))
-            )
+            effects = f"{chance.randint(0, 40)}{chance.choice(['', '', '', ' twice'])}"
+            return Fault(kind, when, seconds=chance.choice([0.0, 1.0, 5.0, 15.0, 60.0]), what=effects)
         case "suspend":
-            return Fault(kind, when, seconds=spell_s, what=chance.choice(["", "", "resume"]))
+            return Fault(kind, when, seconds=spell_s)
         case "announce":
             choices = ["preempted", "cancelled", "memory"] if source == "slurm" else ["evicted", "deleted"]
             return Fault(kind, when, node, chance.choice([0.0, 5.0, 20.0]), chance.choice(choices))

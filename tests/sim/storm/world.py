@@ -69,7 +69,12 @@ class Cluster:
     tasks: dict[str, TaskProcess] = field(default_factory=dict)
     joined: dict[str, TaskProcess] = field(default_factory=dict)
     is_up: bool = False
-    is_stopped: bool = False
+    stopped: float = FOREVER
+    """When its first task was asked to end."""
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stopped < FOREVER
 
 
 class World:
@@ -146,11 +151,13 @@ class World:
     def note_controller(self, controller: Controller) -> None:
         self.controllers.append(controller)
 
-    def resume(self, *, requeued: bool = False) -> None:
-        """The user, or the engine, starts the next controller, unless one is there."""
+    def resume(self, *, requeued: bool = False, times: int = 1) -> None:
+        """The user, or the engine, starts the next controller, unless one is there; perhaps `times` at once."""
         if self._is_over or self.controller is not None:
             return
-        Controller(self, self.controllers[-1].generation + 1, requeued=requeued)
+        generation = self.controllers[-1].generation + 1 if self.controllers else 0
+        for _ in range(times):
+            Controller(self, generation, requeued=requeued)
 
     def note_death(self, controller: Controller) -> None:
         controller.free_disk()
@@ -177,14 +184,13 @@ class World:
     def note_end_of_controller(self, controller: Controller) -> None:
         controller.free_disk()
         self._check_left(controller)
-        if controller.is_fenced or controller is not self.controllers[-1]:
-            return
+        is_last = bool(self.controllers) and controller is self.controllers[-1]
+        why = controller.error.reference if controller.error is not None and controller.report is None else ""
         if controller.waits:
             self.simulation.after(RESUME_S, partial(self.resume, requeued=True))
-        elif controller.report is None and controller.error is not None and controller.error.reference == "leftover":
+        elif not is_last or why == "leftover":
             self._retries += 1
-            if self._retries > RETRIES:
-                self._is_over = True
+            self._is_over = self._retries > RETRIES
             self.simulation.after(RETRY_S, self.resume)
         else:
             self._is_over = True
@@ -228,7 +234,7 @@ class World:
         is_excused = any(excuse.since <= now and excuse.until >= cluster.began for excuse in self.excuses)
         if not is_done and not is_excused:
             self.break_rule("healthy", f"attempt {agent.attempt} is stopped on {agent.machine.name} although it trains")
-        cluster.is_stopped = True
+        cluster.stopped = now
 
     def note_spawn(self, task: TaskProcess) -> None:
         for machine in self.machines.values():
@@ -294,7 +300,10 @@ class World:
 
     def waits_for_peer(self, task: TaskProcess) -> bool:
         cuts = ["peers" in machine.cuts for machine in (task.machine, *(peer.machine for peer in self._peers(task)))]
-        return any(peer.is_alive and peer.is_stuck for peer in self._peers(task)) or any(cuts)
+        workers = [name for name in self.clusters[task.attempt].joined if self.find_role(name) == "server"]
+        helpers = [name for name in workers if name.startswith("worker:")]
+        has_none = bool(helpers) and not any(self.clusters[task.attempt].tasks[name].is_alive for name in helpers)
+        return has_none or any(peer.is_alive and peer.is_stuck for peer in self._peers(task)) or any(cuts)
 
     # --- faults ---
 
@@ -505,15 +514,16 @@ class Faults:
             controller.ask(signal.SIGTERM)
 
     def kill(self, fault: Fault) -> None:
-        """The controller dies; the user resumes the run."""
+        """The controller dies; the user resumes the run, perhaps in two terminals."""
         controller = self._world.controller
         if controller is None:
             return
-        controller.kill_soon(int(fault.what))
-        self._after(5.0 + fault.seconds, self._world.resume)
+        effects, _, twice = fault.what.partition(" ")
+        controller.kill_soon(int(effects))
+        self._after(5.0 + fault.seconds, partial(self._world.resume, times=2 if twice else 1))
 
     def suspend(self, fault: Fault) -> None:
-        """The controller is suspended; another one may take over from another machine."""
+        """The controller is suspended."""
         controller = self._world.controller
         if controller is not None:
             self._delay_start(fault)
