@@ -86,7 +86,7 @@ class Actions:
                     self._links.send(node, ReleaseGpus())
             case SyncNodes():
                 if self._context.bundle is not None:
-                    for node in state.policy.syncs & state.awaited:
+                    for node in sorted(state.policy.syncs & state.awaited):
                         self._links.send(node, self._context.bundle.offer)
                 self._unrestored = state.policy.restores & state.awaited
             case PrepareNodes():
@@ -111,7 +111,7 @@ class Actions:
             case StopNodes(grace_s, for_handlers, interrupts, longer):
                 if state.signal is not None or state.is_taken_away:
                     self._links.hurry()
-                for node in state.occupied:
+                for node in sorted(state.occupied):
                     of_node = {str(task): longer[task] for task in longer.keys() & state.policy.nodes[node]}
                     self._links.send(node, Stop(grace_s, for_handlers, interrupts, of_node))
 
@@ -159,7 +159,7 @@ class Actions:
         if not self._unrestored or self._context.collector.is_saving:
             return
         offer = self._context.collector.offer_checkpoint()
-        for node in self._unrestored:
+        for node in sorted(self._unrestored):
             self._links.send(node, offer)
         self._unrestored = frozenset()
 
@@ -242,7 +242,7 @@ class Actions:
             guard=spec.guard,
             tunnel=make_tunnel_key() if spec.isolation == "tunnel" else None,
         )
-        for node in state.awaited:
+        for node in sorted(state.awaited):
             self._links.send(node, replace(order, tasks=[task.request for task in self.tasks_of(node)]))
             if checks is not None:
                 self._links.send(node, checks.make_inspect(node))

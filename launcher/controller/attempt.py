@@ -168,7 +168,7 @@ class AttemptLoop:
         self._actions.write_plan()
         links = self._context.links
         links.end_unanswered()  # agents that did not answer in the last attempt
-        for node in self.state.policy.nodes.keys() - self.state.ready:
+        for node in sorted(self.state.policy.nodes.keys() - self.state.ready):
             links.connect(node, next(self._actions.tasks_of(node)).directory)
 
     def _next_events(self) -> Iterator[Event]:
@@ -197,7 +197,7 @@ class AttemptLoop:
         if isinstance(event, NodeReady) and self.state is not earlier:
             self._to_preload.add(event.node)
         if self._to_preload and self.state.reason is None and not self.state.waits_for_gpus:
-            for node in self._to_preload & self.state.ready:
+            for node in sorted(self._to_preload & self.state.ready):
                 self._actions.preload(node)
             self._to_preload.clear()
         for action in actions:

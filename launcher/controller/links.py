@@ -132,7 +132,7 @@ class NodeLinks:
 
     def end_unanswered(self) -> None:
         """Closes the links to nodes whose agents have not answered Hello; nothing was started there."""
-        nodes = self._links.keys() - self.ready.keys()
+        nodes = sorted(self._links.keys() - self.ready.keys())
         links = [self._links.pop(node) for node in nodes]
         for node in nodes:
             self._close_inbox(node)
@@ -180,7 +180,7 @@ class NodeLinks:
 
     def give_up(self, nodes: Collection[str]) -> None:
         """Drops the links to lost nodes whose leftover processes another party stops."""
-        for node in self._links.keys() & {*nodes}:
+        for node in sorted(self._links.keys() & {*nodes}):
             self._close_inbox(node)
             self._links.pop(node).abandon()
             self._left[node] = None

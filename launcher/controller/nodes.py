@@ -135,12 +135,12 @@ class NodeChoice:
             nodes: the nodes to leave.
             empty: the nodes on which nothing of the last attempt runs.
         """
-        left = self._links.ready.keys() & nodes
+        left = sorted(self._links.ready.keys() & nodes)
         for node in left:
             self._links.send(node, Goodbye())
         self._links.forget(left)
         self._links.clear_fences(empty)
-        self.lost |= dict.fromkeys(left & self._links.fences.keys(), AgentAddress())
+        self.lost |= {node: AgentAddress() for node in left if node in self._links.fences}
 
 
 def make_transports(spec: ClusterSpec, targets: Targets, files: RunDir, run_id: str) -> dict[str, Transport]:

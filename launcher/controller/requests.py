@@ -45,7 +45,7 @@ class StackRequests:
             self._collector = StackCollector(
                 state.started.keys() - state.exits.keys(), self._context.timing.monotonic()
             )
-            for node in state.occupied:
+            for node in sorted(state.occupied):
                 self._context.links.send(node, ShowStacks())
 
     def note(self, message: Stacks) -> None:

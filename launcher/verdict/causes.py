@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 
-from launcher.gang.events import TaskExited
+from launcher.gang.events import ProgramEnded, TaskExited
 from launcher.gang.faults import find_injected
 from launcher.gang.state import AttemptState, make_exit
 from launcher.tasks import TaskId
@@ -41,10 +41,7 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
         state: the last state of the attempt.
         tails: the last lines of the logs of tasks that failed.
     """
-    # A program that has raised has failed, even if something in its process then exits with status 0.
-    raised = [program for program in state.programs.values() if program.crash is not None]
-    hidden = [program for program in raised if program.task in state.exits and not state.exits[program.task].failed]
-    ends = [*state.exits.values(), *map(make_exit, [*state.raised, *hidden])]
+    ends = [*state.exits.values(), *map(make_exit, [*state.raised, *_find_hidden(state)])]
     failures = [e for e in ends if state.fails(e) and failed_by_itself(state, e)]
     if not failures:
         return None
@@ -65,6 +62,12 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
         exited = TaskExited(halt.task, TaskExit(signal=halt.signal), halt.time)
         return Cause(exited, "stalled", "and did not continue", "SIGCONT continues a stopped process: `kill -CONT PID`")
     return classify(state, first, tails.get(first.task, ()))
+
+
+def _find_hidden(state: AttemptState) -> list[ProgramEnded]:
+    """The programs that have raised in processes that then exited with status 0, as an exit handler may make them."""
+    raised = [program for program in state.programs.values() if program.crash is not None]
+    return [program for program in raised if program.task in state.exits and not state.exits[program.task].failed]
 
 
 def was_stopped(state: AttemptState, event: TaskExited) -> bool:

@@ -16,8 +16,10 @@ from launcher.gang.events import Event, TaskExited
 from launcher.gang.restarts import AttemptOutcome
 from launcher.gang.state import AttemptState, Phase
 from launcher.rundir import history
+from launcher.rundir.directory import RunDir
 from launcher.rundir.record import RecordedPlan
-from launcher.transports.incoming import Inbox, Placement, Received
+from launcher.transports.incoming import Placement
+from launcher.verdict import causes
 from tests.sim.storm import controllers
 from worker_entry.protocol.frozen import replace
 
@@ -33,15 +35,20 @@ def _begin_in_a_hurry(self: NodeLinks, attempt: int, nodes: Mapping[str, Any]) -
     self._mirror.begin(attempt)
 
 
-def _release_and_settle(self: Inbox, arrived: Received, release: Any = Inbox.release) -> None:
-    release(self, arrived)
-    self.settle(arrived)
+def _accept_each_end(state: AttemptState, event: Event, is_relevant: Any = facts.is_relevant) -> bool:
+    return event.task in state.started if isinstance(event, TaskExited) else bool(is_relevant(state, event))
 
 
-def _accept_each_exit(state: AttemptState, event: Event, is_relevant: Any = facts.is_relevant) -> bool:
-    if isinstance(event, TaskExited):
-        return event.task in state.started and event.task not in state.exits
-    return bool(is_relevant(state, event))
+def _claim_all(self: RunDir, attempt: int, tasks: Any) -> dict[str, int]:
+    del self, attempt
+    return {str(task): 60 for task in tasks}
+
+
+def _only_forget(self: NodeLinks, nodes: Any) -> None:
+    for node in nodes:
+        self._links.pop(node, None)
+        self.ready.pop(node, None)
+        self._close_inbox(node)
 
 
 def _take_over_at_once(state: AttemptState) -> AttemptState:
@@ -54,10 +61,6 @@ def _never_count(ending: AttemptOutcome, *_: Any, **__: Any) -> AttemptOutcome:
 
 def _leave_all(files: Any, past: Any, _run_id: str, planner: Any, *_: Any, **__: Any) -> Any:
     return resume.find_running_attempt(files, past, planner)
-
-
-def _start_limits_only(state: AttemptState, now: float, after: Any = rules._after_takeover) -> Any:
-    return after(state, now)[0], ()
 
 
 DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[Any]]]] = {
@@ -81,29 +84,37 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
         "a cluster that trains counts as hung while the connections to its nodes are broken",
         lambda: patch.object(AttemptState, "is_blind", False),
     ),
+    "news": (
+        "a lost node fails a run whose training has finished, which a node that is connected again has yet to report",
+        lambda: patch.object(rules, "_awaits_news", lambda *_: False),
+    ),
+    "hidden": (
+        "a program that raises, and whose process then exits with status 0, is a bug of distlaunch",
+        lambda: patch.object(causes, "_find_hidden", lambda _: []),
+    ),
     "fence": (
         "a restart does not wait until the tasks of a lost node have certainly ended",
         lambda: patch.object(Pauses, "fence", lambda *_: None),
-    ),
-    "confirm": (
-        "a message counts as handled as soon as it is read, and is lost when the controller dies before it acts",
-        lambda: patch.object(Inbox, "release", _release_and_settle),
-    ),
-    "late": (
-        "messages about the tasks of an attempt that has ended reach the next one",
-        lambda: patch.object(Received, "is_late", False),
-    ),
-    "starts": (
-        "the repeated end of a task's earlier start counts as the end of its later one",
-        lambda: patch.object(rules, "is_relevant", _accept_each_exit),
     ),
     "detached": (
         "after a takeover, time limits run before the nodes are attached",
         lambda: patch.object(history, "take_over", _take_over_at_once),
     ),
-    "orders": (
-        "after a takeover, a restart order that has not arrived is not repeated",
-        lambda: patch.object(rules, "_after_takeover", _start_limits_only),
+    "ends": (
+        "a task has a second end when it is reported again after a takeover",
+        lambda: patch.object(rules, "is_relevant", _accept_each_end),
+    ),
+    "offsets": (
+        "after a takeover, logs are sent on from where the agent has stopped, not from what the run's folder has",
+        lambda: patch.object(RunDir, "log_sizes", _claim_all),
+    ),
+    "done": (
+        "a signal fails a run whose trainers have all ended",
+        lambda: patch.object(AttemptState, "is_done", False),
+    ),
+    "links": (
+        "the connections to lost nodes stay open",
+        lambda: patch.object(NodeLinks, "forget", _only_forget),
     ),
     "budget": (
         "no restart counts",

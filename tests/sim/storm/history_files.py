@@ -1,4 +1,4 @@
-"""Histories: scenarios that have broken a rule, in `histories/`, each with the rule and the defect that it showed."""
+"""Histories: scenarios that have broken a rule, in `histories/`, each with what was wrong."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ HISTORIES = Path(__file__).with_name("histories")
 
 
 def write(scenario: Scenario, broken: Broken) -> Path:
-    """Writes a scenario as a history; its `defect` is still to be written by hand."""
+    """Writes a scenario as a history; `showed`, what was wrong, is to be written by hand once it is known."""
     path = HISTORIES / f"{broken.rule.replace(' ', '-')}-{scenario.seed}.json"
-    path.write_text(scenario.to_json(broke=broken.rule, defect=broken.detail), encoding="utf-8")
+    path.write_text(scenario.to_json(showed=str(broken), defect=""), encoding="utf-8")
     return path
 
 
@@ -26,6 +26,6 @@ def list_histories() -> list[Path]:
     return sorted(HISTORIES.glob("*.json"))
 
 
-def describe(path: Path) -> str:
-    """The defect that the history has shown."""
+def read_defect(path: Path) -> str:
+    """The name in `DEFECTS` of what was wrong; empty if it cannot be put back."""
     return str(json.loads(path.read_text(encoding="utf-8"))["defect"])

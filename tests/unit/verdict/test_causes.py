@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from launcher.gang.decide import FAILURE_GRACE_S, SAVING_S
-from launcher.gang.events import StopNodes, TaskExited, TaskHalted, TaskReported, Tick
-from launcher.gang.state import AttemptState, Phase
+from launcher.gang.decide import FAILURE_GRACE_S, RAISED_S, SAVING_S
+from launcher.gang.events import ProgramEnded, StopNodes, TaskExited, TaskHalted, TaskReported, Tick
+from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.tasks import TaskId
 from launcher.verdict.causes import classify, find_cause, is_collateral
 from tests.harness.builders.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
@@ -237,3 +237,13 @@ def cause_of(state: AttemptState, tails: dict[TaskId, Sequence[str]]) -> tuple[T
     cause = find_cause(state, tails)
     assert cause is not None
     return cause.exited.task, cause.reference
+
+
+def test_a_program_that_raised_is_the_cause_although_its_process_exits_with_status_0() -> None:
+    """An exit handler may call `os._exit(0)`, after the others were stopped because of the exception."""
+    raised = ProgramEnded(W0, 1050.0, CrashRecord(1050.0, "ValueError", "no batch"))
+    state = history(ONE_NODE, raised, RAISED_S, Tick(), ended(W1, 1060.0, by=signal.SIGKILL), ended(W0, 1061.0))
+    assert state.reason is Reason.TASK_FAILED
+    cause = find_cause(state, {})
+    assert cause is not None
+    assert (cause.exited.task, cause.reference) == (W0, "task-failed")

@@ -1,0 +1,100 @@
+"""Whole runs from seeds: no order of events breaks a rule; see `tests.sim.storm`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.places import ROOT
+from tests.sim.storm.defects import DEFECTS, put_back
+from tests.sim.storm.history_files import list_histories, read, read_defect
+from tests.sim.storm.scenarios import Fault, Moment, Program, Scenario, draw
+from tests.sim.storm.shrinking import play, shrink
+
+PARTS, SEEDS, NEW_SEEDS = 20, 50, 25
+"""The runs are split into parts, which several processes share."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_fixed_seed_breaks_a_rule(part: int) -> None:
+    for seed in range(part * SEEDS, (part + 1) * SEEDS):
+        assert not (broken := play(draw(seed))), f"seed {seed}: {broken[0]}"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_new_seed_breaks_a_rule(part: int) -> None:
+    """A failure names its seed: `python -m tests.sim.storm --first SEED --seeds 1` shrinks it."""
+    first = part + secrets.randbelow(1 << 40)
+    for seed in range(first, first + NEW_SEEDS):
+        assert not (broken := play(draw(seed))), f"seed {seed}: {broken[0]}"
+
+
+@pytest.mark.parametrize("history", list_histories(), ids=lambda path: path.stem)
+def test_the_order_of_events_of_a_mended_defect_breaks_no_rule(history: Path) -> None:
+    assert play(read(history)) == []
+
+
+@pytest.mark.parametrize(
+    "history", [each for each in list_histories() if read_defect(each)], ids=lambda path: path.stem
+)
+def test_a_history_breaks_a_rule_when_its_defect_is_put_back(history: Path) -> None:
+    with put_back(read_defect(history)):
+        assert play(read(history))
+
+
+def test_each_defect_that_storm_finds_has_a_history() -> None:
+    assert {read_defect(history) for history in list_histories()} >= DEFECTS.keys()
+
+
+def test_a_seed_plays_the_same_run_in_every_process() -> None:
+    """The order of sets differs between processes, and must not matter."""
+    program = (
+        "import pathlib, sys, tempfile\n"
+        "from tests.sim.storm.scenarios import draw\n"
+        "from tests.sim.storm.world import World\n"
+        "for seed in range(40):\n"
+        "    with tempfile.TemporaryDirectory() as folder:\n"
+        "        world = World(draw(seed), pathlib.Path(folder, 'run'))\n"
+        "        world.play()\n"
+        "        print(seed, world.simulation.now, [*map(len, world.written.values())], len(world.excuses))\n"
+    )
+    played = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert played[0] == played[1]
+
+
+def test_a_failing_scenario_shrinks_to_the_fault_that_matters() -> None:
+    nodes = [{"host": f"n{n}", "address": f"10.0.0.{n + 1}", "tasks": {"worker": 1}} for n in range(3)]
+    timeouts = {"lease_s": 60.0, "start_s": 60.0, "drain_s": 30.0, "stop_grace_s": 2.0, "stall_s": 30.0}
+    matters = Fault("outage", Moment("up", 1, 5.0), seconds=40.0)
+    scenario = Scenario(
+        1,
+        {
+            "nodes": nodes,
+            "program": {"script": "train.py"},
+            "strategy": "multi_worker_mirrored",
+            "restart": {"max_restarts": 0, "return_s": 0, "period_s": 0},
+            "timeouts": timeouts,
+        },
+        Program(trains_s=80.0),
+        (Fault("jump", Moment("up"), "n1", 5.0), matters, Fault("signal", Moment("Start"), what="SIGUSR1")),
+    )
+    with put_back("blind"):
+        least = shrink(scenario)
+        assert [fault.kind for fault in least.faults] == ["outage"]
+        assert len(least.spec["nodes"]) < 3
+        assert play(Scenario.from_json(least.to_json()))

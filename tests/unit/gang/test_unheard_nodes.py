@@ -1,0 +1,83 @@
+"""While the connection to a node is broken, nothing that its tasks do is missing: it may have happened."""
+
+from __future__ import annotations
+
+from launcher.gang.decide import NEWS_S, STACKS_S
+from launcher.gang.events import AskStacks, Event, NodeHeard, NodeLost, NodeUnheard, StacksReceived, StopNodes, Tick
+from launcher.gang.policy import AttemptPolicy
+from launcher.gang.state import AttemptState, Phase, Reason
+from launcher.spec.strategies import RULES
+from launcher.tasks import parse_task_id
+from tests.harness.builders.gang import DRAIN_S, TWO_NODES, W0, W1, exited, make_policy, play, running
+from worker_entry.protocol.frozen import replace
+
+STALL_S = 60.0
+POLICY = replace(make_policy(TWO_NODES), stall_s=STALL_S)
+CHIEF, PS = parse_task_id("chief:0"), parse_task_id("ps:0")
+SERVED = AttemptPolicy(
+    {"a": frozenset({CHIEF}), "b": frozenset({W0}), "c": frozenset({PS})},
+    forming=frozenset({CHIEF, W0, PS}),
+    start_s=600.0,
+    drain_s=DRAIN_S,
+    stop_grace_s=10.0,
+    strategy=RULES["parameter_server"],
+)
+
+
+def end_of(policy: AttemptPolicy, *events: Event | float) -> AttemptState:
+    return play(policy, 10.0, *running(policy), *events)[0]
+
+
+def test_a_cluster_is_not_stalled_while_a_needed_node_is_not_heard() -> None:
+    state, actions = play(POLICY, 10.0, *running(POLICY), NodeUnheard("b"), 500.0, Tick(), 5000.0, Tick())
+    assert state.phase is Phase.RUNNING
+    assert AskStacks() not in actions
+
+
+def test_the_limit_of_a_stall_begins_again_when_the_node_is_heard() -> None:
+    heard = (NodeUnheard("b"), 500.0, NodeHeard("b"))
+    assert end_of(POLICY, *heard, 500.0 + STALL_S - 1, Tick()).suspicion is None
+    assert end_of(POLICY, *heard, 500.0 + STALL_S, Tick()).suspicion is Reason.STALLED
+
+
+def test_an_unanswered_question_does_not_stop_a_cluster_with_a_node_that_is_not_heard() -> None:
+    asked = (10.0 + STALL_S, Tick(), NodeUnheard("b"))
+    for answer in (StacksReceived({}), Tick()):
+        state = end_of(POLICY, *asked, 10.0 + STALL_S + STACKS_S, answer)
+        assert (state.phase, state.suspicion) == (Phase.RUNNING, None)
+
+
+def test_the_drain_limit_waits_for_a_task_whose_node_is_not_heard() -> None:
+    drains = (exited(W0), NodeUnheard("b"), 10.0 + DRAIN_S, Tick())
+    assert end_of(POLICY, *drains).suspicion is None
+    state = end_of(POLICY, *drains, 400.0, NodeHeard("b"), Tick(), 400.0 + STACKS_S - 1, exited(W1))
+    assert state.reason is Reason.SUCCEEDED
+
+
+def test_a_lost_node_is_no_failure_if_the_others_then_report_that_they_have_finished() -> None:
+    outage = (*map(NodeUnheard, "abc"), 50.0, NodeHeard("a"), NodeLost("b", "gone"))
+    assert end_of(SERVED, *outage, exited(CHIEF)).reason is Reason.SUCCEEDED
+    late = end_of(SERVED, *outage, NodeHeard("c"), 50.0 + NEWS_S, Tick(), exited(CHIEF))
+    assert late.reason is Reason.NODE_LOST
+
+
+def test_a_server_that_has_ended_is_no_failure_if_the_chief_then_reports_that_it_has_finished() -> None:
+    outage = (*map(NodeUnheard, "ac"), 50.0, NodeHeard("c"), exited(PS, 1), NodeHeard("a"))
+    assert end_of(SERVED, *outage, exited(CHIEF)).reason is Reason.SUCCEEDED
+    assert end_of(SERVED, *outage, 50.0 + NEWS_S, Tick()).reason is Reason.TASK_FAILED
+
+
+def test_a_trainer_that_has_failed_stops_the_others_although_a_node_is_not_heard() -> None:
+    state, actions = play(POLICY, 10.0, *running(POLICY), NodeUnheard("b"), exited(W0, 1))
+    assert state.reason is Reason.TASK_FAILED
+    assert any(isinstance(action, StopNodes) for action in actions)
+
+
+def test_a_node_that_is_lost_is_no_longer_waited_for() -> None:
+    state = end_of(POLICY, NodeUnheard("b"), 40.0, NodeLost("b", "not reconnected"))
+    assert (state.reason, state.unheard) == (Reason.NODE_LOST, frozenset())
+
+
+def test_the_start_limit_is_exact_although_a_node_is_not_heard() -> None:
+    state, _ = play(POLICY, *running(POLICY)[:-1], NodeUnheard("b"), 600.0, Tick())
+    assert state.suspicion is Reason.START_TIMEOUT
