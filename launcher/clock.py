@@ -50,13 +50,14 @@ class Timing(Protocol):
     def map(self, function: Callable[[_Item], _Result], items: Iterable[_Item], at_once: int) -> list[_Result]:
         """Returns the results in the order of the items; calls the function for up to `at_once` of them in parallel.
 
-        Raises the error of the first failed item, once all are done.
+        Raises:
+            Exception: of the first item for which the function has failed, once all are done.
         """
 
     def run_checked(self, work: Callable[[], _Result], check: Callable[[], None]) -> _Result:
-        """Returns the result of slow work; an exception from `check`, called meanwhile, ends the wait for it.
+        """Returns the result of slow work; calls `check` meanwhile, whose exception ends the wait, but not the work.
 
-        The work continues then: an exception in it could leave behind processes that it is just starting.
+        An exception in the work itself could leave behind processes that it is just starting.
         """
 
 

@@ -3,6 +3,6 @@
 A seed makes a scenario: a spec, a program and a script of faults. `world` plays it and checks invariants at each step.
 A scenario that breaks one is shrunk to the fewest faults, and written as a history that becomes a test.
 
-`scenarios` (what may happen) < `simulation` (time) < `machines` (nodes, agents, tasks) < `links` (connections) <
-`controllers` (the real supervisor) < `world` (plays a scenario, and checks it) < `shrinking`.
+`scenarios` (what may happen) < `simulation` (time) < `tasks` < `machines` (nodes and agents) < `links` (connections) <
+`controllers` (the real supervisor) < `faults` < `world` (plays a scenario) < `invariants` < `shrinking`.
 """

@@ -126,6 +126,8 @@ class Controller:
         """The state of the attempt when the journal had its last line."""
         self._requeued = requeued
         self._effects_left = -1
+        self._spared = -1
+        """The journal's descriptor while its disk is full."""
 
     # --- for the world ---
 
@@ -301,9 +303,8 @@ class Controller:
             os.close(full)
 
     def free_disk(self) -> None:
-        spared = getattr(self, "_spared", -1)
-        if spared >= 0 and self.journal is not None:
+        if self._spared >= 0 and self.journal is not None:
             if self.journal._descriptor >= 0:
-                os.dup2(spared, self.journal._descriptor)
-            os.close(spared)
+                os.dup2(self._spared, self.journal._descriptor)
+            os.close(self._spared)
         self._spared = -1

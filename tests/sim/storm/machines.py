@@ -7,7 +7,6 @@ real is told to the world, which compares it with what the controller believes.
 
 from __future__ import annotations
 
-import math
 import random
 import signal
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.sim.storm.simulation import BEGAN
+from tests.sim.storm.tasks import FOREVER, TaskProcess
 from worker_entry.agent.connection.lease import GRACE_S
 from worker_entry.protocol.gpus import ClaimGpus, GpusClaimed
 from worker_entry.protocol.messages import (
@@ -22,24 +22,17 @@ from worker_entry.protocol.messages import (
     Dialled,
     Empty,
     Exited,
-    Halted,
     Inspected,
-    InterruptTaken,
-    Listening,
     Log,
     Message,
     Prepared,
     Ready,
     Refused,
-    Returned,
-    Saved,
     Signalled,
     Stacks,
-    Started,
-    Status,
 )
 from worker_entry.protocol.orders import VERSION, Dial, Goodbye, Hello, Inspect, Prepare, ShowStacks, Start, Stop
-from worker_entry.protocol.values import Activity, CrashRecord, DialResult, Problem, Progress, TaskExit, TaskStatus
+from worker_entry.protocol.values import DialResult, Problem, TaskExit
 
 if TYPE_CHECKING:
     from tests.sim.storm.links import Wire
@@ -49,7 +42,6 @@ FIRST_PORT = 20500
 INSTANT_S = 1e-6
 UNTRUSTED_S = 4.0
 """How long before a broken connection an agent may have got the last proof that its controller hears it."""
-FOREVER = math.inf
 
 
 class Machine:
@@ -172,7 +164,8 @@ class Agent:
         self.logs: dict[str, bytearray] = {}
         self._sent: dict[str, int] = {}
         self._prepared: set[str] = set()
-        self._is_stopping = self._is_finished = self._is_signalled = self._starts = False
+        self._is_stopping = self._is_finished = self._is_signalled = False
+        self._pending: Start | None = None
         self._killed = 0
         self._empty = 0
         """The number of the frame that reported that nothing is left."""
@@ -354,7 +347,8 @@ class Agent:
         if self.running:
             self.world.break_rule("order", f"Prepare while tasks of attempt {self.attempt} run on {self.machine.name}")
         self.attempt, self.tasks, self.logs, self._sent = order.attempt, {}, {}, {}
-        self._is_stopping = self._is_finished = self._is_signalled = self._starts = False
+        self._is_stopping = self._is_finished = self._is_signalled = False
+        self._pending = None
         self._killed = 0
         self._prepared = {request.task for request in order.tasks}
         if self.machine.refusals:
@@ -372,15 +366,15 @@ class Agent:
             and all(name in self.tasks and self.tasks[name].is_alive for name in names)
         ):
             return
-        if order.attempt != self.attempt or names - self._prepared or self._starts or self._is_stopping:
+        if order.attempt != self.attempt or names - self._prepared or self._pending is not None or self._is_stopping:
             self.world.break_rule("order", f"{self.machine.name} gets a Start of {sorted(names)} that it must refuse")
-        self._starts = True
+        self._pending = order
         self.machine.later(0.05, partial(self._start_now, order))
 
     def _start_now(self, order: Start) -> None:
-        if not self._starts or self.is_over:
+        if self._pending is not order or self.is_over:
             return
-        self._starts = False
+        self._pending = None
         cluster = {f"{kind}:{n}" for kind, addresses in order.cluster.items() for n in range(len(addresses))}
         for start in order.tasks:
             before = self.tasks.get(start.task)
@@ -402,7 +396,7 @@ class Agent:
 
     def stop(self, grace_s: float, order: Stop | None = None) -> None:
         """Begins to stop the tasks."""
-        self._starts = False
+        self._pending = None
         asks = not self._is_signalled
         self._is_stopping = True
         for task in self.running:
@@ -462,234 +456,3 @@ class Agent:
         self.say(Signalled(self.machine.time()))
         for task in self.running:
             task.terminate()
-
-
-class TaskProcess:
-    """A task's process; what is real of it is in `end_reason`, what its agent reports in the messages."""
-
-    def __init__(self, agent: Agent, name: str, attempt: int, start: int) -> None:
-        self.agent = agent
-        self.machine = agent.machine
-        self.world = agent.world
-        self.name = name
-        self.attempt = attempt
-        self.start = start
-        self.program = agent.world.scenario.program
-        self.is_alive = True
-        self.has_succeeded = False
-        """Whether its program has ended without a failure, by itself."""
-        self.is_hung = self.is_halted = False
-        self.activity = Activity()
-        self.started = Started(name, 8, self.machine.time(), start)
-        self.status: Status | None = None
-        self.halted: Halted | None = None
-        self.returned: Returned | None = None
-        self.ended: Exited | None = None
-        self.ended_at = FOREVER
-        self._is_over = False
-        """Whether its program has ended."""
-        self._crash: CrashRecord | None = None
-        self._finished: float | None = None
-        self._cluster: set[str] = set()
-        self._left_s = self.program.trains_s
-        self._step = 0
-        self._began = 0.0
-        self._stuck: list[Callable[[], object]] = []
-        self._kill_at = FOREVER
-        self._stays_s: float | None = None
-        """How long the process stays once its program has ended; infinite: until it is ended."""
-
-    @property
-    def role(self) -> str:
-        return self.world.find_role(self.name)
-
-    @property
-    def has_handler(self) -> bool:
-        return self.program.on_stop == "save"
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it does nothing now, although it lives."""
-        return self.is_hung or self.is_halted or self.machine.is_frozen
-
-    def _later(self, seconds: float, do: Callable[[], object]) -> None:
-        self.machine.later(seconds, partial(self._do, do))
-
-    def _do(self, do: Callable[[], object]) -> None:
-        if not self.is_alive:
-            return
-        if self.is_hung or self.is_halted:
-            self._stuck.append(do)
-        else:
-            do()
-
-    def print(self, text: str) -> None:
-        line = f"{self.name} {self.start} {text}\n".encode()
-        self.agent.logs[self.name] += line
-        self.world.note_output(self, line)
-        self.agent.stream()
-
-    # --- its program ---
-
-    def begin(self, cluster: set[str]) -> None:
-        self._cluster = cluster
-        self.print("starts")
-        self._later(self.program.starts_s * self.machine.chance.uniform(0.8, 1.2), self._open)
-
-    def _open(self) -> None:
-        if self._is_over:
-            return
-        if self._cluster:
-            if not self.world.is_torch or self.name == "worker:0":
-                self.agent.say(Listening(self.name, self.machine.time()))
-            self.world.join(self, self._cluster)
-        else:
-            self.train()
-
-    def train(self) -> None:
-        """Called once the cluster is formed."""
-        if self.role in ("server", "auxiliary"):
-            return
-        self._began = self.machine.time()
-        self._later(0.1, self._tick)
-
-    def _tick(self) -> None:
-        """Trains for a while, if the others do."""
-        if self._is_over:
-            return
-        if self.role == "trainer" and (lost := self.world.find_lost_peer(self)):
-            self.print(f"misses {lost}")
-            if self.program.on_loss == "crash":
-                crash = partial(self.crash, "UnavailableError: Socket closed")
-                self._later(self.machine.chance.uniform(0.1, 3.0), crash)
-            return
-        if self.role == "trainer" and self.world.waits_for_peer(self):
-            self._later(2.0, self._tick)
-            return
-        if self._left_s <= 0:
-            self.finish()
-            return
-        part_s = min(self.program.report_s or 5.0, self._left_s)
-        self._left_s -= part_s
-        self._later(part_s, self._report)
-
-    def _report(self) -> None:
-        if self._is_over:
-            return
-        trained_s = self.program.trains_s - self._left_s
-        if 0 < self.program.breaks_after_s <= trained_s:
-            self.crash("ValueError: no batch")
-            return
-        self._step += 10
-        self.print(f"step {self._step}")
-        if self.program.report_s and self.role == "trainer":
-            now = self.machine.time()
-            progress = Progress(self._step, 1, self._step, self._began, now)
-            self.status = Status(self.name, TaskStatus("trains", self._began, progress))
-            self.agent.say(self.status)
-        if self.program.saves and self.role == "trainer":
-            self.agent.say(Saved(f"ckpt-{self._step}", self.machine.time()))
-        self._tick()
-
-    def finish(self) -> None:
-        """Its program ends without a failure."""
-        if self._is_over:
-            return
-        self._is_over = self.has_succeeded = True
-        self._finished = self.machine.time()
-        self.returned = Returned(self.name, self._finished, start=self.start)
-        self.agent.say(self.returned)
-        self._leave(TaskExit(0))
-
-    def crash(self, text: str) -> None:
-        """Its program raises."""
-        if self._is_over:
-            return
-        self._is_over = True
-        exception, _, message = text.partition(": ")
-        self._crash = CrashRecord(self.machine.time(), exception, message, "train.py", 9)
-        self.print(text)
-        if self._stays_s is not None:
-            self.returned = Returned(self.name, self.machine.time(), self._crash, self.start)
-            self.agent.say(self.returned)
-        self._leave(TaskExit(1))
-
-    def _leave(self, how: TaskExit) -> None:
-        stays_s = self._stays_s if self._stays_s is not None else self.machine.chance.uniform(0.0, 0.4)
-        if stays_s < FOREVER:
-            self._later(stays_s, partial(self.end, how))
-
-    def stay(self, seconds: float) -> None:
-        """Its process will stay that long after the end of the program."""
-        self._stays_s = seconds
-
-    def hang(self, *, works: bool) -> None:
-        self.is_hung = True
-        self.activity = Activity(idle_s=0.0) if works else Activity(waits=True)
-
-    def unhang(self) -> None:
-        self.is_hung = False
-        self._go_on()
-
-    def halt(self) -> None:
-        self.is_halted = True
-        self.halted = Halted(self.name, signal.SIGSTOP, self.machine.time())
-        self.agent.say(self.halted)
-
-    def unhalt(self) -> None:
-        if self.is_alive and self.is_halted:
-            self.is_halted = False
-            self.halted = Halted(self.name, 0, self.machine.time())
-            self.agent.say(self.halted)
-            self._go_on()
-
-    def _go_on(self) -> None:
-        stuck, self._stuck = self._stuck, []
-        for do in stuck:
-            self._do(do)
-
-    # --- signals ---
-
-    def interrupt(self) -> None:
-        if self.program.on_stop == "ignore" or self.is_hung:
-            return
-        self.agent.say(InterruptTaken(self.name))
-        self._later(self._save_s, partial(self.end, TaskExit(signal=signal.SIGINT)))
-
-    def terminate(self) -> None:
-        if self.program.on_stop == "save":
-            self._later(self._save_s, partial(self.end, TaskExit(143)))
-        elif self.program.on_stop == "die" and not self.is_halted:
-            self.machine.later(0.02, partial(self.end, TaskExit(signal=signal.SIGTERM)))
-
-    @property
-    def _save_s(self) -> float:
-        return self.program.save_s if self.program.on_stop == "save" else 0.1
-
-    def kill_after(self, seconds: float) -> None:
-        due = self.world.simulation.now + seconds
-        if due < self._kill_at:
-            self._kill_at = due
-            self.machine.later(seconds, self._kill_if_due)
-        if seconds <= 0:
-            self._kill_if_due()
-
-    def _kill_if_due(self) -> None:
-        if self.is_alive and self.world.simulation.now >= self._kill_at:
-            self.end(TaskExit(signal=signal.SIGKILL))
-
-    def end(self, how: TaskExit) -> None:
-        if not self.is_alive:
-            return
-        self.is_alive, self.ended_at = False, self.world.simulation.now
-        self.world.note_end(self, how)
-        self.has_succeeded = self.has_succeeded or how.ok
-        now = self.machine.time()
-        crash = self._crash if not how.ok else None
-        self.ended = Exited(self.name, how, now, crash, self._finished, None, self.start)
-        self.agent.note_end(self, self.ended)
-
-    def vanish(self) -> None:
-        """Its machine is off."""
-        self.is_alive = False
-        self.world.note_end(self, None)
