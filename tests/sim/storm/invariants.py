@@ -15,6 +15,7 @@ from launcher.rundir.record import RecordedRun
 from launcher.tasks import parse_task_id
 
 if TYPE_CHECKING:
+    from tests.sim.storm.tasks import TaskProcess
     from tests.sim.storm.world import World
 
 KNOWN = {*FAILURES, *USER_ERRORS, "succeeded", "interrupted", "node-unreachable", "start-failed", "no-progress"}
@@ -77,7 +78,9 @@ def _check_report(world: World, report: RunReport, records: list[Record]) -> Ite
     for reference in (*references, report.verdict.reference):
         if reference not in KNOWN:
             yield "class", f"{reference!r} is no class of the contract"
-    yield from _check_outcome(world, report, records)
+    yield from _check_outcome(world, report)
+    if report.attempts and world.clusters:
+        yield from _check_success(world, report, records)
     yield from _check_budget(world, report, records)
     goodput = report.goodput
     if goodput is not None:
@@ -89,7 +92,7 @@ def _check_report(world: World, report: RunReport, records: list[Record]) -> Ite
             yield "goodput", f"a part is negative: {goodput}"
 
 
-def _check_outcome(world: World, report: RunReport, records: list[Record]) -> Iterator[tuple[str, str]]:
+def _check_outcome(world: World, report: RunReport) -> Iterator[tuple[str, str]]:
     status = report.exit_status
     match report.outcome:
         case "succeeded":
@@ -102,35 +105,38 @@ def _check_outcome(world: World, report: RunReport, records: list[Record]) -> It
             right = status in {find_exit_status(report.verdict.reference), 2, 93}
     if not right:
         yield "status", f"{status} for {report.outcome}, {report.verdict.reference}"
-    if not report.attempts or not world.clusters:
-        return
-    number = max(attempt.attempt for attempt in report.attempts)
-    cluster = world.clusters.get(number)
-    trainers = [] if cluster is None else [t for n, t in cluster.tasks.items() if world.find_role(n) == "trainer"]
-    if report.outcome == "interrupted":
-        return
+
+
+def _check_success(world: World, report: RunReport, records: list[Record]) -> Iterator[tuple[str, str]]:
+    """The run has succeeded if all trainers of its last attempt did; no attempt follows one that has."""
     if report.outcome == "succeeded":
+        trainers = _find_trainers(world, report.attempts[-1].attempt)
         failed = [task.name for task in trainers if not task.has_succeeded]
         if failed or not trainers:
             yield "success", f"the run succeeded, but {failed} did not"
-        return
-    known = {
-        record.event.task
-        for record in records
-        if record.attempt == number and isinstance(record.event, TaskExited) and not record.event.failed
-    }
-    by_themselves = [
-        task
-        for task in trainers
-        if task.ended is not None
-        and task.ended.exit.ok
-        and cluster is not None
-        and task.ended_at < cluster.stopped - NEWS_S
-    ]
-    planned = [task for task in report.attempts[-1].tasks if world.find_role(task.task) == "trainer"]
-    is_complete = bool(trainers) and len(by_themselves) == len(planned)
-    if is_complete and {parse_task_id(task.name) for task in trainers} <= known:
-        yield "success", f"all trainers ended with status 0, but the run {report.outcome}: {report.verdict.message}"
+    for attempt in report.attempts if not world.asked else ():
+        cluster, trainers = world.clusters.get(attempt.attempt), _find_trainers(world, attempt.attempt)
+        if cluster is None or attempt.verdict.reference == "succeeded":
+            continue
+        known = {
+            str(record.event.task)
+            for record in records
+            if record.attempt == attempt.attempt and isinstance(record.event, TaskExited) and not record.event.failed
+        }
+        until = cluster.stopped - NEWS_S
+        ended = {
+            task.name for task in trainers if task.ended_at < until and task.ended is not None and task.ended.exit.ok
+        }
+        planned = {task.task for task in attempt.tasks if world.find_role(task.task) == "trainer"}
+        if planned and planned <= ended & known:
+            message = attempt.verdict.message
+            yield "success", f"all trainers of attempt {attempt.attempt} ended with status 0, but it failed: {message}"
+
+
+def _find_trainers(world: World, attempt: int) -> list[TaskProcess]:
+    cluster = world.clusters.get(attempt)
+    tasks = cluster.tasks.values() if cluster is not None else ()
+    return [task for task in tasks if task.role == "trainer"]
 
 
 def _check_budget(world: World, report: RunReport, records: list[Record]) -> Iterator[tuple[str, str]]:
