@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for part, found in pool.map(partial(_play_all, chosen.defect), parts):
             done += len(part)
             failed += found
+            for seed in found:
+                print(f"seed {seed} breaks a rule", file=sys.stderr)
             if time.monotonic() - shown >= SHOW_S:
                 shown = time.monotonic()
                 print(f"{done} of {len(seeds)} runs, {len(failed)} failed, {_rate(done, began)}", file=sys.stderr)
