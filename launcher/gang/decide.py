@@ -27,6 +27,7 @@ from launcher.gang.events import (
     Event,
     Finish,
     Interrupted,
+    NodeAttached,
     NodeHeard,
     PrepareNodes,
     ProgramEnded,
@@ -60,7 +61,7 @@ SIGNALLED_GRACE_S = 600.0
 STOP_MARGIN_S = 30.0
 """How long after the last SIGKILL a node may take to report that no process is left."""
 NEWS_S = 3.0
-"""How long a node that is heard again may take to report what has happened meanwhile."""
+"""How long a node that is connected again, or taken over, may take to report what has happened meanwhile."""
 STACKS_S = 10.0
 """How long all tasks may take to report what they are doing, before they are stopped for lack of progress."""
 
@@ -87,7 +88,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     before, state = state, apply(state, event)
     if state.phase is Phase.STOPPING:
         return _while_stopping(state, event, now)
-    if before.is_blind and isinstance(event, NodeHeard):
+    if before.is_blind and isinstance(event, (NodeHeard, NodeAttached)):
         state = _give_time(state, now)
     if is_progress(state, event):
         state = replace(state, last_progress=now, busy={}, excused=None, is_looked_at_again=False)
@@ -117,7 +118,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if state.failures:
         only_served = all(failure.task in state.policy.servers for failure in state.failures)
         return (state, ()) if only_served and _awaits_news(state, now) else _while_failing(state, event, now)
-    if state.raised and state.raised_due is not None and now >= state.raised_due:
+    if state.raised and _is_raised_final(state, now):
         longer = {program.task: state.policy.stop_grace_s for program in state.raised}
         return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now, longer=longer)
     return _while_running(before, state, event, now)
@@ -132,7 +133,7 @@ def take_over(state: AttemptState) -> AttemptState:
 
 
 def _give_time(state: AttemptState, now: float) -> AttemptState:
-    """Once a node is heard again, no time limit ends the attempt before the node's reports have arrived."""
+    """Once a node is connected again, no time limit ends the attempt before the node's reports have arrived."""
     deadline = max(state.deadline, now + STACKS_S) if state.deadline is not None else None
     progress = None if state.last_progress is None else now
     return replace(state, deadline=deadline, last_progress=progress, heard_due=now + NEWS_S)
@@ -141,6 +142,13 @@ def _give_time(state: AttemptState, now: float) -> AttemptState:
 def _awaits_news(state: AttemptState, now: float) -> bool:
     """Whether the training may have succeeded without our knowledge: then a node or a server is no longer needed."""
     return state.is_blind or (state.phase is Phase.RUNNING and state.heard_due is not None and now < state.heard_due)
+
+
+def _is_raised_final(state: AttemptState, now: float) -> bool:
+    """Whether programs that have raised count as failed although their processes have not been seen to end."""
+    gone = [make_exit(program) for program in state.raised if program.task in state.unreachable]
+    is_due = state.raised_due is not None and now >= state.raised_due
+    return is_due or not all(map(state.has_saved, gone))  # the others may still save
 
 
 def _after_takeover(state: AttemptState, now: float) -> Decision:

@@ -109,7 +109,7 @@ class AttemptState:
     unheard: frozenset[str] = frozenset()
     """The nodes whose connection is broken at the moment."""
     heard_due: float | None = None
-    """Until when a node that is heard again reports what has happened, on the controller's monotonic clock."""
+    """Until when a node that is connected again reports what has happened, on the controller's monotonic clock."""
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
     not_joined: frozenset[TaskId] | None = None
@@ -206,8 +206,8 @@ class AttemptState:
 
     @property
     def is_blind(self) -> bool:
-        """Whether the running attempt needs a node whose connection is broken: what seems missing may have happened."""
-        return self.phase is Phase.RUNNING and any(map(self.needs, self.unheard))
+        """Whether the running attempt needs a node that is not connected: what seems missing may have happened."""
+        return self.phase is Phase.RUNNING and any(map(self.needs, self.unheard | self.detached))
 
     @property
     def unreachable(self) -> frozenset[TaskId]:
@@ -320,7 +320,8 @@ class AttemptState:
     def is_over(self) -> bool:
         """Whether all tasks that end on their own have ended successfully."""
         rest = self.policy.tasks - self.policy.servers - self.policy.auxiliary - self.unreachable
-        return self.phase is Phase.RUNNING and rest <= self.exits.keys() and not self.failures
+        has_failed = bool(self.failures or self.raised)
+        return self.phase is Phase.RUNNING and rest <= self.exits.keys() and not has_failed
 
     @property
     def failures(self) -> list[TaskExited]:

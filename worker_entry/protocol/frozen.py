@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 _MISSING: Any = object()
-_set = object.__setattr__  # the classes' own method refuses
 
 
 class _Field:
@@ -98,20 +97,20 @@ class _Original:
 
 
 def _init(self: Any, *args: Any, **given: Any) -> None:
-    fields = self.__frozen_fields__
+    fields, values = self.__frozen_fields__, vars(self)
     if len(args) > len(self.__match_args__):
         raise TypeError(f"{type(self).__name__} takes {len(self.__match_args__)} positional arguments, not {len(args)}")
     for name, value in zip(fields, args):  # noqa: B905 - fewer arguments than fields; Python 3.9 has no `strict`
         if name in given:
             raise TypeError(f"{type(self).__name__}: {name!r} is given twice")
-        _set(self, name, value)
+        values[name] = value
     for name, declared in list(fields.items())[len(args) :] if args else fields.items():
         if name in given:
-            _set(self, name, given.pop(name))
+            values[name] = given.pop(name)
         elif declared.default is not _MISSING:
-            _set(self, name, declared.default)
+            values[name] = declared.default
         elif declared.default_factory is not _MISSING:
-            _set(self, name, declared.default_factory())
+            values[name] = declared.default_factory()
         else:
             raise TypeError(f"{type(self).__name__}: {name!r} is missing")
     if given:
@@ -160,10 +159,14 @@ def _replace(value: Any, /, **changes: Any) -> Any:
         import dataclasses
 
         return dataclasses.replace(value, **changes)
-    for name in value.__frozen_fields__:
-        if name not in changes:
-            changes[name] = getattr(value, name)
-    return type(value)(**changes)
+    kept, fields = vars(value), value.__frozen_fields__
+    if unknown := changes.keys() - fields.keys():
+        raise TypeError(f"{type(value).__name__} has no field {min(unknown)!r}")
+    copy = object.__new__(type(value))
+    vars(copy).update({name: kept[name] for name in fields}, **changes)  # not through `_init`: states have 50 fields
+    if hasattr(copy, "__post_init__"):
+        copy.__post_init__()
+    return copy
 
 
 def _asdict(value: Any) -> Any:

@@ -55,6 +55,10 @@ def _take_over_at_once(state: AttemptState) -> AttemptState:
     return replace(state, phase=Phase.RUNNING)
 
 
+def _only_when_due(state: AttemptState, now: float) -> bool:
+    return state.raised_due is not None and now >= state.raised_due
+
+
 def _never_count(ending: AttemptOutcome, *_: Any, **__: Any) -> AttemptOutcome:
     return replace(ending, is_free=True)
 
@@ -83,6 +87,10 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
     "blind": (
         "a cluster that trains counts as hung while the connections to its nodes are broken",
         lambda: patch.object(AttemptState, "is_blind", False),
+    ),
+    "raised": (
+        "a run succeeds although its program has raised, because the node of the process is then lost",
+        lambda: patch.multiple(rules, _is_raised_final=_only_when_due),
     ),
     "news": (
         "a lost node fails a run whose training has finished, which a node that is connected again has yet to report",

@@ -301,7 +301,8 @@ class Agent:
     def take(self, order: Message) -> None:
         if self.is_over:
             return
-        delay_s = self.machine.delays.pop(0) if self.machine.delays and not isinstance(order, (Stop, Goodbye)) else 0.0
+        is_delayed = self.machine.delays and not self.tasks and not isinstance(order, (Stop, Goodbye))
+        delay_s = self.machine.delays.pop(0) if is_delayed else 0.0
         if delay_s:
             self.world.excuse(f"{self.machine.name} is late by {delay_s:g} s", self.world.simulation.now)
         if delay_s == FOREVER:

@@ -310,8 +310,8 @@ class World:
         ]
 
     def find_lost_peer(self, task: TaskProcess) -> str:
-        lost = (peer.name for peer in self._peers(task) if not peer.is_alive and not peer.has_succeeded)
-        return next(lost, "")
+        ended = (peer for peer in self._peers(task) if not peer.is_alive)
+        return next((peer.name for peer in ended if peer.role == "server" or not peer.has_succeeded), "")
 
     def waits_for_peer(self, task: TaskProcess) -> bool:
         cuts = ["peers" in machine.cuts for machine in (task.machine, *(peer.machine for peer in self._peers(task)))]

@@ -112,3 +112,18 @@ class TestFinished:
         state, _ = decide(state, exited(W0), 1.0)
         assert state.reason is Reason.SUCCEEDED
         assert judged(state).reference == "succeeded"
+
+    @pytest.mark.parametrize("others", [(), (exited(W0),)])
+    def test_the_attempt_fails_if_the_node_of_a_program_that_raised_is_lost(self, others: tuple[Event, ...]) -> None:
+        state, _ = of(*others, RAISED, NodeLost("b", "gone"))
+        assert state.reason is Reason.TASK_FAILED
+        cause = find_cause(state, {})
+        assert cause is not None
+        assert (cause.exited.task, judged(state).reference) == (W1, "task-failed")
+
+    def test_the_others_may_save_although_the_node_of_a_program_that_has_saved_is_lost(self) -> None:
+        saves = TaskReported(W1, "trains", 1000.0, saves_when_preempted=True)
+        state, _ = of(saves, SAVED, NodeLost("b", "gone"), SAVING_S - 1.0, Tick())
+        assert state.reason is None
+        state, _ = decide(state, Tick(), SAVING_S)
+        assert state.reason is Reason.TASK_FAILED

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from launcher.gang.decide import NEWS_S, STACKS_S
-from launcher.gang.events import AskStacks, Event, NodeHeard, NodeLost, NodeUnheard, StacksReceived, StopNodes, Tick
+from launcher.gang.decide import NEWS_S, STACKS_S, take_over
+from launcher.gang.events import (
+    AskStacks,
+    Event,
+    NodeAttached,
+    NodeHeard,
+    NodeLost,
+    NodeUnheard,
+    StacksReceived,
+    StopNodes,
+    Tick,
+)
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.spec.strategies import RULES
 from launcher.tasks import parse_task_id
-from tests.harness.builders.gang import DRAIN_S, TWO_NODES, W0, W1, exited, make_policy, play, running
+from tests.harness.builders.gang import DRAIN_S, TWO_NODES, W0, W1, exited, make_policy, play, play_on, running
 from worker_entry.protocol.frozen import replace
 
 STALL_S = 60.0
@@ -35,34 +45,42 @@ def test_a_cluster_is_not_stalled_while_a_needed_node_is_not_heard() -> None:
 
 
 def test_the_limit_of_a_stall_begins_again_when_the_node_is_heard() -> None:
-    heard = (NodeUnheard("b"), 500.0, NodeHeard("b"))
+    heard: tuple[Event | float, ...] = (NodeUnheard("b"), 500.0, NodeHeard("b"))
     assert end_of(POLICY, *heard, 500.0 + STALL_S - 1, Tick()).suspicion is None
     assert end_of(POLICY, *heard, 500.0 + STALL_S, Tick()).suspicion is Reason.STALLED
 
 
 def test_an_unanswered_question_does_not_stop_a_cluster_with_a_node_that_is_not_heard() -> None:
-    asked = (10.0 + STALL_S, Tick(), NodeUnheard("b"))
+    asked: tuple[Event | float, ...] = (10.0 + STALL_S, Tick(), NodeUnheard("b"))
     for answer in (StacksReceived({}), Tick()):
         state = end_of(POLICY, *asked, 10.0 + STALL_S + STACKS_S, answer)
         assert (state.phase, state.suspicion) == (Phase.RUNNING, None)
 
 
 def test_the_drain_limit_waits_for_a_task_whose_node_is_not_heard() -> None:
-    drains = (exited(W0), NodeUnheard("b"), 10.0 + DRAIN_S, Tick())
+    drains: tuple[Event | float, ...] = (exited(W0), NodeUnheard("b"), 10.0 + DRAIN_S, Tick())
     assert end_of(POLICY, *drains).suspicion is None
     state = end_of(POLICY, *drains, 400.0, NodeHeard("b"), Tick(), 400.0 + STACKS_S - 1, exited(W1))
     assert state.reason is Reason.SUCCEEDED
 
 
 def test_a_lost_node_is_no_failure_if_the_others_then_report_that_they_have_finished() -> None:
-    outage = (*map(NodeUnheard, "abc"), 50.0, NodeHeard("a"), NodeLost("b", "gone"))
+    outage: tuple[Event | float, ...] = (*map(NodeUnheard, "abc"), 50.0, NodeHeard("a"), NodeLost("b", "gone"))
     assert end_of(SERVED, *outage, exited(CHIEF)).reason is Reason.SUCCEEDED
     late = end_of(SERVED, *outage, NodeHeard("c"), 50.0 + NEWS_S, Tick(), exited(CHIEF))
     assert late.reason is Reason.NODE_LOST
 
 
+def test_a_node_that_is_gone_at_a_takeover_is_no_failure_if_the_others_then_report_that_they_have_finished() -> None:
+    state, _ = play(SERVED, 10.0, *running(SERVED))
+    left = replace(take_over(state), deadline=None)
+    events: tuple[Event | float, ...] = (20.0, NodeAttached("a"), NodeLost("b", "gone"), NodeAttached("c"))
+    assert play_on(left, *events, exited(CHIEF))[0].reason is Reason.SUCCEEDED
+    assert play_on(left, *events, 20.0 + NEWS_S, Tick())[0].reason is Reason.NODE_LOST
+
+
 def test_a_server_that_has_ended_is_no_failure_if_the_chief_then_reports_that_it_has_finished() -> None:
-    outage = (*map(NodeUnheard, "ac"), 50.0, NodeHeard("c"), exited(PS, 1), NodeHeard("a"))
+    outage: tuple[Event | float, ...] = (*map(NodeUnheard, "ac"), 50.0, NodeHeard("c"), exited(PS, 1), NodeHeard("a"))
     assert end_of(SERVED, *outage, exited(CHIEF)).reason is Reason.SUCCEEDED
     assert end_of(SERVED, *outage, 50.0 + NEWS_S, Tick()).reason is Reason.TASK_FAILED
 
