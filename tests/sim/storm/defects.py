@@ -23,8 +23,6 @@ from launcher.verdict import causes
 from tests.sim.storm import controllers
 from worker_entry.protocol.frozen import replace
 
-Patches = Callable[[], Iterator[Any]]
-
 
 def _every_address(plan: RecordedPlan) -> dict[str, str]:
     return {task.node: task.address for task in plan.tasks}
@@ -59,6 +57,20 @@ def _only_when_due(state: AttemptState, now: float) -> bool:
     return state.raised_due is not None and now >= state.raised_due
 
 
+def _has_ended(state: AttemptState) -> bool:
+    rest = state.policy.tasks - state.policy.servers - state.policy.auxiliary - state.unreachable
+    return state.phase is Phase.RUNNING and rest <= state.exits.keys() and not state.failures
+
+
+@contextlib.contextmanager
+def _never_raised() -> Iterator[None]:
+    with (
+        patch.object(rules, "_is_raised_final", _only_when_due),
+        patch.object(AttemptState, "is_over", property(_has_ended)),
+    ):
+        yield
+
+
 def _never_count(ending: AttemptOutcome, *_: Any, **__: Any) -> AttemptOutcome:
     return replace(ending, is_free=True)
 
@@ -90,7 +102,7 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
     ),
     "raised": (
         "a run succeeds although its program has raised, because the node of the process is then lost",
-        lambda: patch.multiple(rules, _is_raised_final=_only_when_due),
+        _never_raised,
     ),
     "news": (
         "a lost node fails a run whose training has finished, which a node that is connected again has yet to report",
