@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 FIRST_PORT = 20500
 INSTANT_S = 1e-6
+"""Times that differ by less are equal."""
 UNTRUSTED_S = 4.0
 """How long before a broken connection an agent may have got the last proof that its controller hears it."""
 
@@ -244,7 +245,7 @@ class Agent:
         if not self.confirmed <= received <= self.said:
             self.world.break_rule("resend", f"{received} frames received of {self.confirmed}..{self.said}")
         if self._is_finished and received < self._empty:
-            self._outbox = [message for message in self._outbox if not isinstance(message, Empty)]
+            del self._outbox[self._empty - self.confirmed - 1]  # sent again after the logs before it
             self.said -= 1
             self._is_finished, self._is_stopping = False, True
         self._close_wire()

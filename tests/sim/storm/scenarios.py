@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-PLACES = ("begin", "Hello", "Prepare", "Start", "up", "Stop", "Goodbye")
-"""What a moment may follow: the beginning, an order that a node gets, or a cluster that has formed."""
 TOGETHER, APART_S = 0.4, (0.0, 0.0, 0.1, 1.0, 5.0, 12.0)
 """How often a fault follows another one, and how soon: seldom does a single one show a defect."""
-_LEASE_S = 30.0
 FATAL = ("1 ValueError: no batch", "1 UnavailableError: Socket closed", "1", "-9", "-15", "-11", "143", "42")
 OUT_OF_STEP = "1 InternalError: Collective instance 7 expected group size 2, got 1"
 
 
 @dataclass(frozen=True)
 class Moment:
-    """`delay_s` after the `number`-th time that this has happened anywhere in the run."""
+    """`delay_s` after the `number`-th time that this has happened anywhere in the run.
+
+    `after`: `begin`; an order that a node gets, such as `Start`; or `up`, once a cluster has formed.
+    """
 
     after: str = "begin"
     number: int = 1
@@ -141,7 +141,7 @@ def _draw_spec(chance: random.Random, source: str) -> dict[str, Any]:
     if strategy == "parameter_server":
         restart["max_worker_restarts"] = chance.choice([0, 1, 3])
     timeouts = {
-        "lease_s": chance.choice([_LEASE_S, 60.0]),
+        "lease_s": chance.choice([30.0, 60.0]),
         "start_s": chance.choice([60.0, 120.0]),
         "drain_s": chance.choice([30.0, 60.0]),
         "stop_grace_s": chance.choice([2.0, 10.0]),
