@@ -156,7 +156,8 @@ def _after_takeover(state: AttemptState, now: float) -> Decision:
     ended = state.ended
     limit_s = SAVING_S if state.failures else state.policy.drain_s if ended else 0.0
     state = replace(state, last_progress=now, deadline=now + limit_s if limit_s else None)
-    missing = state.policy.tasks - state.started.keys() - state.exits.keys() - state.unreachable
+    # Only these: if the journal lacks another start, lines of it are lost, and the task may have run and ended.
+    missing = state.restarted.keys() - state.started.keys() - state.exits.keys() - state.unreachable
     return state, tuple(RestartTask(task) for task in sorted(missing))
 
 

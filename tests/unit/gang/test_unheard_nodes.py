@@ -79,6 +79,12 @@ def test_a_node_that_is_gone_at_a_takeover_is_no_failure_if_the_others_then_repo
     assert play_on(left, *events, 20.0 + NEWS_S, Tick())[0].reason is Reason.NODE_LOST
 
 
+def test_a_takeover_starts_no_task_whose_start_the_journal_has_lost() -> None:
+    state, _ = play(POLICY, 10.0, *running(POLICY))
+    state, actions = play_on(take_over(replace(state, started={})), NodeAttached("a"), NodeAttached("b"))
+    assert (state.detached, actions) == (frozenset(), [])
+
+
 def test_a_server_that_has_ended_is_no_failure_if_the_chief_then_reports_that_it_has_finished() -> None:
     outage: tuple[Event | float, ...] = (*map(NodeUnheard, "ac"), 50.0, NodeHeard("c"), exited(PS, 1), NodeHeard("a"))
     assert end_of(SERVED, *outage, exited(CHIEF)).reason is Reason.SUCCEEDED
