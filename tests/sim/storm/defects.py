@@ -128,10 +128,6 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
         "after a takeover, logs are sent on from where the agent has stopped, not from what the run's folder has",
         lambda: patch.object(RunDir, "log_sizes", _claim_all),
     ),
-    "done": (
-        "a signal fails a run whose trainers have all ended",
-        lambda: patch.object(AttemptState, "is_done", False),
-    ),
     "links": (
         "the connections to lost nodes stay open",
         lambda: patch.object(NodeLinks, "forget", _only_forget),

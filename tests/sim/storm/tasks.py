@@ -181,7 +181,7 @@ class TaskProcess:
         self.activity = Activity(idle_s=0.0) if works else Activity(waits=True)
 
     def unhang(self) -> None:
-        self.is_hung = False
+        self.is_hung, self.activity = False, Activity()
         self._go_on()
 
     def halt(self) -> None:
