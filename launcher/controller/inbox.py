@@ -152,10 +152,14 @@ class Observer:
                 self.taken_over.add(node)
                 console.note(f"node {node}: taken over; its tasks continue")
                 yield NodeAttached(node)
-            case LinkDropped() | LinkResumed() | LinkNote():
+            case LinkDropped():
                 tell_link(self._context, node, message)
-                if not isinstance(message, LinkNote):
-                    yield NodeUnheard(node) if isinstance(message, LinkDropped) else NodeHeard(node)
+                yield NodeUnheard(node)
+            case LinkResumed():
+                tell_link(self._context, node, message)
+                yield NodeHeard(node)
+            case LinkNote():
+                tell_link(self._context, node, message)
             case _:
                 self.origin = (node, self._context.links.frame)
                 yield from self._translate(node, message)

@@ -107,7 +107,7 @@ class NodeLinks:
         self._transports |= transports
 
     def begin(self, attempt: int, nodes: Mapping[str, Collection[TaskId]]) -> None:
-        """Begins an attempt: from now on, each node may report only its tasks of this attempt, and is given time."""
+        """Begins an attempt: from now on, each node may report only its tasks of this attempt. A hurry ends."""
         self._relax()
         self._placement = Placement.of(attempt, nodes)
         self._mirror.begin(attempt)
@@ -132,11 +132,7 @@ class NodeLinks:
 
     def end_unanswered(self) -> None:
         """Closes the links to nodes whose agents have not answered Hello; nothing was started there."""
-        nodes = sorted(self._links.keys() - self.ready.keys())
-        links = [self._links.pop(node) for node in nodes]
-        for node in nodes:
-            self._close_inbox(node)
-        self.timing.map(lambda link: link.close(), links, CLOSING_AT_ONCE)
+        self._end(sorted(self._links.keys() - self.ready.keys()))
 
     def resume(self, node: str, resumption: Resumption) -> None:
         """Takes over the node's agent from an earlier controller; call it after `begin`. Queues the result."""
@@ -160,18 +156,22 @@ class NodeLinks:
 
     def forget(self, nodes: Collection[str]) -> None:
         """Closes the links to lost nodes; their later messages are dropped."""
+        for node, (link, left) in self._end(nodes).items():
+            self._left[node] = left
+            if left is None:
+                self.fences[node] = link.last_heard + self._lease_s + MARGIN_S
+            else:
+                self.fences.pop(node, None)
+
+    def _end(self, nodes: Collection[str]) -> dict[str, tuple[Link, int | None]]:
+        """Closes the links to these nodes; returns each link, and how many processes are left there."""
         gone = {node: self._links.pop(node) for node in nodes if node in self._links}
         for node in nodes:
             self.ready.pop(node, None)
             self.unheard.discard(node)
             self._close_inbox(node)
-        left = dict(zip(gone, self.timing.map(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE), strict=True))
-        self._left.update(left)
-        for node, link in gone.items():
-            if left[node] is None:
-                self.fences[node] = link.last_heard + self._lease_s + MARGIN_S
-            else:
-                self.fences.pop(node, None)
+        left = self.timing.map(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE)
+        return dict(zip(gone, zip(gone.values(), left, strict=True), strict=True))
 
     def clear_fences(self, nodes: Collection[str]) -> None:
         """Removes the fences of nodes on which nothing of the last attempt runs."""

@@ -88,7 +88,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     before, state = state, apply(state, event)
     if state.phase is Phase.STOPPING:
         return _while_stopping(state, event, now)
-    if before.is_blind and isinstance(event, (NodeHeard, NodeAttached)):
+    if isinstance(event, (NodeHeard, NodeAttached)) and before.is_blind:
         state = _give_time(state, now)
     if is_progress(state, event):
         state = replace(state, last_progress=now, busy={}, excused=None, is_looked_at_again=False)

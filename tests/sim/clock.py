@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import itertools
 import queue
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -18,37 +19,19 @@ WAITS_LIMIT = 50_000
 """After this many waits, the run counts as endless."""
 
 
-class FakeTiming:
-    """A clock that calls each function when it is due, in the thread that waits for an item of a queue."""
+class TurnTiming(ABC):
+    """What simulated timings share: all work is done in one thread, in turns."""
 
     def __init__(self) -> None:
-        self._now = 1000.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
-        self._waits = 0
         self.repeating = 0
         """How many functions are being repeated now."""
 
-    def monotonic(self) -> float:
-        return self._now
-
-    def now(self) -> float:
-        return BEGAN + self._now
-
+    @abstractmethod
     def after(self, seconds: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (self._now + seconds, next(self._numbers), do))
+        """Calls `do` after this time."""
 
-    def wait(self, arrivals: queue.SimpleQueue[T], timeout_s: float) -> T:
-        self._waits += 1
-        assert self._waits < WAITS_LIMIT, "the run does not end"
-        until = self._now + max(timeout_s, 0.0)
-        while arrivals.empty():
-            if not self._due or self._due[0][0] > until:
-                self._now = until
-                raise queue.Empty
-            self._now, _, do = heapq.heappop(self._due)
-            do()
-        return arrivals.get_nowait()
+    @abstractmethod
+    def wait(self, arrivals: queue.SimpleQueue[T], timeout_s: float) -> T: ...
 
     def repeat(self, function: Callable[[], bool], every_s: float, first_s: float = 0.0) -> Callable[[], None]:
         self.repeating += 1
@@ -81,3 +64,35 @@ class FakeTiming:
     def run_checked(self, work: Callable[[], R], check: Callable[[], None]) -> R:
         check()
         return work()
+
+
+class FakeTiming(TurnTiming):
+    """A clock that calls each function when it is due, in the thread that waits for an item of a queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 1000.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._waits = 0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def now(self) -> float:
+        return BEGAN + self._now
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self._now + seconds, next(self._numbers), do))
+
+    def wait(self, arrivals: queue.SimpleQueue[T], timeout_s: float) -> T:
+        self._waits += 1
+        assert self._waits < WAITS_LIMIT, "the run does not end"
+        until = self._now + max(timeout_s, 0.0)
+        while arrivals.empty():
+            if not self._due or self._due[0][0] > until:
+                self._now = until
+                raise queue.Empty
+            self._now, _, do = heapq.heappop(self._due)
+            do()
+        return arrivals.get_nowait()

@@ -36,12 +36,12 @@ def is_progress(state: AttemptState, event: Event) -> bool:
 
 def is_stalled(state: AttemptState, now: float) -> bool:
     """Whether there was no progress for too long; `now`: the controller's monotonic clock, in seconds."""
-    if state.is_blind or state.last_progress is None or now - state.last_progress < (state.policy.stall_s or LEAST_S):
+    if state.last_progress is None or now - state.last_progress < (state.policy.stall_s or LEAST_S):
         return False
     if state.excused is not None and now < state.excused:
         return False
     limit_s = stall_limit_s(state)
-    return limit_s is not None and now - state.last_progress >= limit_s
+    return limit_s is not None and now - state.last_progress >= limit_s and not state.is_blind
 
 
 def stall_limit_s(state: AttemptState) -> float | None:

@@ -112,7 +112,7 @@ class Controller:
         self.world = world
         self.generation = generation
         self.process = Process(world.simulation, self._main)
-        self.timing = SimulatedTiming(world.simulation, lambda: self.process)
+        self.timing = SimulatedTiming(world.simulation, self.process)
         self.timing.ahead_s = world.controller_ahead_s
         self.interrupts = Interrupts()
         self.links: list[StormLink] = []

@@ -15,7 +15,6 @@ from launcher.rundir.record import RecordedRun
 from launcher.tasks import parse_task_id
 
 if TYPE_CHECKING:
-    from tests.sim.storm.tasks import TaskProcess
     from tests.sim.storm.world import World
 
 KNOWN = {*FAILURES, *USER_ERRORS, "succeeded", "interrupted", "node-unreachable", "start-failed", "no-progress"}
@@ -110,12 +109,13 @@ def _check_outcome(world: World, report: RunReport) -> Iterator[tuple[str, str]]
 def _check_success(world: World, report: RunReport, records: list[Record]) -> Iterator[tuple[str, str]]:
     """The run has succeeded if all trainers of its last attempt did; no attempt follows one that has."""
     if report.outcome == "succeeded":
-        trainers = _find_trainers(world, report.attempts[-1].attempt)
+        last = world.clusters.get(report.attempts[-1].attempt)
+        trainers = last.trainers if last is not None else []
         failed = [task.name for task in trainers if not task.has_succeeded]
         if failed or not trainers:
             yield "success", f"the run succeeded, but {failed} did not"
     for attempt in report.attempts if not world.asked else ():
-        cluster, trainers = world.clusters.get(attempt.attempt), _find_trainers(world, attempt.attempt)
+        cluster = world.clusters.get(attempt.attempt)
         if cluster is None or attempt.verdict.reference == "succeeded" or attempt.cluster_up is None:
             continue  # what the controller has not seen up may exceed the limit of its start
         known = {
@@ -125,18 +125,14 @@ def _check_success(world: World, report: RunReport, records: list[Record]) -> It
         }
         until = cluster.stopped - NEWS_S
         ended = {
-            task.name for task in trainers if task.ended_at < until and task.ended is not None and task.ended.exit.ok
+            task.name
+            for task in cluster.trainers
+            if task.ended_at < until and task.ended is not None and task.ended.exit.ok
         }
         planned = {task.task for task in attempt.tasks if world.find_role(task.task) == "trainer"}
         if planned and planned <= ended & known:
             message = attempt.verdict.message
             yield "success", f"all trainers of attempt {attempt.attempt} ended with status 0, but it failed: {message}"
-
-
-def _find_trainers(world: World, attempt: int) -> list[TaskProcess]:
-    cluster = world.clusters.get(attempt)
-    tasks = cluster.tasks.values() if cluster is not None else ()
-    return [task for task in tasks if task.role == "trainer"]
 
 
 def _check_budget(world: World, report: RunReport, records: list[Record]) -> Iterator[tuple[str, str]]:

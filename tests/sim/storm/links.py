@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.transports.base import (
@@ -48,9 +49,6 @@ class Wire:
         """Whether heartbeats get through both ways."""
         process = self.link.process
         return self.is_open and self.machine.is_reachable and not process.is_dead and not process.is_suspended
-
-    def accept(self, received: int, first: int) -> None:
-        self.link.accepted(self, received, first)
 
     def pump(self) -> None:
         self.to_agent.pump()
@@ -172,7 +170,7 @@ class StormLink:
         self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._outbox: list[Message] = []
         """The orders after the first `_arrived`."""
-        self._sent = self._arrived = self._received = 0
+        self._arrived = self._received = 0
         self._dropped = ""
         self._heard = self._dropped_at = self._world.simulation.now
         self._pause_s = FIRST_PAUSE_S
@@ -184,8 +182,7 @@ class StormLink:
             self._deadline = self._world.simulation.now + (resumption.within_s or lease_s)
             self._after(0.1, self._try)
 
-    def _after(self, seconds: float, do: object) -> None:
-        assert callable(do)
+    def _after(self, seconds: float, do: Callable[[], object]) -> None:
         self.process.after(seconds, do, self._machine.name)
 
     # --- connecting ---
@@ -289,7 +286,7 @@ class StormLink:
         resumption, self._resumption = self._resumption, None
         self._heard = self._world.simulation.now
         if resumption is not None:
-            self._received, self._arrived, self._sent = first - 1, received, received + len(self._outbox)
+            self._received, self._arrived = first - 1, received
         else:
             del self._outbox[: received - self._arrived]
             self._arrived = received
@@ -363,7 +360,6 @@ class StormLink:
         if self._is_over or self._is_abandoned:
             return
         if is_counted(message):
-            self._sent += 1
             self._outbox.append(message)
         if isinstance(message, Goodbye):
             self._is_finishing = True

@@ -251,7 +251,7 @@ class Agent:
         self._close_wire()
         self.wire = wire
         self.generation = generation
-        wire.accept(self.received, received + 1)
+        wire.link.accepted(wire, self.received, received + 1)
         for message in self._outbox[received - self.confirmed :]:
             wire.to_link.send(message)
         self._sent = {name: offsets.get(name, 0) if attempt == self.attempt else 0 for name in self.tasks}

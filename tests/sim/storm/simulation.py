@@ -6,13 +6,14 @@ import contextlib
 import heapq
 import itertools
 import queue
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from greenlet import greenlet
 
+from tests.sim.clock import TurnTiming
+
 T = TypeVar("T")
-R = TypeVar("R")
 
 BEGAN = 4_000_000_000.0
 """Unix seconds when a simulation begins; later than the times of all real files."""
@@ -147,15 +148,14 @@ class Process:
         return arrivals.get_nowait()
 
 
-class SimulatedTiming:
+class SimulatedTiming(TurnTiming):
     """The clocks and waits of a simulated process; `ahead_s`: how far its clock is ahead."""
 
-    def __init__(self, simulation: Simulation, process: Callable[[], Process]) -> None:
+    def __init__(self, simulation: Simulation, process: Process) -> None:
+        super().__init__()
         self._simulation = simulation
         self._process = process
         self.ahead_s = 0.0
-        self.repeating = 0
-        """How many functions are being repeated now."""
 
     def monotonic(self) -> float:
         return self._simulation.now
@@ -163,37 +163,8 @@ class SimulatedTiming:
     def now(self) -> float:
         return BEGAN + self._simulation.now + self.ahead_s
 
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        self._process.after(seconds, do)
+
     def wait(self, arrivals: queue.SimpleQueue[T], timeout_s: float) -> T:
-        return self._process().wait(arrivals, timeout_s)
-
-    def repeat(self, function: Callable[[], bool], every_s: float, first_s: float = 0.0) -> Callable[[], None]:
-        is_over = False
-        self.repeating += 1
-
-        def call() -> None:
-            if is_over:
-                return
-            if function():
-                end()
-            else:
-                self._process().after(every_s, call)
-
-        def end() -> None:
-            nonlocal is_over
-            self.repeating -= not is_over
-            is_over = True
-
-        self._process().after(first_s, call)
-        return end
-
-    def sleep(self, seconds: float) -> None:
-        with contextlib.suppress(queue.Empty):
-            self.wait(queue.SimpleQueue[None](), seconds)
-
-    def map(self, function: Callable[[T], R], items: Iterable[T], at_once: int) -> list[R]:
-        del at_once
-        return [function(item) for item in items]
-
-    def run_checked(self, work: Callable[[], R], check: Callable[[], None]) -> R:
-        check()
-        return work()
+        return self._process.wait(arrivals, timeout_s)

@@ -18,6 +18,7 @@ from launcher.tasks import parse_task_id
 from tests.harness.builders.facts import facts
 from tests.sim.storm.controllers import Controller
 from tests.sim.storm.faults import Faults
+from tests.sim.storm.invariants import check_end
 from tests.sim.storm.machines import Agent, Machine
 from tests.sim.storm.scenarios import Fault, Scenario
 from tests.sim.storm.simulation import BEGAN, EndlessError, Simulation
@@ -72,6 +73,10 @@ class Cluster:
     """When its first task was asked to end."""
 
     @property
+    def trainers(self) -> list[TaskProcess]:
+        return [task for task in self.tasks.values() if task.role == "trainer"]
+
+    @property
     def is_stopped(self) -> bool:
         return self.stopped < FOREVER
 
@@ -119,8 +124,6 @@ class World:
 
     def play(self) -> list[Broken]:
         """Plays the scenario to its end; returns the rules that did not hold."""
-        from tests.sim.storm.invariants import check_end
-
         self._note("begin")
         Controller(self, 0)
         try:
@@ -229,8 +232,7 @@ class World:
         cluster = self.clusters[agent.attempt]
         if cluster.is_stopped:
             return
-        trainers = [task for name, task in cluster.tasks.items() if self.find_role(name) == "trainer"]
-        is_done = bool(trainers) and all(task.has_succeeded for task in trainers)
+        is_done = bool(cluster.trainers) and all(task.has_succeeded for task in cluster.trainers)
         now = self.simulation.now
         is_excused = any(excuse.since <= now and excuse.until >= cluster.began for excuse in self.excuses)
         if not is_done and not is_excused:
@@ -314,11 +316,12 @@ class World:
         return next((peer.name for peer in ended if peer.role == "server" or not peer.has_succeeded), "")
 
     def waits_for_peer(self, task: TaskProcess) -> bool:
-        cuts = ["peers" in machine.cuts for machine in (task.machine, *(peer.machine for peer in self._peers(task)))]
-        workers = [name for name in self.clusters[task.attempt].joined if self.find_role(name) == "server"]
-        helpers = [name for name in workers if name.startswith("worker:")]
-        has_none = bool(helpers) and not any(self.clusters[task.attempt].tasks[name].is_alive for name in helpers)
-        return has_none or any(peer.is_alive and peer.is_stuck for peer in self._peers(task)) or any(cuts)
+        cluster, peers = self.clusters[task.attempt], self._peers(task)
+        served = [each for name, each in cluster.tasks.items() if name in cluster.joined and each.role == "server"]
+        workers = [each for each in served if each.name.startswith("worker:")]
+        has_no_worker = bool(workers) and not any(worker.is_alive for worker in workers)
+        is_cut_off = any("peers" in each.machine.cuts for each in (task, *peers))
+        return has_no_worker or is_cut_off or any(peer.is_alive and peer.is_stuck for peer in peers)
 
     # --- faults ---
 
