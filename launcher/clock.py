@@ -6,9 +6,11 @@ All of them belong to one object, so that tests can simulate hours without waiti
 from __future__ import annotations
 
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Protocol, TypeVar
 
 from launcher.in_parallel import map_parallel
@@ -21,8 +23,32 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+class Condition(Protocol):
+    """A lock whose holder can wait until another thread has changed something, as `threading.Condition` is."""
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
+
+    def notify_all(self) -> None: ...
+
+
+class Event(Protocol):
+    """A flag that threads can wait for, as `threading.Event` is."""
+
+    def set(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
 class Timing(Protocol):
-    """The clocks and waits of a run."""
+    """The clocks, waits and threads of a run."""
 
     def monotonic(self) -> float:
         """The time of a clock that never jumps, in seconds."""
@@ -59,6 +85,22 @@ class Timing(Protocol):
 
         An exception in the work itself could leave behind processes that it is just starting.
         """
+
+    def start(self, work: Callable[[], object], name: str) -> None:
+        """Does the work in a thread of its own.
+
+        Raises:
+            RuntimeError: no more threads are allowed.
+        """
+
+    def make_condition(self) -> Condition:
+        """Returns a condition for the threads of `start`."""
+
+    def make_event(self) -> Event:
+        """Returns an event for the threads of `start`."""
+
+    def jitter(self, seconds: float) -> float:
+        """Returns a random time between half of `seconds` and all of it, which spreads what many nodes repeat."""
 
 
 class SystemTiming:
@@ -108,3 +150,15 @@ class SystemTiming:
         if errors:
             raise errors[0]
         return results[0]
+
+    def start(self, work: Callable[[], object], name: str) -> None:
+        threading.Thread(target=work, name=name, daemon=True).start()
+
+    def make_condition(self) -> Condition:
+        return threading.Condition()
+
+    def make_event(self) -> Event:
+        return threading.Event()
+
+    def jitter(self, seconds: float) -> float:
+        return random.uniform(seconds / 2, seconds)  # noqa: S311 - only spreads what is repeated

@@ -143,7 +143,7 @@ class NodeLinks:
     def _open(self, node: str, resumption: Resumption | None) -> None:
         self._close_inbox(node)
         inbox = self._inboxes[node] = Inbox(
-            node, lambda: self._placement, self._mirror, self._queue.put, self.timing.monotonic, store=self.store
+            node, lambda: self._placement, self._mirror, self._queue.put, self.timing, store=self.store
         )
         try:
             link = self._transports[node].connect(node, inbox.deliver, inbox, self._lease_s, resumption)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections import deque
+from functools import partial
 
+from launcher.clock import Timing
 from launcher.transports.streams import Stream
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.messages import Message
 from worker_entry.protocol.orders import Beat
 from worker_entry.protocol.resend_buffer import ResendBuffer, is_counted
-from worker_entry.system import clock
 
 PASSING_LIMIT = 16
 """Uncounted frames that may wait to be written: file pieces, four of which a node requests at once."""
@@ -23,10 +22,12 @@ class FrameSender:
 
     Args:
         beat_s: seconds between beats.
+        timing: the link's clock and threads.
     """
 
-    def __init__(self, beat_s: float) -> None:
+    def __init__(self, beat_s: float, timing: Timing) -> None:
         self._beat_s = beat_s
+        self._timing = timing
         self._outbox = ResendBuffer()
         self._handled = 0
         self._written = 0
@@ -35,8 +36,8 @@ class FrameSender:
         self._stream: Stream | None = None
         self._finishing = False
         self._beat_at_once = False
-        self._beat_due = time.monotonic() + beat_s
-        self._changed = threading.Condition()
+        self._beat_due = timing.monotonic() + beat_s
+        self._changed = timing.make_condition()
         self._stamp: float | None = None
         """The stamp of the last answered beat."""
         self._renews = False
@@ -73,7 +74,7 @@ class FrameSender:
             if received is not None:
                 self._outbox.confirm(received)
                 self._written = received
-            self._stream, self._beat_due = stream, time.monotonic() + self._beat_s
+            self._stream, self._beat_due = stream, self._timing.monotonic() + self._beat_s
             self._renews = True
 
     def follow(self, received: int, handled: int) -> None:
@@ -117,9 +118,8 @@ class FrameSender:
 
     def start_writing(self, stream: Stream, name: str) -> None:
         """Writes to the stream while it is the link's current one, in a thread of this name."""
-        writer = threading.Thread(target=self._write_to, args=(stream,), name=name, daemon=True)
         try:
-            writer.start()
+            self._timing.start(partial(self._write_to, stream), name)
         except RuntimeError:  # no more threads are allowed; the agent must not wait for a writer that does not exist
             stream.finish()
             raise
@@ -133,10 +133,10 @@ class FrameSender:
     def _next(self, stream: Stream) -> bytes | None:
         with self._changed:
             # A beat is due by the clock, not after silence: without beats, a busy link would keep all of its frames.
-            self._changed.wait_for(lambda: self._has_news(stream), max(self._beat_due - time.monotonic(), 0.0))
+            self._changed.wait_for(lambda: self._has_news(stream), max(self._beat_due - self._timing.monotonic(), 0.0))
             if self._stream is not stream:
                 return None
-            if time.monotonic() >= self._beat_due and not self._finishing:
+            if self._timing.monotonic() >= self._beat_due and not self._finishing:
                 return self._beat()
             if self._written < self._outbox.last:
                 frames = self._outbox.after(self._written)
@@ -149,8 +149,8 @@ class FrameSender:
             return self._beat()
 
     def _beat(self) -> bytes:
-        self._beat_at_once, self._beat_due = False, time.monotonic() + self._beat_s
-        return encode(Beat(clock.now(), self._handled, stamp=self._stamp))
+        self._beat_at_once, self._beat_due = False, self._timing.monotonic() + self._beat_s
+        return encode(Beat(self._timing.now(), self._handled, stamp=self._stamp))
 
     def _has_news(self, stream: Stream) -> bool:
         waiting = self._written < self._outbox.last or bool(self._passing)

@@ -6,11 +6,10 @@ to be checked (`field_limits.OfSender`, `field_limits.OfAttempt`), so that no me
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from launcher.clock import SystemTiming, Timing
 from launcher.tasks import TaskId
 from launcher.transports.allowances import Allowances
 from launcher.transports.base import LinkNews
@@ -76,7 +75,7 @@ class Inbox:
         placement: returns the current one.
         mirror: takes log pieces.
         put: takes checked messages; `release` is called once one has been read.
-        now: returns monotonic seconds.
+        timing: the links' clock and threads.
         store: takes parts of files.
     """
 
@@ -86,7 +85,7 @@ class Inbox:
         placement: Callable[[], Placement],
         mirror: LogMirror,
         put: Callable[[Received], None],
-        now: Callable[[], float] = time.monotonic,
+        timing: Timing | None = None,
         *,
         store: Callable[[str, FileRead, bytes], None] = lambda _node, _part, _data: None,
     ) -> None:
@@ -95,12 +94,13 @@ class Inbox:
         self.placement = placement
         self._mirror = mirror
         self._put = put
-        self._changed = threading.Condition()
+        timing = timing or SystemTiming()
+        self._changed = timing.make_condition()
         self._unread = [0, 0]
         """Messages, and their bytes."""
-        self._now = now
+        self._now = timing.monotonic
         self._placement: Placement | None = None
-        self._allowances = Allowances(0, now())
+        self._allowances = Allowances(0, timing.monotonic())
         """What the node may send in the attempt of `_placement`."""
         self._closed = False
         self.confirm: Callable[[int], None] = lambda _: None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import threading
-import time
 from collections.abc import Callable
 
+from launcher.clock import SystemTiming, Timing
 from launcher.transports.base import GoneError, LinkBroken, LinkError
 from launcher.transports.streams import Stream, bring_archive, skip_noise
 from worker_entry.protocol.framing import ProtocolError, encode
@@ -25,9 +23,10 @@ SILENT = "the agent does not answer"
 class Reconnector:
     """`reopen` starts a reattachment on the node, within the given seconds; without it, a broken stream is final."""
 
-    def __init__(self, reopen: Callable[[float], Stream] | None) -> None:
+    def __init__(self, reopen: Callable[[float], Stream] | None, timing: Timing | None = None) -> None:
         self._reopen = reopen
-        self._given_up = threading.Event()
+        self._timing = timing or SystemTiming()
+        self._given_up = self._timing.make_event()
         self._tried: Stream | None = None
         """A stream whose agent has not answered yet."""
 
@@ -61,38 +60,36 @@ class Reconnector:
         pause_s, try_s = FIRST_PAUSE_S, min(max(lease_s / 3, TRY_S[0]), TRY_S[1])
         while True:
             try:
-                return self._try(attach, min(_left_s(deadline), try_s))
+                return self._try(attach, min(self._left_s(deadline), try_s))
             except GoneError:
                 raise
             except (LinkError, ProtocolError, OSError) as error:
                 latest = error
-            left_s = deadline - time.monotonic()
+            left_s = deadline - self._timing.monotonic()
             if left_s <= 0:
                 raise LinkError(f"{broken}, and not reconnected within {lease_s:g} s: {latest}")
-            wait_s = random.uniform(pause_s / 2, pause_s)  # noqa: S311 - only spreads the tries
-            if self._given_up.wait(min(wait_s, left_s)):
+            if self._given_up.wait(min(self._timing.jitter(pause_s), left_s)):
                 raise LinkError(str(broken))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _try(self, attach: Attach, within_s: float) -> tuple[Stream, bytes]:
         """A stream on which the agent itself answers: only the agent writes the start marker, no reattachment does."""
         assert self._reopen is not None
-        until = time.monotonic() + within_s
+        until = self._timing.monotonic() + within_s
         stream = self._tried = self._reopen(within_s)
         try:
             if self.given_up:  # while `reopen` ran, when there was nothing to abandon
                 stream.abandon()
-            bring_archive(stream, _left_s(until), SILENT)
+            bring_archive(stream, self._left_s(until), SILENT, timing=self._timing)
             with contextlib.suppress(BrokenPipeError):  # the reattachment has ended, and says why
                 stream.write(encode(attach))
-            return stream, skip_noise(stream, _left_s(until), SILENT)
+            return stream, skip_noise(stream, self._left_s(until), SILENT, timing=self._timing)
         except BaseException:
             stream.abandon()
             raise
         finally:
             self._tried = None
 
-
-def _left_s(until: float) -> float:
-    """How long a step of a try may take."""
-    return max(until - time.monotonic(), SHORTEST_TRY_S)
+    def _left_s(self, until: float) -> float:
+        """How long a step of a try may take."""
+        return max(until - self._timing.monotonic(), SHORTEST_TRY_S)

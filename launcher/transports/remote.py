@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from launcher.clock import SystemTiming, Timing
 from launcher.transports.base import Deliver, FileSink, LinkError, LinkNote, Resumption
 from launcher.transports.connector import Connector, Opening
 from launcher.transports.payload import make_payload
@@ -24,12 +25,22 @@ END_BY_GUARDIAN_S = 25.0
 class RemoteTransport:
     """A machine with Python. `python` is its interpreter, found on its PATH.
 
-    `run_id`: the run of its agents. `may_stay`: whether an agent may be kept for another run.
+    `run_id`: the run of its agents. `may_stay`: whether an agent may be kept for another run. `timing`: the clock and
+    the threads of its links.
     """
 
     shares_files = False
 
-    def __init__(self, connector: Connector, python: str, *, run_id: str = "", may_stay: bool = False) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        python: str,
+        *,
+        run_id: str = "",
+        may_stay: bool = False,
+        timing: Timing | None = None,
+    ) -> None:
+        self._timing = timing or SystemTiming()
         self._connector = connector
         self._python = python
         self._run_id = run_id
@@ -38,7 +49,9 @@ class RemoteTransport:
     def connect(
         self, node: str, deliver: Deliver, mirror: FileSink, lease_s: float, resumption: Resumption | None = None
     ) -> ResumableLink:
-        agent = _Agent(self._connector, self._python, self._verb, self._run_id, began=resumption is not None)
+        agent = _Agent(
+            self._connector, self._python, self._verb, self._run_id, self._timing, began=resumption is not None
+        )
         return ResumableLink(
             node,
             lambda: agent.open(lambda text: deliver(node, LinkNote(text))),
@@ -49,17 +62,21 @@ class RemoteTransport:
             end=agent.end,
             resumption=resumption,
             run_id=self._run_id,
+            timing=self._timing,
         )
 
 
 class _Agent:
     """An agent on another machine, from the first attempt to connect."""
 
-    def __init__(self, connector: Connector, python: str, verb: str, run_id: str, *, began: bool) -> None:
+    def __init__(
+        self, connector: Connector, python: str, verb: str, run_id: str, timing: Timing, *, began: bool
+    ) -> None:
         self._connector = connector
         self._python = python
         self._verb = verb
         self._run_id = run_id
+        self._timing = timing
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._began = began
@@ -98,7 +115,7 @@ class _Agent:
         order = Clean(VERSION, run_ids, link.reattach_folder, link.generation, process_view=link.process_view)
         try:
             stream = self._connector.open(make_payload("clean"), self._python, Opening(within_s=LAST_TRY_S, attempts=1))
-            answer = ask(stream, order, END_BY_GUARDIAN_S)
+            answer = ask(stream, order, END_BY_GUARDIAN_S, timing=self._timing)
         except LinkError:
             return False
         return isinstance(answer, Cleaned) and not answer.left

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
+from launcher.clock import SystemTiming, Timing
 from launcher.errors import DistlaunchError, as_ours
 from launcher.transports import streams
 from launcher.transports.base import (
@@ -29,7 +29,6 @@ from worker_entry.protocol.framing import Decoder, ProtocolError
 from worker_entry.protocol.messages import Attached, Broken, KeptWarm, Log, Message, Ready, ToController
 from worker_entry.protocol.orders import AGENT_GONE, TAKEN_OVER, VERSION, Attach, Beat
 from worker_entry.protocol.resend_buffer import is_counted
-from worker_entry.system import clock
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
@@ -52,6 +51,7 @@ class ResumableLink:
         resumption: the running agent that is taken over by `reopen`; then `open_stream` is not called.
         run_id: the agent's run.
         same_clock: whether the agent is on this machine.
+        timing: the clock and the threads.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class ResumableLink:
         resumption: Resumption | None = None,
         run_id: str = "",
         same_clock: bool = False,
+        timing: Timing | None = None,
     ) -> None:
+        self._timing = timing or SystemTiming()
         self.began = resumption is not None
         """Whether the agent has sent its start marker."""
         self.ended = self.taken_over = False
@@ -87,22 +89,21 @@ class ResumableLink:
         """Set until the agent is taken over."""
         self._node = node
         self._open_stream = open_stream
-        self._reconnector = Reconnector(reopen)
+        self._reconnector = Reconnector(reopen, self._timing)
         self._end = end
         self._deliver = deliver
         self._mirror = mirror
         self._lease_s = lease_s
         self._silence_s = min(SILENCE_S, lease_s / 2) if reopen is not None else lease_s
-        self._outgoing = FrameSender(min(BEAT_S, lease_s / 5))
+        self._outgoing = FrameSender(min(BEAT_S, lease_s / 5), self._timing)
         self._closing = threading.Lock()
-        self._over = threading.Event()
-        self._last_heard = self._lost_at = time.monotonic()
+        self._over = self._timing.make_event()
+        self._last_heard = self._lost_at = self._timing.monotonic()
         self._dropped: str | None = None
         self._attempt = resumption.attempt if resumption is not None else 0
         self._offsets = dict(resumption.offsets) if resumption is not None else {}
-        self._clock = None if same_clock else ClockOffset()
-        self._reader = threading.Thread(target=self._run, name=f"read-{node}", daemon=True)
-        self._reader.start()
+        self._clock = None if same_clock else ClockOffset(self._timing)
+        self._timing.start(self._run, f"read-{node}")
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self._outgoing.add(message, body)
@@ -130,7 +131,7 @@ class ResumableLink:
 
     def drop_if_silent(self, limit_s: float) -> None:
         """Gives up an agent that sent nothing for `limit_s`, without waiting for its lease to expire."""
-        silent_s = time.monotonic() - self._last_heard
+        silent_s = self._timing.monotonic() - self._last_heard
         if self.began and silent_s > limit_s and not self._over.is_set():
             self.abandon()
             self._close(f"its agent did not answer for {silent_s:.0f} s")  # the reader may be busy for a while
@@ -178,7 +179,7 @@ class ResumableLink:
         """Reads until the agent has ended, over one stream after another; returns how it ended."""
         stream, data = self._begin() if self._resumption is None else self._take_over(self._resumption)
         while True:
-            self._last_heard = time.monotonic()
+            self._last_heard = self._timing.monotonic()
             try:
                 self._read(stream, data)
             except LinkBroken as broken:
@@ -200,13 +201,13 @@ class ResumableLink:
             raise
         self._outgoing.attach(stream)  # so that it is abandoned if the link is given up
         try:
-            bring_archive(stream, streams.FIRST_WORD_S)
+            bring_archive(stream, streams.FIRST_WORD_S, timing=self._timing)
             self._outgoing.start_writing(stream, f"write-{self._node}")
-            data = skip_noise(stream, streams.FIRST_WORD_S)
+            data = skip_noise(stream, streams.FIRST_WORD_S, timing=self._timing)
         except (NoAgentError, NoPythonError):
             self.ended = True
             raise
-        self.began, self._last_heard = True, time.monotonic()
+        self.began, self._last_heard = True, self._timing.monotonic()
         return stream, data
 
     def _read(self, stream: Stream, data: bytes) -> None:
@@ -221,7 +222,7 @@ class ResumableLink:
             data = stream.read(1 << 18, self._silence_s)
             if not data:
                 return
-            self._last_heard = time.monotonic()
+            self._last_heard = self._timing.monotonic()
 
     def _take(self, stream: Stream, message: Message, body: bytes) -> None:
         match message:
@@ -310,18 +311,19 @@ class ResumableLink:
         if resumption is not None:
             self._deliver(self._node, LinkTakenOver(attached.received))
         elif not self._outgoing.is_finishing:
-            self._deliver(self._node, LinkResumed(time.monotonic() - self._lost_at))
+            self._deliver(self._node, LinkResumed(self._timing.monotonic() - self._lost_at))
 
 
 class ClockOffset:
     """How far a node's clock is off, from its answers to the controller's heartbeats."""
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
 
     def note(self, beat: Beat) -> None:
         if beat.echo is not None:
-            now = clock.now()
+            now = self._timing.now()
             self._samples.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
 
     @property

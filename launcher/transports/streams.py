@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import select
-import threading
-import time
 from socket import socket
 from typing import IO, Protocol
 
+from launcher.clock import SystemTiming, Timing
 from launcher.transports.base import LinkBroken, LinkError
 from worker_entry.bootstrap.install import HERE, MISSING
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
@@ -75,59 +74,61 @@ _OWN_WORDS = re.compile(rb"^distlaunch: (.+?)\r?$", re.MULTILINE)
 """The message that the command line of `payload` prints before it gives up."""
 
 
-def bring_archive(stream: Stream, within_s: float, silent: str = _SILENT) -> None:
+def bring_archive(stream: Stream, within_s: float, silent: str = _SILENT, *, timing: Timing | None = None) -> None:
     """Brings worker_entry to a node that lacks it; nothing may be written meanwhile. Raises like `skip_noise`."""
-    deadline = time.monotonic() + within_s
-    if not stream.archive or _is_there(stream, deadline, silent):
+    timing = timing or SystemTiming()
+    deadline = timing.monotonic() + within_s
+    if not stream.archive or _is_there(stream, deadline, silent, timing):
         return
-    _write_aside(stream, stream.archive)
-    if not _is_there(stream, deadline, silent):
+    _write_aside(stream, stream.archive, timing)
+    if not _is_there(stream, deadline, silent, timing):
         raise ProtocolError("another request for worker_entry")
 
 
-def _write_aside(stream: Stream, data: bytes) -> None:
+def _write_aside(stream: Stream, data: bytes, timing: Timing) -> None:
     """Writes in a thread of its own, so that the reader can give up a process that does not read."""
 
     def write() -> None:
         with contextlib.suppress(OSError):  # the reader sees the break, too
             stream.write(data)
 
-    threading.Thread(target=write, name="write-aside", daemon=True).start()
+    timing.start(write, "write-aside")
 
 
-def _is_there(stream: Stream, deadline: float, silent: str) -> bool:
+def _is_there(stream: Stream, deadline: float, silent: str, timing: Timing) -> bool:
     """Whether the node says that it has worker_entry; skips a shell's output before that, reads no byte after it."""
     noise = b""
     while not noise.endswith((HERE, MISSING)):
         begun = max(length for length in range(len(HERE)) if noise.endswith((HERE[:length], MISSING[:length])))
-        noise = _read_noise(stream, noise, len(HERE) - begun, deadline, silent)
+        noise = _read_noise(stream, noise, len(HERE) - begun, deadline, silent, timing)
     return noise.endswith(HERE)
 
 
-def skip_noise(stream: Stream, within_s: float, silent: str = _SILENT) -> bytes:
+def skip_noise(stream: Stream, within_s: float, silent: str = _SILENT, *, timing: Timing | None = None) -> bytes:
     """The bytes after the start marker; skips a shell's output before it, which may split the marker between reads.
 
     Args:
         stream: where to read.
         within_s: the time limit.
         silent: the error if the marker does not come in time.
+        timing: the clock of the time limit.
 
     Raises:
         LinkError: no more data came in time.
         NoAgentError: the process ended.
         ProtocolError: other data kept coming until then.
     """
-    noise = b""
-    deadline = time.monotonic() + within_s
+    noise, timing = b"", timing or SystemTiming()
+    deadline = timing.monotonic() + within_s
     while MARKER not in noise:
-        noise = _read_noise(stream, noise, 1 << 16, deadline, silent)
+        noise = _read_noise(stream, noise, 1 << 16, deadline, silent, timing)
     return noise.partition(MARKER)[2]
 
 
-def _read_noise(stream: Stream, noise: bytes, size: int, deadline: float, silent: str) -> bytes:
+def _read_noise(stream: Stream, noise: bytes, size: int, deadline: float, silent: str, timing: Timing) -> bytes:
     """The noise and up to `size` more bytes."""
     try:
-        data = stream.read(size, max(deadline - time.monotonic(), 0.01))
+        data = stream.read(size, max(deadline - timing.monotonic(), 0.01))
     except LinkBroken as broken:
         raise LinkError(f"{silent}: {broken}{_shown(noise)}") from None
     if ECHO in noise:
@@ -138,21 +139,22 @@ def _read_noise(stream: Stream, noise: bytes, size: int, deadline: float, silent
         status = stream.exit_status()
         ended = f" (its login shell ended with status {status})" if status is not None else ""
         raise NoAgentError(f"no start marker{ended}{_shown(noise)}")
-    if time.monotonic() > deadline:
+    if timing.monotonic() > deadline:
         raise ProtocolError(f"no start marker{_shown(noise)}")
     return (noise + data)[-NOISE_LIMIT - len(MARKER) - len(data) :]
 
 
-def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
+def ask(stream: Stream, question: Message, timeout_s: float, *, timing: Timing | None = None) -> Message:
     """Sends a question to a process that was just started, and returns the answer.
 
     Raises:
         LinkError: no answer came.
     """
+    timing = timing or SystemTiming()
     try:
-        bring_archive(stream, FIRST_WORD_S)
-        _write_aside(stream, encode(question))
-        data = skip_noise(stream, FIRST_WORD_S)
+        bring_archive(stream, FIRST_WORD_S, timing=timing)
+        _write_aside(stream, encode(question), timing)
+        data = skip_noise(stream, FIRST_WORD_S, timing=timing)
         decoder = Decoder(ToController)
         while True:
             for message, _ in decoder.feed(data):

@@ -6,9 +6,12 @@ import contextlib
 import heapq
 import itertools
 import queue
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TypeVar
+
+from launcher.clock import Condition, Event
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,7 +30,7 @@ class TurnTiming(ABC):
         """How many functions are being repeated now."""
 
     @abstractmethod
-    def after(self, seconds: float, do: Callable[[], None]) -> None:
+    def after(self, seconds: float, do: Callable[[], object]) -> None:
         """Calls `do` after this time."""
 
     @abstractmethod
@@ -61,6 +64,19 @@ class TurnTiming(ABC):
         del at_once
         return [function(item) for item in items]
 
+    def start(self, work: Callable[[], object], name: str) -> None:
+        del name
+        self.after(0.0, work)
+
+    def make_condition(self) -> Condition:
+        return threading.Condition()
+
+    def make_event(self) -> Event:
+        return threading.Event()
+
+    def jitter(self, seconds: float) -> float:
+        return seconds
+
     def run_checked(self, work: Callable[[], R], check: Callable[[], None]) -> R:
         check()
         return work()
@@ -72,7 +88,7 @@ class FakeTiming(TurnTiming):
     def __init__(self) -> None:
         super().__init__()
         self._now = 1000.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._waits = 0
 
@@ -82,7 +98,7 @@ class FakeTiming(TurnTiming):
     def now(self) -> float:
         return BEGAN + self._now
 
-    def after(self, seconds: float, do: Callable[[], None]) -> None:
+    def after(self, seconds: float, do: Callable[[], object]) -> None:
         heapq.heappush(self._due, (self._now + seconds, next(self._numbers), do))
 
     def wait(self, arrivals: queue.SimpleQueue[T], timeout_s: float) -> T:

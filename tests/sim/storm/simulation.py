@@ -163,7 +163,7 @@ class SimulatedTiming(TurnTiming):
     def now(self) -> float:
         return BEGAN + self._simulation.now + self.ahead_s
 
-    def after(self, seconds: float, do: Callable[[], None]) -> None:
+    def after(self, seconds: float, do: Callable[[], object]) -> None:
         self._process.after(seconds, do)
 
     def wait(self, arrivals: queue.SimpleQueue[T], timeout_s: float) -> T:
