@@ -75,7 +75,8 @@ from worker_entry.protocol.orders import (
 )
 from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.protocol.values import Activity, Program, TaskRequest, TaskStart
-from worker_entry.system import kernel, peer
+from worker_entry.system import kernel, peer, process_use
+from worker_entry.system.agent_kernel import SystemKernel
 from worker_entry.system.files import end_of_hole, last_data
 from worker_entry.system.machine import process_view
 from worker_entry.system.tcp_timeout import TcpTimeout
@@ -446,7 +447,11 @@ def connected(end: socket.socket) -> Iterator[tuple[Connection, selectors.BaseSe
     called: list[str] = []
     with selectors.DefaultSelector() as selector:
         connection = Connection(
-            selector, lambda: called.append("input"), lambda: called.append("break"), Lease(60.0, far=False)
+            selector,
+            lambda: called.append("input"),
+            lambda: called.append("break"),
+            Lease(60.0, far=False, kernel=SystemKernel()),
+            SystemKernel(),
         )
         connection.open(Opening(os.dup(end.fileno()), os.dup(end.fileno())))
         yield connection, selector, called
@@ -550,17 +555,21 @@ def test_an_unreadable_program_has_no_hash(tmp_path: Path) -> None:
 @linux
 def test_the_activity_of_a_task_is_unknown_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "LINUX", False)
-    assert ActivityWatch().report(dict.fromkeys(["worker:0"], cast("StartedTask", None))) == {"worker:0": Activity()}
+    assert ActivityWatch(SystemKernel()).report(dict.fromkeys(["worker:0"], cast("StartedTask", None))) == {
+        "worker:0": Activity()
+    }
 
 
 @linux
 def test_a_sample_of_one_process_does_not_change_the_measured_task_activity(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child used much processor time before the measurement; the task is idle nevertheless."""
     monkeypatch.setattr(stacks, "SHORTEST_S", 0.0)
-    monkeypatch.setattr(stacks, "read_use", lambda pid: SimpleNamespace(cpu_s=900.0 * (pid == 8), read=0, written=0))
+    monkeypatch.setattr(
+        process_use, "read_use", lambda pid: SimpleNamespace(cpu_s=900.0 * (pid == 8), read=0, written=0)
+    )
     monkeypatch.setattr(kernel, "descendants", lambda _: [SimpleNamespace(pid=8)])
     idle = SimpleNamespace(pid=7, running=True, log=SimpleNamespace(size=lambda: 0))
-    tasks, watch, now = {"worker:0": cast("StartedTask", idle)}, ActivityWatch(), time.monotonic()
+    tasks, watch, now = {"worker:0": cast("StartedTask", idle)}, ActivityWatch(SystemKernel()), time.monotonic()
     watch.poll(tasks, now - 100)
     watch.begin(tasks)
     watch.poll(tasks, now)  # is due during the measurement

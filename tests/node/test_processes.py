@@ -19,9 +19,11 @@ import pytest
 from tests.harness.apart import apart, apart_on_linux
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
+from worker_entry.agent.tasks.tree import Tree
 from worker_entry.protocol.values import TaskExit
 from worker_entry.system import kernel
-from worker_entry.system.processes import Tree, kill_descendants, spawn
+from worker_entry.system.agent_kernel import SystemKernel
+from worker_entry.system.processes import kill_descendants, spawn
 
 FAMILY = str(PROGRAMS / "tree_family.py")
 CHAIN = str(PROGRAMS / "tree_chain.py")
@@ -56,7 +58,7 @@ class Task:
 @contextmanager
 def tree_of(*argv: str) -> Iterator[tuple[Tree, Task]]:
     kernel.become_subreaper()
-    tree = Tree()
+    tree = Tree(SystemKernel())
     task = Task(tree, *argv)
     try:
         yield tree, task
@@ -294,7 +296,7 @@ def test_kill_descendants_kills_all_descendants_except_spared_processes() -> Non
 @apart
 def test_an_ended_spared_child_is_reaped_and_no_longer_spared() -> None:
     spare = set[int]()
-    tree = Tree(spare)
+    tree = Tree(SystemKernel(), spare)
     child = spawn(["true"], env=dict(os.environ), cwd="/", output=2)
     spare.add(child)
 

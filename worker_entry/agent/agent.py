@@ -13,7 +13,6 @@ import contextlib
 import os
 import selectors
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Optional
@@ -30,10 +29,10 @@ from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.messages import Broken, Message, Noted, Ready
 from worker_entry.protocol.orders import VERSION
 from worker_entry.protocol.values import Problem
-from worker_entry.system import clock, hardware
+from worker_entry.system import hardware
+from worker_entry.system.agent_kernel import Kernel
 from worker_entry.system.engine import is_managed
 from worker_entry.system.machine import process_view
-from worker_entry.system.signal_wakeup import wake_on_signals
 from worker_entry.system.tcp_timeout import TcpTimeout
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ class Agent:
         opening: the connection to the controller, and whether the controller may come back after it has broken.
         reattach_folder: the folder through which it comes back.
         loop_counter: shared with the guardian.
+        kernel: the machine.
         forkserver: the forkserver of an earlier run, used for this run if possible.
         news: why there is no forkserver although one was kept.
         stay: whether this process stays after the run.
@@ -64,6 +64,7 @@ class Agent:
         opening: Opening,
         reattach_folder: Optional[ReattachFolder],
         loop_counter: LoopCounter,
+        kernel: Kernel,
         *,
         forkserver: Optional[WarmForkserver] = None,
         news: str = "",
@@ -71,18 +72,19 @@ class Agent:
     ) -> None:
         self._owned = contextlib.ExitStack()
         """Closed at the end in reverse order, even if a step fails."""
-        self._selector = self._owned.enter_context(selectors.DefaultSelector())
+        self._kernel = kernel
+        self._selector = self._owned.enter_context(kernel.make_selector())
         self._opening = opening
         self._outlives = opening.outlives and reattach_folder is not None
-        self._lease = Lease(FIRST_LEASE_S, far=self._outlives)
-        self._connection = Connection(self._selector, self._read, self._lose_connection, self._lease)
+        self._lease = Lease(FIRST_LEASE_S, far=self._outlives, kernel=kernel)
+        self._connection = Connection(self._selector, self._read, self._lose_connection, self._lease, kernel)
         self._owned.callback(lambda: self._connection.end(kept=self._keep_warm.kept is not None))
         self._reattach_folder = reattach_folder
         self._reattaching: Optional[Reattaching] = None
         self._loop_counter = loop_counter
         self._hello: Optional[orders.Hello] = None
         self._tcp_timeout = TcpTimeout(FIRST_LEASE_S)
-        self._runner = LazyAttemptRunner(self._selector, self._send, forkserver, news)
+        self._runner = LazyAttemptRunner(self._selector, self._send, kernel, forkserver, news)
         self._owned.callback(self._runner.close)
         self._keep_warm = stay or KeepWarm(until=0.0, allowed=False)
         self._copies: deque[FolderCopy] = deque()
@@ -99,12 +101,12 @@ class Agent:
         return 1 if self._failed else 0
 
     def _work(self) -> None:
-        wake = wake_on_signals(self._ask_to_end, self._note_signal if is_managed() else None)
+        wake = self._kernel.wake_on_signals(self._ask_to_end, self._note_signal if is_managed() else None)
         self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self._reattach_folder is not None:
             on_call = self._accept_reattachment
             self._reattaching = Reattaching(
-                self._reattach_folder, self._connection, self._runner.get, self._selector, on_call
+                self._reattach_folder, self._connection, self._runner.get, self._selector, on_call, self._kernel
             )
         self._connection.open(self._opening)
         while not self._done():
@@ -114,7 +116,7 @@ class Agent:
             for key, _ in events:
                 if key.fd in self._selector.get_map():  # not unregistered by an earlier callback
                     key.data()
-            if [key.fd for key, _ in events] == [self._connection.output] and time.monotonic() < self._step_due:
+            if [key.fd for key, _ in events] == [self._connection.output] and self._kernel.monotonic() < self._step_due:
                 self._stream()  # there is room for another part of a file, many times per tick
             else:
                 self._step()
@@ -134,7 +136,7 @@ class Agent:
         return self._hello is not None and self._hello.stream_logs and not self._controller_gone
 
     def _step(self) -> None:
-        self._step_due = time.monotonic() + TICK_S
+        self._step_due = self._kernel.monotonic() + TICK_S
         if self._reattaching is not None:
             self._reattaching.keep_folder()
         if self._asked_to_end or self._lease.overdue_s > 0:
@@ -151,7 +153,7 @@ class Agent:
 
     def _step_runner(self, runner: AttemptRunner) -> None:
         self._tcp_timeout.poll(runner.pids)
-        problem = runner.step(self._hello, time.monotonic())
+        problem = runner.step(self._hello, self._kernel.monotonic())
         if problem is not None:
             self._break(problem)
         self._stream()
@@ -263,7 +265,7 @@ class Agent:
         if self._reattach_folder is not None:
             self._reattach_folder.note_run(hello.run_id)
         way_back = self._reattach_folder if self._outlives else None
-        self._send(make_ready(way_back.path if way_back is not None else None))
+        self._send(make_ready(way_back.path if way_back is not None else None, self._kernel.now()))
 
     # --- events other than orders ---
 
@@ -311,7 +313,7 @@ def make_run_directory(path: str, *, is_ours: bool) -> Optional[Problem]:
     return None
 
 
-def make_ready(reattach_folder: Optional[str]) -> Ready:
+def make_ready(reattach_folder: Optional[str], now: float) -> Ready:
     """Returns the agent's first message; a controller reconnects through `reattach_folder`."""
     return Ready(
         version=VERSION,
@@ -319,7 +321,7 @@ def make_ready(reattach_folder: Optional[str]) -> Ready:
         hostname=hardware.hostname(),
         python=sys.version.split()[0],
         executable=sys.executable,
-        time=clock.now(),
+        time=now,
         cores=hardware.cores(),
         gpus=hardware.gpus(),
         tensorflow=installed_version("tensorflow"),
@@ -334,6 +336,7 @@ class LazyAttemptRunner:
     Args:
         selector: the agent's selector.
         send: sends a message to the controller.
+        kernel: the machine.
         forkserver: the forkserver of an earlier run. With a forkserver or with `news`, the runner is made at once.
         news: why there is no forkserver although one was kept.
     """
@@ -342,11 +345,13 @@ class LazyAttemptRunner:
         self,
         selector: selectors.BaseSelector,
         send: Callable[[Message], None],
+        kernel: Kernel,
         forkserver: Optional[WarmForkserver],
         news: str,
     ) -> None:
         self._selector = selector
         self._send = send
+        self._kernel = kernel
         self._owned = contextlib.ExitStack()
         self._made = self._make(forkserver, news) if forkserver is not None or news else None
 
@@ -387,6 +392,6 @@ class LazyAttemptRunner:
 
         client = ForkserverClient(self._selector, forkserver, news)
         self._owned.callback(client.end)
-        runner = AttemptRunner(self._selector, self._send, client)
+        runner = AttemptRunner(self._selector, self._send, client, self._kernel)
         self._owned.callback(runner.close)
         return runner

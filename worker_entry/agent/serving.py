@@ -10,6 +10,7 @@ from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.lease import LoopCounter
 from worker_entry.agent.connection.reattach_folder import ReattachFolder
 from worker_entry.agent.warm.keep import KeepWarm
+from worker_entry.system.agent_kernel import SystemKernel
 
 if TYPE_CHECKING:
     from worker_entry.agent.tasks.warm_forkserver import WarmForkserver
@@ -38,7 +39,8 @@ def serve(
         opening.accept(reattach_folder.path)
     while opening is not None:
         stay = KeepWarm(until=until, allowed=bool(fingerprint) and reattach_folder is not None)
-        status = Agent(opening, reattach_folder, loop_counter, forkserver=kept, news=news, stay=stay).run()
+        agent = Agent(opening, reattach_folder, loop_counter, SystemKernel(), forkserver=kept, news=news, stay=stay)
+        status = agent.run()
         kept, until, opening, news = stay.kept, stay.until, None, ""
         if kept is None or stay.waiting is None or reattach_folder is None:
             break

@@ -18,6 +18,24 @@ QUIET = 3
 """A thread that has not run for this many readings in a row is read rarely."""
 RARELY = 8
 """A reading covers every running thread, and one eighth of the others in turn."""
+_WAITS = (
+    *(
+        "futex",
+        "pipe_",
+        "anon_pipe",
+        "unix_",
+        "sk_",
+        "tcp_",
+        "inet_",
+        "poll",
+        "do_poll",
+        "do_select",
+        "ep_",
+        "do_epoll",
+    ),
+    *("do_wait", "wait_"),
+)
+"""Prefixes of kernel functions in which a thread waits for a lock, for another process or for a child."""
 _GONE = (FileNotFoundError, ProcessLookupError)
 INTERFACES = "/sys/class/net"
 
@@ -51,6 +69,15 @@ def read_use(pid: int) -> ProcessUse:
     except (OSError, ValueError, IndexError):
         read = written = 0
     return ProcessUse(cpu_s, memory, threads, read, written)
+
+
+def waits(pid: int) -> bool:
+    """Whether the process's main thread waits for a lock, another process or a child."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as stream:
+            return stream.read().startswith(_WAITS)
+    except (OSError, ValueError):
+        return False
 
 
 def read_swapped(pid: int) -> int:

@@ -788,7 +788,7 @@ def test_a_log_with_holes_can_be_resent_from_any_offset(tmp_path: Path) -> None:
             file.seek(number << 30)
             file.write(b"%d" % number * 100_000)
         file.truncate(1 << 33)
-    log = TaskLog(str(path), f"{path}.index")
+    log = TaskLog(str(path), f"{path}.index", time.time)
 
     def read() -> bytes:
         text = b""

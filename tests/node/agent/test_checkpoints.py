@@ -12,6 +12,7 @@ import pytest
 from tests.harness.processes.commands import Distlaunch
 from worker_entry.agent.tasks.watches import LOOK_S, QUIET_S, CheckpointWatch
 from worker_entry.system import clock
+from worker_entry.system.agent_kernel import SystemKernel
 
 
 def save(path: Path, moment: float) -> None:
@@ -23,7 +24,7 @@ def test_only_new_and_stable_checkpoint_files_are_reported(tmp_path: Path, monke
     """The file server's clock is ahead of ours, so no file seems to be old."""
     monkeypatch.setattr(clock, "now", lambda: 0.0)
     save(tmp_path / "old", 1000)
-    watch = CheckpointWatch()
+    watch = CheckpointWatch(SystemKernel())
     watch.begin(str(tmp_path))
     looks = iter(range(1, 100))
 
@@ -45,7 +46,7 @@ def test_only_new_and_stable_checkpoint_files_are_reported(tmp_path: Path, monke
 def test_checkpoints_that_are_saved_faster_than_polled_are_reported_once_stable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = CheckpointWatch()
+    watch = CheckpointWatch(SystemKernel())
     watch.begin(str(tmp_path))
     ages = []
     for number in range(1, 41):
@@ -61,7 +62,7 @@ def test_checkpoints_that_are_saved_faster_than_polled_are_reported_once_stable(
 
 def test_a_missing_checkpoint_directory_has_no_checkpoints_until_it_exists(tmp_path: Path) -> None:
     for directory in ("", str(tmp_path / "missing")):
-        watch = CheckpointWatch()
+        watch = CheckpointWatch(SystemKernel())
         watch.begin(directory)
         assert watch.poll(1e9) is None
     (tmp_path / "missing").mkdir()

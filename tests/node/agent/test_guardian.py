@@ -207,10 +207,11 @@ def test_an_agent_with_a_running_forkserver_ends_without_an_error(client: Client
 def test_an_agent_closes_its_resources_even_if_its_loop_raises() -> None:
     from worker_entry.agent.agent import Agent
     from worker_entry.agent.connection.connection import Opening
+    from worker_entry.system.agent_kernel import SystemKernel
 
     here = Path.cwd()
     (stdin, writer), (reader, stdout) = os.pipe(), os.pipe()
-    agent = Agent(Opening(stdin, stdout), None, LoopCounter(60.0))
+    agent = Agent(Opening(stdin, stdout), None, LoopCounter(60.0), SystemKernel())
     agent._runner.get().forkserver.begin(
         Preload(Program("script", "x"), {}, [], [], True), str(here), tempfile.mkdtemp()
     )

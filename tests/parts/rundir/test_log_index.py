@@ -18,6 +18,7 @@ from launcher.transports.log_mirror import LogMirror
 from worker_entry.agent.tasks.log import TaskLog
 from worker_entry.protocol.log_index import MARKS, RECORD, RESTART, SUFFIX, LogIndex, Mark, parse_index
 from worker_entry.protocol.messages import Log
+from worker_entry.system import clock
 
 TASK = TaskId("worker", 0)
 
@@ -126,8 +127,7 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks(1.7e9)
-    for name in ("time", "clock"):
-        monkeypatch.setattr(f"worker_entry.agent.tasks.log.{name}", clocks)
+    monkeypatch.setattr("worker_entry.agent.tasks.log.time", clocks)
     return clocks
 
 
@@ -135,7 +135,7 @@ def test_log_lines_have_the_time_at_which_they_were_written(tmp_path: Path, cloc
     """The agent reads the log later, but the file system has the time of the last write."""
     path = tmp_path / "log"
     path.touch()
-    log = TaskLog(str(path), f"{path}{SUFFIX}")
+    log = TaskLog(str(path), f"{path}{SUFFIX}", clocks.now)
     for number in range(3):
         with path.open("ab") as file:
             file.write(b"%d\n" % number)
@@ -154,7 +154,7 @@ def test_a_wrong_file_system_clock_moves_no_mark_out_of_its_interval(
     path = tmp_path / "log"
     path.write_bytes(b"x\n")
     began = clocks.now()
-    log = TaskLog(str(path), f"{path}{SUFFIX}")
+    log = TaskLog(str(path), f"{path}{SUFFIX}", clocks.now)
     os.utime(path, (says, says))
     clocks.wall += 0.5
     log.observe()
@@ -165,7 +165,7 @@ def test_a_wrong_file_system_clock_moves_no_mark_out_of_its_interval(
 def test_the_index_of_a_constantly_growing_log_stays_small(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.touch()
-    log = TaskLog(str(path), f"{path}{SUFFIX}")
+    log = TaskLog(str(path), f"{path}{SUFFIX}", clock.now)
     started = time.monotonic()
     with path.open("ab", buffering=0) as file:
         for _ in range(3000):
@@ -191,7 +191,7 @@ def test_a_log_mirror_has_the_same_marks_despite_resent_pieces(
     folder.mkdir()
     path = folder / "log"
     path.touch()
-    log, (mirror, mirrored) = TaskLog(str(path), f"{path}{SUFFIX}"), mirror_of(folder)
+    log, (mirror, mirrored) = TaskLog(str(path), f"{path}{SUFFIX}", clock.now), mirror_of(folder)
     sent = 0
 
     def send() -> int:
@@ -233,7 +233,7 @@ def test_a_log_mirror_has_the_same_marks_despite_resent_pieces(
 def test_a_log_piece_has_no_more_marks_than_a_frame_allows(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.touch()
-    log = TaskLog(str(path), f"{path}{SUFFIX}")
+    log = TaskLog(str(path), f"{path}{SUFFIX}", clock.now)
     for _ in range(3 * MARKS):  # while the connection is broken
         with path.open("ab") as file:
             file.write(b"line\n")

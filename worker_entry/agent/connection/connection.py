@@ -7,7 +7,6 @@ import fcntl
 import os
 import selectors
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -31,7 +30,7 @@ from worker_entry.protocol.messages import Attached, Log, Message
 from worker_entry.protocol.orders import TAKEN_OVER, Attach, Beat, Goodbye
 from worker_entry.protocol.resend_buffer import ResendBuffer, is_counted
 from worker_entry.protocol.values import Problem
-from worker_entry.system import clock
+from worker_entry.system.agent_kernel import Kernel
 from worker_entry.system.files import FilePart
 
 OUTPUT_LIMIT = 256 << 10
@@ -85,8 +84,10 @@ class Connection:
         on_input: Callable[[], None],
         on_break: Callable[[], None],
         lease: Lease,
+        kernel: Kernel,
     ) -> None:
         self._lease = lease
+        self._kernel = kernel
         self._unanswered: Optional[Beat] = None
         self.outbox = ResendBuffer()
         self.is_open = False
@@ -227,7 +228,7 @@ class Connection:
         """Answers the last beat when there is room: the controller may not be reading."""
         if self._unanswered is not None and self.pending < OUTPUT_LIMIT:
             beat, self._unanswered = self._unanswered, None
-            self.send(Beat(clock.now(), self.outbox.received, beat.time, self._lease.stamp()))
+            self.send(Beat(self._kernel.now(), self.outbox.received, beat.time, self._lease.stamp()))
 
     def want_write(self) -> None:
         """Registers for writing if there is something to write."""
@@ -294,7 +295,9 @@ class Reattaching:
         find_attempts: Callable[[], Resumable],
         selector: selectors.BaseSelector,
         on_call: Callable[[], None],
+        kernel: Kernel,
     ) -> None:
+        self._kernel = kernel
         folder.listen()
         selector.register(folder, selectors.EVENT_READ, on_call)
         self._selector = selector
@@ -308,9 +311,10 @@ class Reattaching:
 
     def keep_folder(self) -> None:
         """Makes the folder again if something has removed it, for example a cleaner of /dev/shm."""
-        if time.monotonic() < self._look_due:
+        now = self._kernel.monotonic()
+        if now < self._look_due:
             return
-        self._look_due = time.monotonic() + LOOK_S
+        self._look_due = now + LOOK_S
         if not self._folder.is_intact():
             self._selector.unregister(self._folder)
             with contextlib.suppress(OSError):  # tried again

@@ -12,10 +12,9 @@ does not sleep. If both are on one machine, it does not count, because both slee
 from __future__ import annotations
 
 import mmap
-import time
 from typing import Optional
 
-from worker_entry.system import clock
+from worker_entry.system.agent_kernel import Kernel
 
 LONGEST_TURN_S = 2.0
 """If more time passes between two turns, the agent was not running."""
@@ -37,20 +36,23 @@ class Lease:
     Args:
         seconds: its length.
         far: whether the controller is on another machine.
+        kernel: has its clocks.
     """
 
-    def __init__(self, seconds: float, *, far: bool) -> None:
+    def __init__(self, seconds: float, *, far: bool, kernel: Kernel) -> None:
         self.seconds = seconds
         self._far = far
-        self._looked = time.monotonic()
+        self._kernel = kernel
+        self._looked = kernel.monotonic()
         self._awake_s = 0.0
         self._confirmed = self.stamp()
 
     def stamp(self) -> float:
         """The stamp for an answer to a beat: the time by the lease's own clock."""
         if self._far:
-            return clock.now()
-        passed_s, self._looked = time.monotonic() - self._looked, time.monotonic()
+            return self._kernel.now()
+        now = self._kernel.monotonic()
+        passed_s, self._looked = now - self._looked, now
         self._awake_s += min(passed_s, LONGEST_TURN_S)
         return self._awake_s
 
@@ -62,7 +64,7 @@ class Lease:
     @property
     def end(self) -> float:
         """When it expires, by the clock that the guardian shares (`clock.steady`); 0 if only the agent can know."""
-        return clock.steady(self._confirmed + self.seconds) if self._far else 0.0
+        return self._kernel.steady(self._confirmed + self.seconds) if self._far else 0.0
 
     @property
     def overdue_s(self) -> float:

@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 from worker_entry.bootstrap.install import folders
@@ -46,9 +46,12 @@ class ReattachFolder:
         self._to_guardian.setblocking(False)
 
     @classmethod
-    def make(cls) -> Optional[ReattachFolder]:
-        """Makes a folder, on a local file system if possible; returns None if no folder can be made."""
-        for folder in bases():
+    def make(cls, parents: Optional[Iterable[str]] = None) -> Optional[ReattachFolder]:
+        """Makes a folder, on a local file system if possible; returns None if no folder can be made.
+
+        `parents`: where to try, instead of in `bases`.
+        """
+        for folder in bases() if parents is None else parents:
             try:
                 remove_abandoned(private(folder))
                 path = os.path.join(folder, f"{PREFIX}{os.urandom(6).hex()}")

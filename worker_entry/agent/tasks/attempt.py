@@ -25,6 +25,7 @@ from worker_entry.agent.tasks.sampling import Sampler
 from worker_entry.agent.tasks.stacks import StackDump
 from worker_entry.agent.tasks.table import RunningTasks
 from worker_entry.agent.tasks.task import StartedTask, TaskStartError
+from worker_entry.agent.tasks.tree import NOBODY, Tree
 from worker_entry.agent.tasks.watches import CacheWatch, CheckpointWatch, TaskWatch, find_checkpoints
 from worker_entry.program.finding import find_problems
 from worker_entry.protocol import orders
@@ -38,17 +39,22 @@ from worker_entry.protocol.resend_buffer import ResendBuffer
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import Problem
-from worker_entry.system import clock, processes
+from worker_entry.system.agent_kernel import Kernel
 from worker_entry.system.network import HERE
-from worker_entry.system.ports import HeldPorts, is_auxiliary, is_port, render_unguarded
+from worker_entry.system.ports import is_auxiliary, is_port, render_unguarded
 
 
 class AttemptRunner:
     """Owns the tasks and their ports; `send` sends a message to the controller."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, send: Callable[[Message], None], forkserver: ForkserverClient
+        self,
+        selector: selectors.BaseSelector,
+        send: Callable[[Message], None],
+        forkserver: ForkserverClient,
+        kernel: Kernel,
     ) -> None:
+        self._kernel = kernel
         self._owned = contextlib.ExitStack()
         self._selector = selector
         self._send = send
@@ -72,21 +78,21 @@ class AttemptRunner:
         """Forwards TensorBoard's port to the tasks' own network."""
         self._owned.callback(self._relay.close)
         self._tree = self._make_tree()
-        self._ports = HeldPorts()
+        self._ports = kernel.make_ports()
         self._owned.callback(self._ports.release)
         self._guards = PortGuards(selector, send, self.checks.links.begin)
         self._owned.callback(self._guards.end)
-        self._tasks = RunningTasks(self._report, self._ports)
+        self._tasks = RunningTasks(self._report, self._ports, kernel)
         self._owned.callback(self._tasks.forget)
         self._owned.callback(self.checks.close)
-        self._finished: Optional[processes.Tree] = None
+        self._finished: Optional[Tree] = None
         """The tree of an attempt whose Empty was sent, but may not have arrived; `_tasks` still belong to it."""
         self._empty = 0
         """The number of the frame with that Empty."""
         self._number = 0
         self._prepared: set[str] = set()
-        self._task_watch, self._stacks, self._sampler = TaskWatch(), StackDump(), Sampler(self._gpus)
-        self._checkpoints, self._cache = CheckpointWatch(), CacheWatch()
+        self._task_watch, self._stacks, self._sampler = TaskWatch(kernel), StackDump(kernel), Sampler(self._gpus)
+        self._checkpoints, self._cache = CheckpointWatch(kernel), CacheWatch()
         self._owned.callback(self._cache.close)
         self._pending: Optional[orders.Start] = None
         """A Start that waits until TensorFlow is imported."""
@@ -256,7 +262,7 @@ class AttemptRunner:
         *,
         for_handlers: bool = False,
         ordered: bool = False,
-        longer: Mapping[int, float] = processes.NOBODY,
+        longer: Mapping[int, float] = NOBODY,
         interrupted: Optional[Mapping[int, bool]] = None,
     ) -> None:
         """Begins to stop the tasks, as in orders.Stop, except that `longer` has their pids.
@@ -278,7 +284,7 @@ class AttemptRunner:
     def note_signal(self) -> bool:
         """Notes that all processes on this node have received SIGTERM; returns False: the signal is handled."""
         self._signalled = True
-        self._send(Signalled(clock.now()))
+        self._send(Signalled(self._kernel.now()))
         return False
 
     # --- one turn of the loop ---
@@ -365,10 +371,10 @@ class AttemptRunner:
             return error.problem
         return None
 
-    def _make_tree(self) -> processes.Tree:
+    def _make_tree(self) -> Tree:
         outer = set() if self._outer is None else self._outer.pids
         own = (self.forkserver, self.files, self._gpus, self.gpu_claims, self._profile, self._tunnel)
-        return processes.Tree(*(part.pids for part in own), self.checks.speed.pids, self.checks.links.pids, outer)
+        return Tree(self._kernel, *(part.pids for part in own), self.checks.speed.pids, self.checks.links.pids, outer)
 
     def _release_ports(self) -> None:
         self.checks.close()

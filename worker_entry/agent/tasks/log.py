@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Union
 
 from worker_entry.protocol.log_index import MARKS, SPACING_S, LogIndex, Mark
-from worker_entry.system import clock
 from worker_entry.system.files import FilePart, is_zeros, long_hole
 
 PIECE = 256 << 10
@@ -30,9 +30,13 @@ class Piece(NamedTuple):
 
 
 class TaskLog:
-    """The log at `path`, its index at `index_path`, and the position up to which the log has been sent."""
+    """The log at `path`, its index at `index_path`, and the position up to which the log has been sent.
 
-    def __init__(self, path: str, index_path: str) -> None:
+    `now`: returns Unix seconds, as Kernel.now does.
+    """
+
+    def __init__(self, path: str, index_path: str, now: Callable[[], float]) -> None:
+        self._now = now
         self._descriptor = os.open(path, os.O_RDONLY)
         self._index = LogIndex(index_path)
         self._place = 0
@@ -43,12 +47,12 @@ class TaskLog:
         """The number of the first index record that has not been sent."""
         self._indexed = 0.0
         """When the last record was added."""
-        self._observed = clock.now()
+        self._observed = self._now()
 
     def observe(self, *, last: bool = False) -> None:
         """Indexes the log if it has grown; `last`: the log may not be observed again."""
         status = os.fstat(self._descriptor)
-        now, observed = clock.now(), self._observed
+        now, observed = self._now(), self._observed
         self._observed = now
         if status.st_size == self._index.offset or (now < self._indexed + SPACING_S and not last):
             return

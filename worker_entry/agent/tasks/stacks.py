@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from worker_entry.agent.tasks.task import StartedTask
@@ -18,9 +17,9 @@ from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import CHILD, Stacks
 from worker_entry.protocol.node_local import STACKS_SIGNAL
 from worker_entry.protocol.values import Activity
-from worker_entry.system import kernel
+from worker_entry.system import kernel as system
+from worker_entry.system.agent_kernel import Kernel
 from worker_entry.system.kernel import Process
-from worker_entry.system.process_use import read_use
 
 WAIT_S = 0.3
 """A file is complete when it has not grown for this time."""
@@ -37,31 +36,14 @@ BUSY_BYTES_S = 16 << 10
 """Bytes per second read and written; a task that moves more is at work. Heartbeats take a few hundred."""
 SHORTEST_S = 0.25
 """CPU time is counted in hundredths of a second: over a shorter interval it means nothing."""
-_WAITS = (
-    *(
-        "futex",
-        "pipe_",
-        "anon_pipe",
-        "unix_",
-        "sk_",
-        "tcp_",
-        "inet_",
-        "poll",
-        "do_poll",
-        "do_select",
-        "ep_",
-        "do_epoll",
-    ),
-    *("do_wait", "wait_"),
-)
-"""Prefixes of kernel functions in which a thread waits for a lock, for another process or for a child."""
 
 
 class StackDump:
     """Signals all processes and reads the stacks that they write."""
 
-    def __init__(self) -> None:
-        self._activity = ActivityWatch()
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._activity = ActivityWatch(kernel)
         self._files: dict[str, str] = {}
         self._paths: frozenset[str] = frozenset()
         """The files, without symbolic links."""
@@ -106,7 +88,7 @@ class StackDump:
             for pid in self._rounds.pop(0):
                 if self._can_write(pid):
                     with contextlib.suppress(OSError):  # the process has just ended
-                        os.kill(pid, STACKS_SIGNAL)
+                        self._kernel.kill(pid, STACKS_SIGNAL)
             self._due = now + (NEXT_S if self._rounds else WAIT_S)
         elif sizes != self._sizes:
             self._sizes, self._due = sizes, now + WAIT_S
@@ -117,9 +99,9 @@ class StackDump:
 
     def _can_write(self, pid: int) -> bool:
         """Whether the process still has one of the files open."""
-        if not kernel.LINUX:
+        if not system.LINUX:
             return True
-        return not self._paths.isdisjoint(kernel.open_files(pid).values())
+        return not self._paths.isdisjoint(self._kernel.open_files(pid))
 
 
 def _read(file: str, begins: list[int]) -> str:
@@ -155,7 +137,8 @@ class ActivityWatch:
     or evaluates takes no step for a while either, but it is at work.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
         self._samples: dict[str, _Sample] = {}
         """The last samples of the tasks' own processes."""
         self._trees: dict[str, _Sample] = {}
@@ -167,22 +150,22 @@ class ActivityWatch:
         """Samples the tasks' own processes if a sample is due; `now` is in monotonic seconds."""
         if now >= self._due:
             self._due = now + SAMPLE_S
-            samples = {name: _sample(task, [task.pid], now) for name, task in tasks.items() if task.running}
+            samples = {name: self._sample(task, [task.pid], now) for name, task in tasks.items() if task.running}
             self._samples = self._compare(self._samples, samples)
 
     def begin(self, tasks: Mapping[str, StartedTask]) -> None:
         """Begins to observe all processes of the tasks; `report` ends this."""
-        self._trees = _sample_trees(tasks)
+        self._trees = self._sample_trees(tasks)
 
     def report(self, tasks: Mapping[str, StartedTask]) -> dict[str, Activity]:
         """Each task's activity, from all samples so far."""
-        if not kernel.LINUX:
+        if not system.LINUX:
             return {name: Activity() for name in tasks}
-        self._compare(self._trees, _sample_trees(tasks))
+        self._compare(self._trees, self._sample_trees(tasks))
         self._trees = {}
-        now = time.monotonic()
+        now = self._kernel.monotonic()
         return {
-            name: Activity(now - self._active[name] if name in self._active else None, _waits(task.pid))
+            name: Activity(now - self._active[name] if name in self._active else None, self._kernel.waits(task.pid))
             for name, task in tasks.items()
         }
 
@@ -205,23 +188,14 @@ class ActivityWatch:
                 self._active[name] = sample.time
         return kept
 
+    def _sample_trees(self, tasks: Mapping[str, StartedTask]) -> dict[str, _Sample]:
+        now = self._kernel.monotonic()
+        running = {name: task for name, task in tasks.items() if task.running}
+        below = {name: [process.pid for process in self._kernel.below(task.pid)] for name, task in running.items()}
+        return {name: self._sample(task, [task.pid, *below[name]], now) for name, task in running.items()}
 
-def _sample_trees(tasks: Mapping[str, StartedTask]) -> dict[str, _Sample]:
-    now = time.monotonic()
-    running = {name: task for name, task in tasks.items() if task.running}
-    below = {name: [process.pid for process in kernel.descendants(task.pid)] for name, task in running.items()}
-    return {name: _sample(task, [task.pid, *below[name]], now) for name, task in running.items()}
-
-
-def _sample(task: StartedTask, pids: Iterable[int], now: float) -> _Sample:
-    uses = [read_use(pid) for pid in pids]
-    return _Sample(now, sum(use.cpu_s for use in uses), sum(use.read + use.written for use in uses), task.log.size())
-
-
-def _waits(pid: int) -> bool:
-    """Whether the process's main thread waits for a lock, another process or a child."""
-    try:
-        with open(f"/proc/{pid}/wchan", encoding="ascii") as stream:
-            return stream.read().startswith(_WAITS)
-    except (OSError, ValueError):
-        return False
+    def _sample(self, task: StartedTask, pids: Iterable[int], now: float) -> _Sample:
+        uses = [self._kernel.read_use(pid) for pid in pids]
+        return _Sample(
+            now, sum(use.cpu_s for use in uses), sum(use.read + use.written for use in uses), task.log.size()
+        )

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from worker_entry.agent.tasks.forkserver import ForkserverClient
 from worker_entry.agent.tasks.input import TaskInput
 from worker_entry.agent.tasks.task import StartedTask
+from worker_entry.agent.tasks.tree import Tree
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.messages import Message, Noted
 from worker_entry.protocol.orders import Attach, Start
 from worker_entry.protocol.values import TaskExit
-from worker_entry.system import clock
-from worker_entry.system.memory import OomWatch
+from worker_entry.system.agent_kernel import Kernel
 from worker_entry.system.ports import HeldPorts
-from worker_entry.system.processes import Tree
-from worker_entry.system.signal_state import may_notice
 
 Send = Callable[[Message], None]
 
@@ -26,12 +23,13 @@ Send = Callable[[Message], None]
 class RunningTasks:
     """All tasks that were started, by name; `log_queue` is the order in which their logs are sent."""
 
-    def __init__(self, send: Send, ports: HeldPorts) -> None:
+    def __init__(self, send: Send, ports: HeldPorts, kernel: Kernel) -> None:
         self.by_name: dict[str, StartedTask] = {}
         self.log_queue: deque[StartedTask] = deque()
         self._send = send
         self._ports = ports
-        self._oom = OomWatch()
+        self._kernel = kernel
+        self._oom = kernel.watch_memory()
 
     def __bool__(self) -> bool:
         return bool(self.by_name)
@@ -46,7 +44,7 @@ class RunningTasks:
         watched = {task.pid: task.has_handler for task in self.by_name.values() if task.is_watched and task.running}
 
         def is_aware(pid: int) -> bool:
-            return watched[pid] if pid in watched else may_notice(pid, signal.SIGTERM)
+            return watched[pid] if pid in watched else self._kernel.may_notice(pid, signal.SIGTERM)
 
         return {process.pid for process in tree.living() if not is_aware(process.pid)}
 
@@ -72,7 +70,7 @@ class RunningTasks:
             before = self.by_name.get(start.task)
             if before is not None:  # restarted individually
                 files.forget(start.task)
-            task = StartedTask.start(start, order.cluster, files, cwd, forkserver, make_input)
+            task = StartedTask.start(start, order.cluster, files, cwd, forkserver, make_input, self._kernel)
             if before is not None:  # it appends to the same log
                 self.log_queue.remove(before)
                 task.follow(before)
@@ -88,7 +86,7 @@ class RunningTasks:
 
     def note_exits(self, exits: Sequence[tuple[int, int]]) -> None:
         """Reports the ends of processes, given as pids and wait statuses."""
-        ended = clock.now()
+        ended = self._kernel.now()
         if exits:  # an end stops the attempt, and the controller then ignores how far the other tasks have come
             for task in self.by_name.values():
                 if task.running:
@@ -123,7 +121,7 @@ class RunningTasks:
     def observe_logs(self, *, last: bool = False) -> None:
         """Indexes what has been written; `last`: nothing more will be."""
         if self.by_name:
-            self._oom.poll(time.monotonic())
+            self._oom.poll(self._kernel.monotonic())
         for task in self.by_name.values():
             task.log.observe(last=last)
 

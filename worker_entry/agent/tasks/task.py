@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from time import monotonic
 from typing import Optional, Union
 
 from worker_entry.agent.tasks.forkserver import ForkserverClient, ForkserverError
@@ -23,7 +22,7 @@ from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private
 from worker_entry.protocol.frozen import asdict, replace
 from worker_entry.protocol.messages import Exited, Halted, InterruptTaken, Returned, Started, Status
 from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
-from worker_entry.system import clock, processes
+from worker_entry.system.agent_kernel import Kernel
 from worker_entry.system.memory import OomWatch
 
 FULL = 64 << 10
@@ -54,11 +53,14 @@ class StartedTask:
         files: AttemptFiles,
         not_forked: str = "",
         own_input: Optional[TaskInput] = None,
+        *,
+        kernel: Kernel,
     ) -> None:
+        self._kernel = kernel
         self.name = start.task
         self.pid = pid
         self.running = True
-        self.started = Started(self.name, pid, clock.now())
+        self.started = Started(self.name, pid, kernel.now())
         self.halted: Optional[Halted] = None
         """The last signal that suspended or continued it, as reported to the controller."""
         self.returned: Optional[Returned] = None
@@ -85,6 +87,7 @@ class StartedTask:
         cwd: str,
         forkserver: ForkserverClient,
         make_input: Callable[[str], TaskInput],
+        kernel: Kernel,
     ) -> StartedTask:
         """Starts the task in the folder `cwd`.
 
@@ -94,7 +97,7 @@ class StartedTask:
         own_input: Optional[TaskInput] = None
         try:
             own_input = make_input(start.task) if start.stdin else None
-            return cls._start(start, _environment(start, cluster), files, cwd, forkserver, own_input)
+            return cls._start(start, _environment(start, cluster), files, cwd, forkserver, own_input, kernel)
         except (OSError, ValueError) as error:
             if own_input is not None:
                 own_input.close()
@@ -109,6 +112,7 @@ class StartedTask:
         cwd: str,
         forkserver: ForkserverClient,
         own_input: Optional[TaskInput],
+        kernel: Kernel,
     ) -> StartedTask:
         make_private_directory(files.directory)
         # The process writes to the log itself: a slow reader never blocks training, and both streams keep their order.
@@ -121,7 +125,7 @@ class StartedTask:
                 program = start.program
                 argv = [find_command(program.target, env, cwd) or program.target, *program.args]
                 env = make_child_env(_make_order(start, files), env, starter=os.getpid())
-                pid = processes.spawn(argv, env=env, cwd=cwd, output=output, stdin=stdin)
+                pid = kernel.spawn(argv, env=env, cwd=cwd, output=output, stdin=stdin)
             else:
                 order = _make_order(start, files)
                 try:
@@ -130,12 +134,13 @@ class StartedTask:
                     )
                 except ForkserverError as error:
                     not_forked = str(error)
-                    pid = _start_runner(order, files.order(start.task), env, cwd, output, stdin)
+                    pid = _start_runner(order, files.order(start.task), env, cwd, output, stdin, kernel)
         finally:
             os.close(output)
         if own_input is not None:
             own_input.begin()
-        return cls(start, pid, TaskLog(log, files.log_index(start.task)), files, not_forked, own_input)
+        task_log = TaskLog(log, files.log_index(start.task), kernel.now)
+        return cls(start, pid, task_log, files, not_forked, own_input, kernel=kernel)
 
     def follow(self, before: StartedTask) -> None:
         """Takes over the log of the task's earlier process, to which this one appends."""
@@ -196,7 +201,10 @@ class StartedTask:
         finished = self._find_finished()
         if how.ok:
             return Exited(self.name, how, time, finished=finished, start=self.started.start)
-        crash, evidence = self._status.load_crash(time), oom.find(self.pid, how, monotonic()) or self._find_full()
+        crash, evidence = (
+            self._status.load_crash(time),
+            oom.find(self.pid, how, self._kernel.monotonic()) or self._find_full(),
+        )
         return Exited(self.name, how, time, crash, finished, evidence, self.started.start)
 
     def _find_full(self) -> Optional[Problem]:
@@ -231,10 +239,12 @@ def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
     )
 
 
-def _start_runner(order: TaskOrder, file: str, env: dict[str, str], cwd: str, output: int, stdin: Optional[int]) -> int:
+def _start_runner(
+    order: TaskOrder, file: str, env: dict[str, str], cwd: str, output: int, stdin: Optional[int], kernel: Kernel
+) -> int:
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
         json.dump(asdict(order), stream)
-    return processes.spawn([sys.executable, PACKAGE, "task", file], env=env, cwd=cwd, output=output, stdin=stdin)
+    return kernel.spawn([sys.executable, PACKAGE, "task", file], env=env, cwd=cwd, output=output, stdin=stdin)
 
 
 def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Problem:

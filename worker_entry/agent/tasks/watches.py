@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional, Union
 
 from worker_entry.agent.tasks.task import StartedTask
+from worker_entry.agent.tasks.tree import Tree
 from worker_entry.program.compile_cache import find_entries, find_folders
 from worker_entry.protocol import environment, orders
 from worker_entry.protocol.messages import CacheUsed, Halted, InterruptTaken, Listening, Returned, Saved, Status
 from worker_entry.protocol.values import TaskStart
-from worker_entry.system import clock, kernel
+from worker_entry.system.agent_kernel import Kernel
 from worker_entry.system.file_watch import READ, FolderWatch
+from worker_entry.system.kernel import LINUX
 from worker_entry.system.ports import HeldPorts
-from worker_entry.system.processes import Tree
 
 STATUS_S = 0.5
 """How often status files are read once the cluster is up."""
@@ -30,7 +31,8 @@ _Entry = tuple[int, str]
 class TaskWatch:
     """Polls the tasks of an agent: the ports that they open, signals that suspend them, and their status files."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
         self._due = 0.0
 
     def poll(
@@ -41,10 +43,10 @@ class TaskWatch:
         by_pid = {task.pid: task for task in tasks.values() if task.running}
         for pid, signum in halts:
             if pid in by_pid:
-                by_pid[pid].halted = halted = Halted(by_pid[pid].name, signum, clock.now())
+                by_pid[pid].halted = halted = Halted(by_pid[pid].name, signum, self._kernel.now())
                 yield halted
         for name in ports.newly_open(now):
-            yield Listening(name, clock.now())
+            yield Listening(name, self._kernel.now())
         if ports.forming or now >= self._due:
             self._due = now + STATUS_S
             for task in tasks.values():
@@ -61,7 +63,8 @@ class CheckpointWatch:
     The second criterion is for a file server whose clock is ahead of ours.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
         self._directory = ""
         self._due = 0.0
         self._last: Optional[_Entry] = None
@@ -80,7 +83,7 @@ class CheckpointWatch:
         before, self._last = self._last, _find_newest(self._directory)
         if self._last is None or self._last == self._reported:
             return None
-        is_quiet = clock.now() - self._last[0] / 1e9 >= QUIET_S
+        is_quiet = self._kernel.now() - self._last[0] / 1e9 >= QUIET_S
         return self._report(self._last) if is_quiet or self._last == before else None
 
     def end(self) -> Optional[Saved]:
@@ -132,7 +135,7 @@ class CacheWatch:
         self._count()
         yield
         caches = {start.env[environment.CACHE] for start in starts if environment.CACHE in start.env} - self._caches
-        if kernel.LINUX and caches:
+        if LINUX and caches:
             try:
                 self._watch = self._watch or FolderWatch()
                 for folder in (folder for cache in caches for folder in find_folders(cache)):
