@@ -274,9 +274,7 @@ class Controller:
         machine = self.world.machine(node.host)
         if not machine.is_reachable:
             return CleanedNode(node.host, problem="it cannot be reached")
-        for agent in machine.agents:
-            if agent.running:
-                self.world.note_stop(agent)
+        self.world.note_end_of_tasks(machine)
         return CleanedNode(node.host, machine.clean())
 
     def _recover(self, host: str, _agent: AgentAddress) -> Recovered:

@@ -274,4 +274,5 @@ class Faults:
 
     def _take_away(self, machine: Machine) -> None:
         if machine.is_up and not machine.is_frozen:
+            self._world.note_end_of_tasks(machine)
             machine.clean()

@@ -239,6 +239,12 @@ class World:
             self.break_rule("healthy", f"attempt {agent.attempt} is stopped on {agent.machine.name} although it trains")
         cluster.stopped = now
 
+    def note_end_of_tasks(self, machine: Machine) -> None:
+        """All tasks of a machine are ended from outside."""
+        for agent in machine.agents:
+            if agent.running:
+                self.note_stop(agent)
+
     def note_spawn(self, task: TaskProcess) -> None:
         for machine in self.machines.values():
             for other in machine.processes:
