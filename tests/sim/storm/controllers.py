@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,15 @@ from launcher.signals import Interrupts
 from launcher.sources.base import NodeSource
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
-from launcher.transports.base import AgentAddress
+from launcher.transports.base import AgentAddress, Transport
 from launcher.transports.node_cleanup import CleanedNode
 from tests.sim.storm.links import StormLink, StormTransport
 from tests.sim.storm.simulation import Killed, Process, SimulatedTiming
+from tests.sim.storm.streams import NodeStream, NodeTransport, close_all
 from worker_entry.protocol.frozen import dataclass, replace
 
 if TYPE_CHECKING:
+    from tests.sim.storm.machines import Machine
     from tests.sim.storm.world import World
 
 RUN_ID = "storm"
@@ -116,6 +119,9 @@ class Controller:
         self.timing.ahead_s = world.controller_ahead_s
         self.interrupts = Interrupts()
         self.links: list[StormLink] = []
+        """The simulated links."""
+        self.streams: list[NodeStream] = []
+        """The open connections of real links."""
         self.source = StormSource(self)
         self.supervisor: Supervisor | None = None
         self.journal: Journal | None = None
@@ -137,6 +143,15 @@ class Controller:
     def ask(self, signum: int) -> None:
         self.process.do(lambda: self.interrupts.ask(signum))
 
+    def drop(self, machine: Machine) -> None:
+        """The connections to this machine are reset."""
+        for link in self.links:
+            if link.wire is not None and link.wire.machine is machine:
+                self.process.do(partial(link.drop, "it was reset"))
+        for stream in [*self.streams]:
+            if stream.machine is machine:
+                stream.reset()
+
     def kill_soon(self, effects: int) -> None:
         """Kills it before it has so many further effects."""
         self._effects_left = effects
@@ -151,6 +166,7 @@ class Controller:
     def _note_death(self) -> None:
         for link in self.links:
             link.die()
+        close_all(self.streams)
         self.world.note_death(self)
 
     def count_effect(self) -> None:
@@ -176,6 +192,7 @@ class Controller:
                 self.world.break_rule("bug", "".join(traceback.format_exception(error.__cause__ or error)))
         except Exception as error:  # noqa: BLE001 - it is reported
             self.world.break_rule("bug", "".join(traceback.format_exception(error)))
+        close_all(self.streams)
         self.world.note_end_of_controller(self)
 
     def _conduct(self) -> None:
@@ -253,8 +270,12 @@ class Controller:
             find_left=lambda _: [7 for _ in self.world.machines["local"].processes],
         )
 
-    def _connect(self, spec: ClusterSpec) -> Mapping[str, StormTransport]:
-        return {node.host: StormTransport(self, self.world.machine(node.host)) for node in spec.nodes}
+    def _connect(self, spec: ClusterSpec) -> Mapping[str, Transport]:
+        return {node.host: self._make_transport(node.host) for node in spec.nodes}
+
+    def _make_transport(self, host: str) -> Transport:
+        machine = self.world.machine(host)
+        return NodeTransport(self, machine, RUN_ID) if self.world.scenario.is_whole else StormTransport(self, machine)
 
     def _relist_with(self, context: RunContext) -> Callable[[Planner, Callable[[], bool]], Planner]:
         def relist(planner: Planner, _is_wanted: Callable[[], bool]) -> Planner:

@@ -127,9 +127,7 @@ class Faults:
         self._after(fault.seconds, partial(machine.heal, "in", "out"))
         controller = self._world.controller
         if controller is not None:
-            for link in controller.links:
-                if link.wire is not None and link.wire.machine is machine:
-                    controller.process.do(partial(link.drop, "it was reset"))
+            controller.drop(machine)
 
     def cut(self, fault: Fault) -> None:
         machine = self._node(fault)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,9 @@ from worker_entry.protocol.orders import VERSION, Dial, Goodbye, Hello, Inspect,
 from worker_entry.protocol.values import DialResult, Problem, TaskExit
 
 if TYPE_CHECKING:
+    from tests.sim.storm.agents import NodeAgent
     from tests.sim.storm.links import Wire
+    from tests.sim.storm.streams import NodeStream
     from tests.sim.storm.world import World
 
 FIRST_PORT = 20500
@@ -56,7 +58,13 @@ class Machine:
         self.is_up, self.is_frozen = True, False
         self.cuts: set[str] = set()
         self.ahead_s = self.known_ahead_s = 0.0
-        self.agents: list[Agent] = []
+        self.agents: list[Agent | NodeAgent] = []
+        self.streams: list[NodeStream] = []
+        """The connections to them."""
+        self.home = str(world.folder.parent / name)
+        self.environ = {"HOME": self.home}
+        if world.scenario.source == "slurm":
+            self.environ |= {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": name}
         self.delays: list[float] = []
         """How much later than usual the next answers come; infinite: never."""
         self.refusals: list[str] = []
@@ -65,9 +73,13 @@ class Machine:
         self._waiting: list[Callable[[], object]] = []
 
     @property
+    def is_running(self) -> bool:
+        return self.is_up and not self.is_frozen
+
+    @property
     def is_reachable(self) -> bool:
         """Whether a new connection can be made."""
-        return self.is_up and not self.is_frozen and not self.cuts & {"in", "out"}
+        return self.is_running and not self.cuts & {"in", "out"}
 
     def time(self) -> float:
         """Unix seconds by its own clock."""
@@ -96,7 +108,13 @@ class Machine:
         return agent
 
     def find(self, folder: str) -> Agent | None:
-        return next((agent for agent in self.agents if agent.folder == folder and not agent.is_over), None)
+        return next((agent for agent in self._find(folder) if isinstance(agent, Agent)), None)
+
+    def find_node(self, folder: str) -> NodeAgent | None:
+        return next((agent for agent in self._find(folder) if not isinstance(agent, Agent)), None)
+
+    def _find(self, folder: str) -> Iterator[Agent | NodeAgent]:
+        return (agent for agent in self.agents if agent.folder == folder and not agent.is_over)
 
     def clean(self) -> int:
         """Ends every process of the run, as another connection may order it; returns how many there were."""
@@ -111,11 +129,13 @@ class Machine:
     def turn_off(self) -> None:
         self.is_up, self.is_frozen, self._boot = False, False, self._boot + 1
         self._waiting.clear()
-        for agent in self.agents:
+        for agent in [*self.agents]:
             agent.vanish()
 
     def turn_on(self) -> None:
         self.is_up = True
+        for stream in [*self.streams]:
+            stream.vanish()
 
     def freeze(self) -> None:
         self.is_frozen = True
@@ -142,8 +162,10 @@ class Machine:
         """Called when a connection of this machine may have become better or worse."""
         for agent in [*self.agents]:
             agent.note_change()
-            if agent.wire is not None:
+            if isinstance(agent, Agent) and agent.wire is not None:
                 agent.wire.pump()
+        for stream in [*self.streams]:
+            stream.pump()
 
 
 class Agent:
@@ -413,6 +435,10 @@ class Agent:
             elif asks:
                 task.terminate()
         self._finish_if_empty()
+
+    def write(self, task: TaskProcess, line: bytes) -> None:
+        self.logs[task.name] += line
+        self.stream()
 
     def note_end(self, task: TaskProcess, ended: Exited) -> None:
         self.say(ended)

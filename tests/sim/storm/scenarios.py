@@ -64,7 +64,10 @@ class Program:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A whole run. `source`: where the nodes come from: empty, `slurm` or `kubernetes`."""
+    """A run. `source`: where the nodes come from: empty, `slurm` or `kubernetes`.
+
+    `is_whole`: whether agents and links are the real ones too.
+    """
 
     seed: int
     spec: Mapping[str, Any]
@@ -72,6 +75,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     source: str = ""
     checks: bool = False
+    is_whole: bool = False
 
     def to_json(self, **more: Any) -> str:
         return json.dumps({**more, **asdict(self)}, indent=1) + "\n"
@@ -87,6 +91,7 @@ class Scenario:
             faults=faults,
             source=content["source"],
             checks=content["checks"],
+            is_whole=content.get("is_whole", False),
         )
 
     def without(self, faults: Sequence[Fault]) -> Scenario:
@@ -111,6 +116,15 @@ def draw(seed: int) -> Scenario:
         drawn.append(fault)
     faults = tuple(sorted(drawn, key=repr))
     return Scenario(seed, spec, program, faults, source, checks=chance.random() < 0.2)
+
+
+def draw_whole(seed: int) -> Scenario:
+    """The scenario of a seed with real agents and links: without what needs more of a machine than they simulate."""
+    scenario = draw(seed)
+    left_out = ("tensorboard", "log_directory")
+    spec = {key: value for key, value in scenario.spec.items() if key not in left_out}
+    nodes = [{**node, "host": "n0"} if node["host"] == "local" else node for node in spec["nodes"]]
+    return replace(scenario, spec={**spec, "nodes": nodes, "preload": False}, checks=False, is_whole=True)
 
 
 def _draw_spec(chance: random.Random, source: str) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Thread:
         with contextlib.suppress(Killed):
             self._work()
         self._end()
-        if self.process.threads and self.process.main is self:
+        if self.process.main is self:
             self.process.kill()
 
     def _end(self) -> None:
@@ -178,7 +178,7 @@ class Process:
         self.simulation = simulation
         self.environ = environ or {}
         self.threads: list[Thread] = []
-        self.is_dead = self.is_suspended = False
+        self.is_dead = self.is_suspended = self._is_killed = False
         self._waiting_for_thaw: list[Callable[[], object]] = []
         self.main = Thread(self, partial(self._run, main))
 
@@ -204,9 +204,9 @@ class Process:
 
     def kill(self) -> None:
         """Ends the process now, from within or from outside."""
-        if self.is_dead and not self.threads:
+        if self._is_killed:
             return
-        self.is_dead = True
+        self._is_killed = self.is_dead = True
         own = next((thread for thread in self.threads if thread.is_current), None)
         for thread in [*self.threads]:
             if thread is not own:

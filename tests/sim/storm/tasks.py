@@ -6,32 +6,68 @@ import math
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from worker_entry.protocol.messages import Exited, Halted, InterruptTaken, Listening, Returned, Saved, Started, Status
+from worker_entry.protocol.messages import (
+    Exited,
+    Halted,
+    InterruptTaken,
+    Listening,
+    Message,
+    Returned,
+    Saved,
+    Started,
+    Status,
+)
 from worker_entry.protocol.values import Activity, CrashRecord, Progress, TaskExit, TaskStatus
 
 if TYPE_CHECKING:
-    from tests.sim.storm.machines import Agent
+    from tests.sim.storm.machines import Machine
+    from tests.sim.storm.world import World
 
 FOREVER = math.inf
+
+
+class TaskHost(Protocol):
+    """What runs tasks, and finds out what they do."""
+
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def world(self) -> World: ...
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether everything below it will certainly end before it can act."""
+
+    def write(self, task: TaskProcess, line: bytes) -> None:
+        """The task prints a line."""
+
+    def say(self, message: Message) -> None:
+        """A task does something that its host finds out."""
+
+    def note_end(self, task: TaskProcess, ended: Exited) -> None:
+        """The task's process has ended."""
 
 
 class TaskProcess:
     """A task's process; what is real of it is in `end_reason`, what its agent reports in the messages."""
 
-    def __init__(self, agent: Agent, name: str, attempt: int, start: int) -> None:
-        self.agent = agent
-        self.machine = agent.machine
-        self.world = agent.world
+    def __init__(self, host: TaskHost, name: str, attempt: int, start: int) -> None:
+        self.host = host
+        self.machine = host.machine
+        self.world = host.world
         self.name = name
         self.attempt = attempt
         self.start = start
-        self.program = agent.world.scenario.program
+        self.program = host.world.scenario.program
         self.is_alive = True
         self.has_succeeded = False
         """Whether its program has ended without a failure, by itself."""
         self.is_hung = self.is_halted = False
+        self.works = False
+        """Whether it is at work although it hangs."""
         self.activity = Activity()
         self.started = Started(name, 8, self.machine.time(), start)
         self.status: Status | None = None
@@ -78,9 +114,8 @@ class TaskProcess:
 
     def print(self, text: str) -> None:
         line = f"{self.name} {self.start} {text}\n".encode()
-        self.agent.logs[self.name] += line
         self.world.note_output(self, line)
-        self.agent.stream()
+        self.host.write(self, line)
 
     # --- its program ---
 
@@ -94,7 +129,7 @@ class TaskProcess:
             return
         if self._cluster:
             if not self.world.is_torch or self.name == "worker:0":
-                self.agent.say(Listening(self.name, self.machine.time()))
+                self.host.say(Listening(self.name, self.machine.time()))
             self.world.join(self, self._cluster)
         else:
             self.train()
@@ -139,9 +174,9 @@ class TaskProcess:
             now = self.machine.time()
             progress = Progress(self._step, 1, self._step, self._began, now)
             self.status = Status(self.name, TaskStatus("trains", self._began, progress))
-            self.agent.say(self.status)
+            self.host.say(self.status)
         if self.program.saves and self.role == "trainer":
-            self.agent.say(Saved(f"ckpt-{self._step}", self.machine.time()))
+            self.host.say(Saved(f"ckpt-{self._step}", self.machine.time()))
         self._tick()
 
     def finish(self) -> None:
@@ -151,7 +186,7 @@ class TaskProcess:
         self._is_over = self.has_succeeded = True
         self._finished = self.machine.time()
         self.returned = Returned(self.name, self._finished, start=self.start)
-        self.agent.say(self.returned)
+        self.host.say(self.returned)
         self._leave(TaskExit(0))
 
     def crash(self, text: str) -> None:
@@ -164,7 +199,7 @@ class TaskProcess:
         self.print(text)
         if self._stays_s is not None:
             self.returned = Returned(self.name, self.machine.time(), self._crash, self.start)
-            self.agent.say(self.returned)
+            self.host.say(self.returned)
         self._leave(TaskExit(1))
 
     def _leave(self, how: TaskExit) -> None:
@@ -177,7 +212,7 @@ class TaskProcess:
         self._stays_s = seconds
 
     def hang(self, *, works: bool) -> None:
-        self.is_hung = True
+        self.is_hung, self.works = True, works
         self.activity = Activity(idle_s=0.0) if works else Activity(waits=True)
 
     def unhang(self) -> None:
@@ -187,13 +222,13 @@ class TaskProcess:
     def halt(self) -> None:
         self.is_halted = True
         self.halted = Halted(self.name, signal.SIGSTOP, self.machine.time())
-        self.agent.say(self.halted)
+        self.host.say(self.halted)
 
     def unhalt(self) -> None:
         if self.is_alive and self.is_halted:
             self.is_halted = False
             self.halted = Halted(self.name, 0, self.machine.time())
-            self.agent.say(self.halted)
+            self.host.say(self.halted)
             self._go_on()
 
     def _go_on(self) -> None:
@@ -206,7 +241,7 @@ class TaskProcess:
     def interrupt(self) -> None:
         if self.program.on_stop == "ignore" or self.is_hung:
             return
-        self.agent.say(InterruptTaken(self.name))
+        self.host.say(InterruptTaken(self.name))
         self._later(self._save_s, partial(self.end, TaskExit(signal=signal.SIGINT)))
 
     def terminate(self) -> None:
@@ -240,7 +275,7 @@ class TaskProcess:
         now = self.machine.time()
         crash = self._crash if not how.ok else None
         self.ended = Exited(self.name, how, now, crash, self._finished, None, self.start)
-        self.agent.note_end(self, self.ended)
+        self.host.note_end(self, self.ended)
 
     def vanish(self) -> None:
         """Its machine is off."""

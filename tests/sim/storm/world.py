@@ -16,6 +16,7 @@ from launcher.rundir.history import replay
 from launcher.spec.strategies import RULES, TORCH
 from launcher.tasks import parse_task_id
 from tests.harness.builders.facts import facts
+from tests.sim.storm.agents import NodeAgent
 from tests.sim.storm.controllers import Controller
 from tests.sim.storm.faults import Faults
 from tests.sim.storm.invariants import check_end
@@ -87,9 +88,11 @@ class World:
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self.scenario = scenario
         self.simulation = Simulation()
+        self.folder = folder
         self.began = BEGAN + self.simulation.now
         """When the run began, as run.json keeps it."""
         self.files: RunPaths = RunDir.create(folder)
+        (folder / "train.py").touch()
         self.fields: dict[str, Any] = dict(scenario.spec)
         self.machines: dict[str, Machine] = {}
         self.replacements: dict[str, str] = {}
@@ -204,7 +207,7 @@ class World:
         report = controller.report
         if report is None or not report.attempts or report.attempts[-1].processes_left != 0:
             return
-        left = [task for machine in self.machines.values() for task in machine.processes if not task.agent.is_fenced]
+        left = [task for machine in self.machines.values() for task in machine.processes if not task.host.is_fenced]
         if left:
             self.break_rule("left", f"the report counts none left, but {', '.join(task.name for task in left)} lives")
 
@@ -218,7 +221,7 @@ class World:
             return "trainer"
         return "server" if task_id.type in self._rules.serves else "watcher"
 
-    def note_order(self, agent: Agent, order: Message) -> None:
+    def note_order(self, agent: Agent | NodeAgent, order: Message) -> None:
         """An agent begins to obey an order."""
         if isinstance(order, (Hello, Prepare, Start, Stop, Goodbye)):
             self._note(type(order).__name__)
@@ -227,7 +230,7 @@ class World:
         if isinstance(order, (Stop, Goodbye)) and agent.running:
             self.note_stop(agent)
 
-    def note_stop(self, agent: Agent) -> None:
+    def note_stop(self, agent: Agent | NodeAgent) -> None:
         """A controller ends tasks: there must be a reason."""
         cluster = self.clusters[agent.attempt]
         if cluster.is_stopped:
@@ -248,7 +251,7 @@ class World:
     def note_spawn(self, task: TaskProcess) -> None:
         for machine in self.machines.values():
             for other in machine.processes:
-                if other.agent.is_fenced or other is task:
+                if other.host.is_fenced or other is task:
                     continue
                 if other.name == task.name:
                     self.break_rule("twice", f"{task.name} runs twice: on {machine.name} and {task.machine.name}")
