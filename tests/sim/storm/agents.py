@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim.storm.kernels import SimulatedKernel
 from tests.sim.storm.simulation import Killed, Process
-from worker_entry.agent.agent import Agent
+from worker_entry.agent.agent import IDLE_TICK_S, Agent
 from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.lease import LoopCounter
 from worker_entry.agent.connection.reattach_folder import ReattachFolder
@@ -33,6 +33,9 @@ class ObservedAgent(Agent):
     """An agent that tells the world what it obeys."""
 
     node: NodeAgent
+
+    def _tick(self) -> float:
+        return super()._tick() if self._runner.is_stopping else IDLE_TICK_S  # simulated logs and ports may be seen late
 
     def _handle(self, message: Message, body: bytes) -> None:
         self.node.note_order(message)

@@ -94,6 +94,8 @@ class SimulatedKernel:
         self._pending: dict[TaskProcess, list[int]] = {}
         """Signals that wait until a suspended task goes on."""
         self._signalled = -1
+        self._ahead_s = agent.machine.ahead_s
+        """How far the machine's clock was ahead when the agent began: an agent follows no later jumps."""
         self.end: Callable[[], None] = lambda: None
         self.warn: Callable[[], None] | None = None
 
@@ -103,10 +105,13 @@ class SimulatedKernel:
         return self.world.simulation.now
 
     def now(self) -> float:
-        return self.machine.time()
+        return BEGAN + self.world.simulation.now + self._ahead_s
+
+    def time(self) -> float:
+        return self.now()
 
     def steady(self, moment: float) -> float:
-        return moment - BEGAN - self.machine.ahead_s
+        return moment - BEGAN - self._ahead_s
 
     def make_selector(self) -> selectors.BaseSelector:
         return SimulatedSelector(self.agent)
@@ -223,13 +228,10 @@ class SimulatedKernel:
         return self.world.scenario.program.on_stop != "die"
 
     def read_use(self, pid: int) -> ProcessUse:
-        task = self.processes.get(pid)
-        works = task is not None and task.is_alive and (not task.is_stuck or task.works)
-        return ProcessUse(read=int(BUSY_BYTES_S * self.monotonic()) if works else 0)
+        return ProcessUse(read=int(BUSY_BYTES_S * self.monotonic()) if self.processes[pid].is_at_work else 0)
 
     def waits(self, pid: int) -> bool:
-        task = self.processes.get(pid)
-        return task is not None and task.is_stuck and not task.works
+        return not self.processes[pid].is_at_work
 
     def open_files(self, pid: int) -> Collection[str]:
         task = self.processes[pid]

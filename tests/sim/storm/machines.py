@@ -436,6 +436,9 @@ class Agent:
                 task.terminate()
         self._finish_if_empty()
 
+    def time(self) -> float:
+        return self.machine.time()
+
     def write(self, task: TaskProcess, line: bytes) -> None:
         self.logs[task.name] += line
         self.stream()

@@ -41,6 +41,9 @@ class TaskHost(Protocol):
     def is_fenced(self) -> bool:
         """Whether everything below it will certainly end before it can act."""
 
+    def time(self) -> float:
+        """Unix seconds by its clock."""
+
     def write(self, task: TaskProcess, line: bytes) -> None:
         """The task prints a line."""
 
@@ -69,7 +72,7 @@ class TaskProcess:
         self.works = False
         """Whether it is at work although it hangs."""
         self.activity = Activity()
-        self.started = Started(name, 8, self.machine.time(), start)
+        self.started = Started(name, 8, self.host.time(), start)
         self.status: Status | None = None
         self.halted: Halted | None = None
         self.returned: Returned | None = None
@@ -83,6 +86,7 @@ class TaskProcess:
         self._left_s = self.program.trains_s
         self._step = 0
         self._began = 0.0
+        self._is_open = False
         self._stuck: list[Callable[[], object]] = []
         self._kill_at = FOREVER
         self._stays_s: float | None = None
@@ -100,6 +104,15 @@ class TaskProcess:
     def is_stuck(self) -> bool:
         """Whether it does nothing now, although it lives."""
         return self.is_hung or self.is_halted or self.machine.is_frozen
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it uses the processor, reads or writes."""
+        if not self.is_alive or self._is_over or self.is_halted or self.machine.is_frozen:
+            return False
+        forms = self._is_open and not self._began
+        waits = self.role == "trainer" and (forms or self.world.waits_for_peer(self))
+        return self.works if self.is_hung else not waits
 
     def _later(self, seconds: float, do: Callable[[], object]) -> None:
         self.machine.later(seconds, partial(self._do, do))
@@ -128,8 +141,9 @@ class TaskProcess:
         if self._is_over:
             return
         if self._cluster:
+            self._is_open = True
             if not self.world.is_torch or self.name == "worker:0":
-                self.host.say(Listening(self.name, self.machine.time()))
+                self.host.say(Listening(self.name, self.host.time()))
             self.world.join(self, self._cluster)
         else:
             self.train()
@@ -138,7 +152,7 @@ class TaskProcess:
         """Called once the cluster is formed."""
         if self.role in ("server", "auxiliary"):
             return
-        self._began = self.machine.time()
+        self._began = self.host.time()
         self._later(0.1, self._tick)
 
     def _tick(self) -> None:
@@ -171,12 +185,12 @@ class TaskProcess:
         self._step += 10
         self.print(f"step {self._step}")
         if self.program.report_s and self.role == "trainer":
-            now = self.machine.time()
+            now = self.host.time()
             progress = Progress(self._step, 1, self._step, self._began, now)
             self.status = Status(self.name, TaskStatus("trains", self._began, progress))
             self.host.say(self.status)
         if self.program.saves and self.role == "trainer":
-            self.host.say(Saved(f"ckpt-{self._step}", self.machine.time()))
+            self.host.say(Saved(f"ckpt-{self._step}", self.host.time()))
         self._tick()
 
     def finish(self) -> None:
@@ -184,7 +198,7 @@ class TaskProcess:
         if self._is_over:
             return
         self._is_over = self.has_succeeded = True
-        self._finished = self.machine.time()
+        self._finished = self.host.time()
         self.returned = Returned(self.name, self._finished, start=self.start)
         self.host.say(self.returned)
         self._leave(TaskExit(0))
@@ -195,10 +209,10 @@ class TaskProcess:
             return
         self._is_over = True
         exception, _, message = text.partition(": ")
-        self._crash = CrashRecord(self.machine.time(), exception, message, "train.py", 9)
+        self._crash = CrashRecord(self.host.time(), exception, message, "train.py", 9)
         self.print(text)
         if self._stays_s is not None:
-            self.returned = Returned(self.name, self.machine.time(), self._crash, self.start)
+            self.returned = Returned(self.name, self.host.time(), self._crash, self.start)
             self.host.say(self.returned)
         self._leave(TaskExit(1))
 
@@ -221,13 +235,13 @@ class TaskProcess:
 
     def halt(self) -> None:
         self.is_halted = True
-        self.halted = Halted(self.name, signal.SIGSTOP, self.machine.time())
+        self.halted = Halted(self.name, signal.SIGSTOP, self.host.time())
         self.host.say(self.halted)
 
     def unhalt(self) -> None:
         if self.is_alive and self.is_halted:
             self.is_halted = False
-            self.halted = Halted(self.name, 0, self.machine.time())
+            self.halted = Halted(self.name, 0, self.host.time())
             self.host.say(self.halted)
             self._go_on()
 
@@ -272,7 +286,7 @@ class TaskProcess:
         self.is_alive, self.ended_at = False, self.world.simulation.now
         self.world.note_end(self, how)
         self.has_succeeded = self.has_succeeded or how.ok
-        now = self.machine.time()
+        now = self.host.time()
         crash = self._crash if not how.ok else None
         self.ended = Exited(self.name, how, now, crash, self._finished, None, self.start)
         self.host.note_end(self, self.ended)

@@ -241,7 +241,9 @@ class AttemptRunner:
         return TaskInput(task, self._selector, self._send)
 
     def show_stacks(self) -> None:
-        self._stacks.begin(self._tasks.by_name, self._tree.living())
+        """Collects the tasks' stacks; once the attempt has ended, there are none."""
+        if self._finished is None:
+            self._stacks.begin(self._tasks.by_name, self._tree.living())
 
     def profile(self, order: Profile) -> None:
         """Profiles tasks of this cluster, from the network in which they reach each other."""
@@ -329,6 +331,7 @@ class AttemptRunner:
         if logs_first and any(task.log.unsent() for task in self._tasks.by_name.values()):
             return
         self._tasks.observe_logs(last=True)
+        self._stacks.forget()
         for last in (self._checkpoints.end(), self._cache.end(self._number)):
             if last is not None:
                 self._send(last)

@@ -69,6 +69,11 @@ class StackDump:
         self._begins = []
         self._due = 0.0
 
+    def forget(self) -> None:
+        """Called when the attempt has ended: the next one has other tasks."""
+        self._activity = ActivityWatch(self._kernel)
+        self._files, self._rounds = {}, []
+
     def poll(self, tasks: Mapping[str, StartedTask], now: float) -> Iterator[Stacks]:
         """Yields the answers once all are complete; `now` is in monotonic seconds."""
         self._activity.poll(tasks, now)
