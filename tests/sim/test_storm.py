@@ -13,10 +13,10 @@ import pytest
 from tests.harness.places import ROOT
 from tests.sim.storm.defects import DEFECTS, put_back
 from tests.sim.storm.history_files import list_histories, read, read_defect
-from tests.sim.storm.scenarios import Fault, Moment, Program, Scenario, draw
+from tests.sim.storm.scenarios import Fault, Moment, Program, Scenario, draw, draw_whole
 from tests.sim.storm.shrinking import play, shrink
 
-PARTS, SEEDS, NEW_SEEDS = 20, 50, 25
+PARTS, SEEDS, NEW_SEEDS, WHOLE_SEEDS = 20, 50, 25, 10
 """The runs are split into parts, which several processes share."""
 
 
@@ -32,6 +32,15 @@ def test_no_new_seed_breaks_a_rule(part: int) -> None:
     first = part + secrets.randbelow(1 << 40)
     for seed in range(first, first + NEW_SEEDS):
         assert not (broken := play(draw(seed))), f"seed {seed}: {broken[0]}"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_seed_breaks_a_rule_with_real_agents_and_links(part: int) -> None:
+    """Half of the seeds are new: `python -m tests.sim.storm --whole --first SEED --seeds 1` shrinks one."""
+    first = part + secrets.randbelow(1 << 40)
+    fixed = range(part * WHOLE_SEEDS, (part + 1) * WHOLE_SEEDS)
+    for seed in (*fixed, *range(first, first + WHOLE_SEEDS)):
+        assert not (broken := play(draw_whole(seed))), f"seed {seed}: {broken[0]}"
 
 
 @pytest.mark.parametrize("history", list_histories(), ids=lambda path: path.stem)

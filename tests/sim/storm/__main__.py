@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.sim.storm.defects import DEFECTS, put_back
 from tests.sim.storm.history_files import HISTORIES, write
-from tests.sim.storm.scenarios import Scenario, draw
+from tests.sim.storm.scenarios import Scenario, draw, draw_whole
 from tests.sim.storm.shrinking import play, shrink
 
 AT_ONCE = 100
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many seeds to play (1000)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes (one per core)")
+    parser.add_argument("--whole", action="store_true", help="play with real agents and links, at a fifth of the rate")
     parser.add_argument("--history", type=Path, metavar="FILE", help="play a history instead of seeds")
     parser.add_argument("--keep", action="store_true", help=f"write what breaks a rule to {HISTORIES.name}/")
     parser.add_argument("--defect", choices=DEFECTS, default="", help="put this defect back: how soon is it found?")
@@ -34,12 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.history is not None:
         return _show(Scenario.from_json(chosen.history.read_text(encoding="utf-8")), keep=False)
+    drawn = draw_whole if chosen.whole else draw
     began = shown = time.monotonic()
     done, failed = 0, []
     seeds = range(chosen.first, chosen.first + chosen.seeds)
     parts = (seeds[at : at + AT_ONCE] for at in range(0, len(seeds), AT_ONCE))
     with ProcessPoolExecutor(max(chosen.jobs or 1, 1)) as pool:
-        for part, found in pool.map(partial(_play_all, chosen.defect), parts):
+        for part, found in pool.map(partial(_play_all, chosen.defect, drawn), parts):
             done += len(part)
             failed += found
             for seed in found:
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 break
     print(f"{done} runs, {len(failed)} failed{f', first {failed[0]}' if failed else ''}, {_rate(done, began)}")
     for seed in failed if not chosen.defect else ():
-        _show(draw(seed), keep=chosen.keep)
+        _show(drawn(seed), keep=chosen.keep)
     return 1 if failed else 0
 
 
@@ -61,9 +63,9 @@ def _rate(done: int, began: float) -> str:
     return f"{done / seconds:.0f} runs per second, {seconds:.0f} s"
 
 
-def _play_all(defect: str, seeds: Sequence[int]) -> tuple[Sequence[int], list[int]]:
+def _play_all(defect: str, drawn: Callable[[int], Scenario], seeds: Sequence[int]) -> tuple[Sequence[int], list[int]]:
     with put_back(defect):
-        return seeds, [*islice((seed for seed in seeds if play(draw(seed))), 10)]
+        return seeds, [*islice((seed for seed in seeds if play(drawn(seed))), 10)]
 
 
 def _show(scenario: Scenario, *, keep: bool) -> int:

@@ -15,7 +15,7 @@ from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.lease import LoopCounter
 from worker_entry.agent.connection.reattach_folder import ReattachFolder
 from worker_entry.protocol.messages import Message
-from worker_entry.protocol.orders import Goodbye, Stop
+from worker_entry.protocol.orders import Goodbye, Prepare, Stop
 from worker_entry.protocol.values import Problem, TaskExit
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ class NodeAgent:
     def note_order(self, order: Message) -> None:
         if self.machine.delays and not self.running and not isinstance(order, (Stop, Goodbye)):
             self._delay(self.machine.delays.pop(0))
+        if isinstance(order, Prepare):
+            self.attempt = order.attempt
         self.world.note_order(self, order)
 
     def note_change(self) -> None:

@@ -18,9 +18,13 @@ from launcher.gang.state import AttemptState, Phase
 from launcher.rundir import history
 from launcher.rundir.directory import RunDir
 from launcher.rundir.record import RecordedPlan
+from launcher.transports.frame_sender import FrameSender
 from launcher.transports.incoming import Placement
 from launcher.verdict import causes
 from tests.sim.storm import controllers
+from worker_entry.agent.connection.connection import Connection
+from worker_entry.agent.tasks.attempt import AttemptRunner
+from worker_entry.agent.tasks.table import RunningTasks
 from worker_entry.protocol.frozen import replace
 
 
@@ -77,6 +81,27 @@ def _never_count(ending: AttemptOutcome, *_: Any, **__: Any) -> AttemptOutcome:
 
 def _leave_all(files: Any, past: Any, _run_id: str, planner: Any, *_: Any, **__: Any) -> Any:
     return resume.find_running_attempt(files, past, planner)
+
+
+def _attach_without_rest(self: FrameSender, stream: Any, *, received: int | None = None) -> None:
+    with self._changed:
+        if received is not None:
+            self._outbox.confirm(received)
+            self._written = self._outbox.last
+        self._stream, self._beat_due, self._renews = stream, self._timing.monotonic() + self._beat_s, True
+
+
+def _replace_with_all(self: Connection, reattachment: Any, received: int) -> None:
+    _replace(self, reattachment, received)
+    for frame in self.outbox.after(self.outbox.confirmed)[: received - self.outbox.confirmed]:
+        self._put(frame)
+
+
+_replace = Connection.replace
+
+
+def _show_stacks_always(self: AttemptRunner) -> None:
+    self._stacks.begin(self._tasks.by_name, self._tree.living())
 
 
 DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[Any]]]] = {
@@ -139,6 +164,22 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
     "leftovers": (
         "a resume starts the cluster again beside the tasks that it could not take over",
         lambda: patch.object(controllers, "prepare", _leave_all),
+    ),
+    "stacks": (
+        "a node is lost for a protocol error, because it reports stacks of tasks that the next attempt has elsewhere",
+        lambda: patch.object(AttemptRunner, "show_stacks", _show_stacks_always),
+    ),
+    "orders": (
+        "orders that were under way when a connection broke are lost",
+        lambda: patch.object(FrameSender, "attach", _attach_without_rest),
+    ),
+    "again": (
+        "over a new connection, an agent sends reports again that have arrived",
+        lambda: patch.object(Connection, "replace", _replace_with_all),
+    ),
+    "rewind": (
+        "over a new connection, an agent does not send again the parts of logs that were under way",
+        lambda: patch.object(RunningTasks, "rewind", lambda *_: None),
     ),
 }
 """Each with what it does, and how it is put back."""

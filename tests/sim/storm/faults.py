@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LOST_LINES_S = 60.0
 """How long after a full disk a run may depend on lines that its journal has lost."""
+LONG_S = 30.0
+"""Shorter disturbances, all together, leave every cluster the time to form."""
 STALL_S = 20.0
 """Without its network for so long, a cluster may seem to hang."""
 TAKEN_S = 30.0
@@ -106,10 +108,13 @@ class Faults:
         self._node(fault).refusals.append(fault.what)
 
     def _delay_start(self, fault: Fault) -> None:
-        """A cluster that has yet to form may exceed its time limit."""
+        """A cluster that has yet to form may exceed its time limit, if all that disturbs the run lasts long."""
+        if sum(each.seconds for each in self._world.scenario.faults if each.kind != "jump") < LONG_S:
+            return
         controller = self._world.controller
         loop = controller.supervisor.loop if controller is not None and controller.supervisor is not None else None
-        if loop is None or loop.state.phase is not Phase.RUNNING:
+        is_running = loop is not None and loop.state.phase is Phase.RUNNING
+        if not is_running or self._world.is_forming:
             self._world.excuse(f"{fault.at or 'the controller'} is late", self._world.simulation.now + fault.seconds)
 
     def outage(self, fault: Fault) -> None:

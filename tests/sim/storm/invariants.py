@@ -123,7 +123,7 @@ def _check_success(world: World, report: RunReport, records: list[Record]) -> It
             for record in records
             if record.attempt == attempt.attempt and isinstance(record.event, TaskExited) and not record.event.failed
         }
-        until = cluster.stopped - NEWS_S
+        until = min(cluster.stopped, cluster.ordered) - NEWS_S
         ended = {
             task.name
             for task in cluster.trainers

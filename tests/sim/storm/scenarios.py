@@ -19,7 +19,7 @@ OUT_OF_STEP = "1 InternalError: Collective instance 7 expected group size 2, got
 class Moment:
     """`delay_s` after the `number`-th time that this has happened anywhere in the run.
 
-    `after`: `begin`; an order that a node gets, such as `Start`; or `up`, once a cluster has formed.
+    `after`: `begin`; an order that a node gets, such as `Start`; `up`, once a cluster has formed; or `exit`, of a task.
     """
 
     after: str = "begin"
@@ -119,12 +119,28 @@ def draw(seed: int) -> Scenario:
 
 
 def draw_whole(seed: int) -> Scenario:
-    """The scenario of a seed with real agents and links: without what needs more of a machine than they simulate."""
-    scenario = draw(seed)
+    """The scenario of a seed with real agents and links: without what needs more of a machine than they simulate.
+
+    Connections break more often, and while orders and reports are under way.
+    """
+    scenario, chance = draw(seed), random.Random(f"{seed}/whole")
     left_out = ("tensorboard", "log_directory")
     spec = {key: value for key, value in scenario.spec.items() if key not in left_out}
     nodes = [{**node, "host": "n0"} if node["host"] == "local" else node for node in spec["nodes"]]
-    return replace(scenario, spec={**spec, "nodes": nodes, "preload": False}, checks=False, is_whole=True)
+    spec = {**spec, "nodes": nodes, "preload": False}
+    breaks = (_draw_break(chance, [node["host"] for node in nodes]) for _ in range(chance.choice([0, 1, 2, 3])))
+    faults = tuple(sorted((*scenario.faults, *breaks), key=repr))
+    return replace(scenario, spec=spec, faults=faults, checks=False, is_whole=True)
+
+
+def _draw_break(chance: random.Random, nodes: Sequence[str]) -> Fault:
+    after = chance.choice(["Hello", "Prepare", "Start", "Start", "up", "up", "exit", "exit", "exit", "Stop", "Goodbye"])
+    delay_s = chance.choice([0.0, 0.0, 0.01, 0.1, chance.uniform(0, 1), chance.uniform(0, 20)])
+    when = Moment(after, chance.choice([1, 1, 2, 3]), round(delay_s, 3))
+    seconds = chance.choice([0.1, 0.1, 0.5, 3.0, 12.0, 40.0, 90.0])
+    if chance.random() < 0.6:
+        return Fault("drop", when, chance.choice(nodes), seconds)
+    return Fault("cut", when, chance.choice(nodes), seconds, chance.choice(["both", "in", "out", "out"]))
 
 
 def _draw_spec(chance: random.Random, source: str) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class Cluster:
     is_up: bool = False
     stopped: float = FOREVER
     """When its first task was asked to end."""
+    ordered: float = FOREVER
+    """When the first node was asked to end its tasks, whether or not it had any left."""
 
     @property
     def trainers(self) -> list[TaskProcess]:
@@ -227,8 +229,11 @@ class World:
             self._note(type(order).__name__)
         if isinstance(order, Prepare):
             self.clusters.setdefault(order.attempt, Cluster(self.simulation.now))
-        if isinstance(order, (Stop, Goodbye)) and agent.running:
-            self.note_stop(agent)
+        if isinstance(order, (Stop, Goodbye)) and agent.attempt in self.clusters:
+            cluster = self.clusters[agent.attempt]
+            cluster.ordered = min(cluster.ordered, self.simulation.now)
+            if agent.running:
+                self.note_stop(agent)
 
     def note_stop(self, agent: Agent | NodeAgent) -> None:
         """A controller ends tasks: there must be a reason."""
@@ -273,6 +278,7 @@ class World:
                 file.write(line)
 
     def note_end(self, task: TaskProcess, how: TaskExit | None) -> None:
+        self._note("exit")
         role, failed = self.find_role(task.name), not task.has_succeeded and (how is None or not how.ok)
         if role == "server" or (role == "trainer" and failed):
             self.excuse(f"{task.name} ended with {how}", self.simulation.now)
@@ -307,6 +313,12 @@ class World:
             self._note("up")
             for member in cluster.joined.values():
                 member.train()
+
+    @property
+    def is_forming(self) -> bool:
+        """Whether tasks of the last attempt still wait for each other."""
+        last = self.clusters.get(max(self.clusters, default=0))
+        return last is not None and not last.is_up and self.scenario.spec.get("strategy") != "mirrored"
 
     def _peers(self, task: TaskProcess) -> list[TaskProcess]:
         """The tasks without which the task cannot do a step."""
