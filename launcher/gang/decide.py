@@ -141,7 +141,7 @@ def _give_time(state: AttemptState, now: float) -> AttemptState:
 
 def _awaits_news(state: AttemptState, now: float) -> bool:
     """Whether the training may have succeeded without our knowledge: then a node or a server is no longer needed."""
-    return state.is_blind or (state.phase is Phase.RUNNING and state.heard_due is not None and now < state.heard_due)
+    return state.is_blind or (state.heard_due is not None and now < state.heard_due)
 
 
 def _is_raised_final(state: AttemptState, now: float) -> bool:

@@ -207,7 +207,8 @@ class AttemptState:
     @property
     def is_blind(self) -> bool:
         """Whether the running attempt needs a node that is not connected: what seems missing may have happened."""
-        return self.phase is Phase.RUNNING and any(map(self.needs, self.unheard | self.detached))
+        has_tasks = self.phase in (Phase.FORMING, Phase.RUNNING)
+        return has_tasks and any(map(self.needs, self.unheard | self.detached))
 
     @property
     def unreachable(self) -> frozenset[TaskId]:

@@ -276,11 +276,11 @@ def test_stacks_of_tasks_are_collected_before_a_start_timeout_stops_them(tmp_pat
 
 
 def test_a_start_timeout_does_not_wait_for_missing_stacks(tmp_path: Path) -> None:
-    def hang(agent: FakeAgent) -> bool:
-        agent.later(1.0, agent.fall_silent)
+    def answer_only_beats(agent: FakeAgent) -> bool:
+        setattr(agent, "answer", lambda *_: None)  # noqa: B010 - it is a method
         return False
 
-    script = [At(Phase.FORMING, hang)]
+    script = [At(Phase.FORMING, answer_only_beats)]
     run = FakeRun(tmp_path / "run", script, {"timeouts": {"start_s": 30, "lease_s": 300}})
     state = run.attempt()
     assert state.reason is Reason.START_TIMEOUT

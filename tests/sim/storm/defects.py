@@ -66,6 +66,10 @@ def _has_ended(state: AttemptState) -> bool:
     return state.phase is Phase.RUNNING and rest <= state.exits.keys() and not state.failures
 
 
+def _is_blind_once_up(state: AttemptState) -> bool:
+    return state.phase is Phase.RUNNING and any(map(state.needs, state.unheard | state.detached))
+
+
 @contextlib.contextmanager
 def _never_raised() -> Iterator[None]:
     with (
@@ -124,6 +128,10 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
     "blind": (
         "a cluster that trains counts as hung while the connections to its nodes are broken",
         lambda: patch.object(AttemptState, "is_blind", False),
+    ),
+    "forming": (
+        "a training that ends while connections are broken fails, because its cluster was not seen to form in time",
+        lambda: patch.object(AttemptState, "is_blind", property(_is_blind_once_up)),
     ),
     "raised": (
         "a run succeeds although its program has raised, because the node of the process is then lost",

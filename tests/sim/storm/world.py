@@ -110,7 +110,7 @@ class World:
         self.asked: list[int] = []
         """The signals that have asked the run to end."""
         self._seen: dict[str, int] = {}
-        self._is_over = False
+        self.is_over = False
         self._retries = 0
         self._disturbed = 0.0
         """When something last kept controllers from seeing or stopping what hangs."""
@@ -129,13 +129,25 @@ class World:
 
     def play(self) -> list[Broken]:
         """Plays the scenario to its end; returns the rules that did not hold."""
+        self.begin()
+        return self.finish()
+
+    def begin(self) -> None:
+        """The user starts the run."""
         self._note("begin")
         Controller(self, 0)
+
+    def let_pass(self, seconds: float) -> None:
+        """Lets this time pass, or less, if the run ends or a rule is broken."""
         try:
-            self.simulation.run(lambda: self._is_over or bool(self.broken), HORIZON_S)
+            self.simulation.run(lambda: self.is_over or bool(self.broken), self.simulation.now + seconds)
         except EndlessError as error:
             self.break_rule("ends", str(error))
-        if not self.broken and not self._is_over:
+
+    def finish(self) -> list[Broken]:
+        """Plays it to its end; returns the rules that did not hold."""
+        self.let_pass(HORIZON_S)
+        if not self.broken and not self.is_over:
             self.break_rule("ends", f"the run has not ended after {HORIZON_S:g} s")
         if not self.broken:
             lease_s = self.scenario.spec["timeouts"]["lease_s"]
@@ -162,7 +174,7 @@ class World:
 
     def resume(self, *, requeued: bool = False, times: int = 1) -> None:
         """The user, or the engine, starts the next controller, unless one is there; perhaps `times` at once."""
-        if self._is_over or self.controller is not None:
+        if self.is_over or self.controller is not None:
             return
         generation = self.controllers[-1].generation + 1 if self.controllers else 0
         for _ in range(times):
@@ -199,10 +211,10 @@ class World:
             self.simulation.after(RESUME_S, partial(self.resume, requeued=True))
         elif not is_last or why == "leftover":
             self._retries += 1
-            self._is_over = self._retries > RETRIES
+            self.is_over = self._retries > RETRIES
             self.simulation.after(RETRY_S, self.resume)
         else:
-            self._is_over = True
+            self.is_over = True
 
     def _check_left(self, controller: Controller) -> None:
         """A report that counts no process left is right."""
@@ -354,7 +366,7 @@ class World:
                 self.simulation.after(fault.when.delay_s, partial(self._do, fault), "~")
 
     def _do(self, fault: Fault) -> None:
-        if not self._is_over:
+        if not self.is_over:
             if fault.kind in DISTURBING:
                 self._disturbed = self.simulation.now
             getattr(Faults(self), fault.kind)(fault)

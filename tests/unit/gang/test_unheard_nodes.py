@@ -102,6 +102,11 @@ def test_a_node_that_is_lost_is_no_longer_waited_for() -> None:
     assert (state.reason, state.unheard) == (Reason.NODE_LOST, frozenset())
 
 
-def test_the_start_limit_is_exact_although_a_node_is_not_heard() -> None:
-    state, _ = play(POLICY, *running(POLICY)[:-1], NodeUnheard("b"), 600.0, Tick())
-    assert state.suspicion is Reason.START_TIMEOUT
+def test_the_start_limit_waits_for_a_node_that_is_not_heard() -> None:
+    """Its task may have joined the cluster, and the training may even be over."""
+    unheard = (*running(POLICY)[:-1], NodeUnheard("b"), 600.0, Tick())
+    state, _ = play(POLICY, *unheard)
+    assert (state.phase, state.suspicion) == (Phase.FORMING, None)
+    assert play(POLICY, *unheard, NodeHeard("b"), exited(W0), exited(W1))[0].reason is Reason.SUCCEEDED
+    late, _ = play(POLICY, *unheard, NodeHeard("b"), 600.0 + STACKS_S, Tick())
+    assert late.suspicion is Reason.START_TIMEOUT
