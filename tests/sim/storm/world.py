@@ -113,7 +113,7 @@ class World:
         self.is_over = False
         self._retries = 0
         self._disturbed = 0.0
-        """When something last kept controllers from seeing or stopping what hangs."""
+        """Until when something keeps controllers from seeing or stopping what hangs."""
         self.is_torch = scenario.spec.get("framework") == "torch"
         self._rules = TORCH if self.is_torch else RULES[scenario.spec["strategy"]]
         self.machine("local")
@@ -368,7 +368,7 @@ class World:
     def _do(self, fault: Fault) -> None:
         if not self.is_over:
             if fault.kind in DISTURBING:
-                self._disturbed = self.simulation.now
+                self._disturbed = max(self._disturbed, self.simulation.now + fault.seconds)
             getattr(Faults(self), fault.kind)(fault)
 
     def task(self, name: str) -> TaskProcess | None:
