@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Optional
 
 from worker_entry.system import kernel
@@ -86,8 +87,7 @@ def kill_descendants(spare: Collection[int] = ()) -> None:
         for process in left:
             with contextlib.suppress(ChildProcessError):  # an adopted orphan stays a zombie until it is reaped
                 os.waitpid(process.pid, os.WNOHANG)
-        spared = {*spare, *untouchable}
-        kill_what_respawns(lambda: kernel.kill_on_sight(me, spared))  # noqa: B023 - called at once
+        kill_what_respawns(partial(kernel.kill_on_sight, me, {*spare, *untouchable}))
         time.sleep(pause_s)
         pause_s = min(1.2 * pause_s, KILL_PAUSES_S[1])
 

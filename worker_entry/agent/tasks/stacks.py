@@ -17,7 +17,7 @@ from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import CHILD, Stacks
 from worker_entry.protocol.node_local import STACKS_SIGNAL
 from worker_entry.protocol.values import Activity
-from worker_entry.system import kernel as system
+from worker_entry.system import kernel as system_calls
 from worker_entry.system.agent_kernel import Kernel
 from worker_entry.system.kernel import Process
 
@@ -104,7 +104,7 @@ class StackDump:
 
     def _can_write(self, pid: int) -> bool:
         """Whether the process still has one of the files open."""
-        if not system.LINUX:
+        if not system_calls.LINUX:
             return True
         return not self._paths.isdisjoint(self._kernel.open_files(pid))
 
@@ -164,7 +164,7 @@ class ActivityWatch:
 
     def report(self, tasks: Mapping[str, StartedTask]) -> dict[str, Activity]:
         """Each task's activity, from all samples so far."""
-        if not system.LINUX:
+        if not system_calls.LINUX:
             return {name: Activity() for name in tasks}
         self._compare(self._trees, self._sample_trees(tasks))
         self._trees = {}

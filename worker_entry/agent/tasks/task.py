@@ -201,10 +201,8 @@ class StartedTask:
         finished = self._find_finished()
         if how.ok:
             return Exited(self.name, how, time, finished=finished, start=self.started.start)
-        crash, evidence = (
-            self._status.load_crash(time),
-            oom.find(self.pid, how, self._kernel.monotonic()) or self._find_full(),
-        )
+        evidence = oom.find(self.pid, how, self._kernel.monotonic()) or self._find_full()
+        crash = self._status.load_crash(time)
         return Exited(self.name, how, time, crash, finished, evidence, self.started.start)
 
     def _find_full(self) -> Optional[Problem]:
