@@ -8,16 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.sim.storm.controllers import Controller
 from tests.sim.storm.defects import put_back
@@ -125,9 +118,14 @@ TestTakeovers = Takeovers.TestCase
 TestTakeovers.settings = settings(max_examples=100, stateful_step_count=12)
 
 
-def test_a_controller_that_leaves_tasks_behind_is_found() -> None:
-    once = settings(
-        max_examples=400, derandomize=True, database=None, phases=[Phase.generate], report_multiple_bugs=False
-    )
-    with put_back("leftovers"), pytest.raises(AssertionError, match=" at "):
-        run_state_machine_as_test(Takeovers, settings=once)
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_controller_that_leaves_tasks_behind_is_found(is_whole: bool) -> None:
+    takeovers = Takeovers()
+    takeovers.start(seed=1, max_restarts=1, is_whole=is_whole)
+    takeovers.time_passes(5.0)  # the tasks start
+    takeovers.the_controller_dies(0)
+    with put_back("leftovers"):
+        takeovers.the_user_resumes(1)
+        takeovers.time_passes(30.0)
+    with pytest.raises(AssertionError, match="while worker:0 of attempt 1 runs"):
+        takeovers.teardown()
