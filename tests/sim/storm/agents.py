@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -107,8 +108,6 @@ class NodeAgent:
         except Killed:
             raise
         except Exception as error:  # noqa: BLE001 - it is reported
-            import traceback
-
             self.world.break_rule("bug", "".join(traceback.format_exception(error)))
         self.collect()
         self.world.simulation.after(0.0, self._guard, self.machine.name)
@@ -129,8 +128,7 @@ class NodeAgent:
         self.is_over = True
         self.kernel.forget_outputs()
         for descriptor in self._kept:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+            os.close(descriptor)
         self._kept.clear()
         for pipes in [*self.connections]:
             pipes.close()

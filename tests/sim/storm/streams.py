@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections import deque
@@ -345,10 +344,11 @@ class AttachCommand(QuestionCommand):
         if self._is_taken:
             self._leave(status)
         else:
-            self._leave(0)
+            self._leave(None)
             self._answer(Broken(Problem(AGENT_GONE, "its agent has ended")), 1)
 
-    def _leave(self, status: int) -> None:
+    def _leave(self, status: int | None) -> None:
+        """Ends, unless it still has an answer to give."""
         if self._call is not None:
             self._call.close()
             self._call = None
@@ -356,7 +356,7 @@ class AttachCommand(QuestionCommand):
             self._agent.attachers.remove(self)
             assert self._pipes is not None
             self._pipes.collect()
-            if status:
+            if status is not None:
                 self._stream.end(status)
 
     def hang_up(self) -> None:
@@ -452,5 +452,4 @@ class NodeTransport:
 def close_all(streams: list[NodeStream]) -> None:
     """Their controller has ended."""
     for stream in [*streams]:
-        with contextlib.suppress(ValueError):
-            stream.close("its controller has ended")
+        stream.close("its controller has ended")
