@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.apart import linux
 from tests.harness.places import ROOT
 from tests.sim.storm.defects import DEFECTS, put_back
 from tests.sim.storm.history_files import list_histories, read, read_defect
@@ -107,3 +109,14 @@ def test_a_failing_scenario_shrinks_to_the_fault_that_matters() -> None:
         assert [fault.kind for fault in least.faults] == ["outage"]
         assert len(least.spec["nodes"]) < 3
         assert play(Scenario.from_json(least.to_json()))
+
+
+@linux
+def test_a_played_run_leaves_no_descriptor_open() -> None:
+    """All of them share a process: controllers that were killed, agents that were, and machines that went off."""
+    play(draw_whole(0))
+    before = os.listdir("/proc/self/fd")
+    for seed in range(4, 10):
+        play(draw_whole(seed))
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == len(before)

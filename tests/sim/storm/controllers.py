@@ -123,6 +123,7 @@ class Controller:
         self.streams: list[NodeStream] = []
         """The open connections of real links."""
         self.source = StormSource(self)
+        self._node_links: NodeLinks | None = None
         self.supervisor: Supervisor | None = None
         self.journal: Journal | None = None
         self.report: RunReport | None = None
@@ -166,8 +167,14 @@ class Controller:
     def _note_death(self) -> None:
         for link in self.links:
             link.die()
-        close_all(self.streams)
+        self._close_files()
         self.world.note_death(self)
+
+    def _close_files(self) -> None:
+        """Its process has ended."""
+        close_all(self.streams)
+        if self._node_links is not None:
+            self._node_links._mirror.close()
 
     def count_effect(self) -> None:
         """Called before each effect on files and nodes: at any of them, the controller may be killed."""
@@ -192,7 +199,7 @@ class Controller:
                 self.world.break_rule("bug", "".join(traceback.format_exception(error.__cause__ or error)))
         except Exception as error:  # noqa: BLE001 - it is reported
             self.world.break_rule("bug", "".join(traceback.format_exception(error)))
-        close_all(self.streams)
+        self._close_files()
         self.world.note_end_of_controller(self)
 
     def _conduct(self) -> None:
@@ -254,7 +261,7 @@ class Controller:
     def _make_context(
         self, spec: ClusterSpec, files: StormFiles, journal: Journal, console: Console, started: float
     ) -> RunContext:
-        links = NodeLinks(self._connect(spec), RUN_ID, files, spec.timeouts.lease_s, self.timing)
+        links = self._node_links = NodeLinks(self._connect(spec), RUN_ID, files, spec.timeouts.lease_s, self.timing)
         return RunContext(
             run_id=RUN_ID,
             spec=spec,
