@@ -27,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many seeds to play (1000)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes (one per core)")
-    parser.add_argument("--whole", action="store_true", help="play with real agents and links, at a fifth of the rate")
+    parser.add_argument(
+        "--whole", action="store_true", help="play with real agents and links, at a quarter of the rate"
+    )
     parser.add_argument("--history", type=Path, metavar="FILE", help="play a history instead of seeds")
     parser.add_argument("--keep", action="store_true", help=f"write what breaks a rule to {HISTORIES.name}/")
     parser.add_argument("--defect", choices=DEFECTS, default="", help="put this defect back: how soon is it found?")

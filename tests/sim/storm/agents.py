@@ -15,6 +15,7 @@ from worker_entry.agent.agent import IDLE_TICK_S, Agent
 from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.lease import LoopCounter
 from worker_entry.agent.connection.reattach_folder import ReattachFolder
+from worker_entry.agent.guardian import FIRST_LIMIT_S
 from worker_entry.protocol.messages import Message
 from worker_entry.protocol.orders import Goodbye, Prepare, Stop
 from worker_entry.protocol.values import Problem, TaskExit
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
     from tests.sim.storm.streams import AttachCommand
     from tests.sim.storm.tasks import TaskProcess
 
-LATE_S = 5.0
-"""An agent that does not run for so long, or for its lease, is killed by its guardian."""
 PIPE = 1 << 20
-SET_PIPE_SIZE = 1031
 
 
 class ObservedAgent(Agent):
@@ -52,10 +50,6 @@ class ObservedAgent(Agent):
         if problem.reference == "protocol-error":
             self.node.world.break_rule("protocol", f"{self.node.machine.name}: {problem.message}")
         super()._break(problem)
-
-    @property
-    def lease_s(self) -> float:
-        return self._lease.seconds
 
     @property
     def overdue_s(self) -> float:
@@ -90,7 +84,8 @@ class NodeAgent:
         self._is_delayed = False
         first = NodePipes(self, write)
         opening = Opening(first.stdin, first.stdout, outlives=True)
-        self.agent = ObservedAgent(opening, made, LoopCounter(60.0), self.kernel)
+        self._loop_counter = LoopCounter(FIRST_LIMIT_S)
+        self.agent = ObservedAgent(opening, made, self._loop_counter, self.kernel)
         self.agent.node = self
         self.first = first
         self._status = 128 + signal.SIGKILL
@@ -172,7 +167,7 @@ class NodeAgent:
 
     def _delay(self, seconds: float) -> None:
         """Its process does not run for this time; its guardian may kill it."""
-        limit_s = max(self.agent.lease_s, LATE_S)
+        limit_s = self._loop_counter.limit_s
         self.world.excuse(f"{self.machine.name} is late by {seconds:g} s", self.world.simulation.now)
         self._is_delayed = True
         self.note_change()

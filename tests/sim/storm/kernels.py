@@ -86,7 +86,6 @@ class SimulatedKernel:
         """All that were started, by pid."""
         self.listening: set[str] = set()
         self._files: dict[TaskProcess, AttemptFiles] = {}
-        self._orders: dict[TaskProcess, TaskOrder] = {}
         self._outputs: dict[TaskProcess, int] = {}
         self._pids = itertools.count(FIRST_PID)
         self._changes: list[tuple[int, int]] = []
@@ -147,7 +146,6 @@ class SimulatedKernel:
         pid = next(self._pids)
         self.processes[pid] = task
         self._files[task] = AttemptFiles(root, int(attempt))
-        self._orders[task] = order
         self._outputs[task] = os.dup(output)
         if task.has_handler:
             _touch(order.handler_file)

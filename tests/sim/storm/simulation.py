@@ -189,13 +189,12 @@ class Process:
 
     # --- for the world ---
 
-    def suspend(self, seconds: float = math.inf) -> None:
+    def suspend(self, seconds: float) -> None:
         """As SIGSTOP does, until SIGCONT follows."""
         self.is_suspended = True
-        if seconds < math.inf:
-            self.simulation.after(seconds, self.go_on)
+        self.simulation.after(seconds, self._continue)
 
-    def go_on(self) -> None:
+    def _continue(self) -> None:
         self.is_suspended = False
         waiting, self._waiting_for_thaw = self._waiting_for_thaw, []
         for do in waiting:

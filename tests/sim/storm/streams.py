@@ -21,8 +21,11 @@ from launcher.transports.base import (
 )
 from launcher.transports.connector import Opening
 from launcher.transports.payload import Payload
+from launcher.transports.programs import STATUS_S
 from launcher.transports.remote import RemoteTransport
 from tests.sim.storm.agents import NodeAgent, NodePipes
+from tests.sim.storm.links import CONNECTING_S
+from worker_entry.agent.cleanup import AGENT_END_S
 from worker_entry.agent.connection.handover import TAKEN_S
 from worker_entry.agent.connection.reattach_calls import KEPT, NOT_NEEDED, TAKEN
 from worker_entry.agent.connection.reattach_folder import SOCKET, read_generation
@@ -35,12 +38,8 @@ if TYPE_CHECKING:
     from tests.sim.storm.controllers import Controller
     from tests.sim.storm.machines import Machine
 
-CONNECTING_S = 20.0
-"""How long it takes to find out that a node cannot be reached."""
-STATUS_S = 15.0
 KILLED = -1
 """The status of a command that a signal has ended."""
-AGENT_END_S = 15.0
 DELAYS_S = (0.001, 0.001, 0.001, 0.03, 0.3)
 
 Item = bytes | int | None
@@ -330,13 +329,12 @@ class AttachCommand(QuestionCommand):
             elif word:
                 self._leave(0 if word == KEPT else 1)
             else:
-                self._await_end()
+                self._close_call()  # the agent has ended; the status is that of its guardian
 
-    def _await_end(self) -> None:
-        """The agent has ended; the status is that of its guardian."""
-        assert self._call is not None
-        self._call.close()
-        self._call = None
+    def _close_call(self) -> None:
+        if self._call is not None:
+            self._call.close()
+            self._call = None
 
     def note_end(self, status: int) -> None:
         """Agent and guardian have ended."""
@@ -349,9 +347,7 @@ class AttachCommand(QuestionCommand):
 
     def _leave(self, status: int | None) -> None:
         """Ends, unless it still has an answer to give."""
-        if self._call is not None:
-            self._call.close()
-            self._call = None
+        self._close_call()
         if self._agent is not None and self in self._agent.attachers:
             self._agent.attachers.remove(self)
             assert self._pipes is not None
