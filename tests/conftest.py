@@ -89,38 +89,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-_COUNTED = pytest.StashKey[set[str]]()
-_START = pytest.StashKey[str]()
-"""The configuration of coverage for processes that tests start; empty if lines are not counted."""
-UNCOUNTED = {
-    "cli/test_detach.py",
-    "cli/test_failures.py",
-    "cli/test_plan.py",
-    "cli/test_restarts.py",
-    "hosts/ssh/test_up.py",
-    "node/task/test_children.py",
-    "node/task/test_early_import.py",
-    "node/test_processes.py",
-    "parts/terminal/test_console.py",
-    "parts/transports/test_contract.py",
-}
-"""Modules whose processes add hardly a line to the coverage by the other quick tests."""
-COUNTED_TESTS = 12
-"""How many tests of each other module or class have their processes counted."""
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Chooses the tests whose processes are counted; this process is counted from its start on."""
-    session.config.stash[_START] = os.environ.pop("COVERAGE_PROCESS_START", "")
-    first_cases: dict[str, dict[str, str]] = {}
-    for item in session.items:
-        cases = first_cases.setdefault(getattr(item.parent, "nodeid", ""), {})
-        cases.setdefault(item.name.partition("[")[0], item.nodeid)
-    session.config.stash[_COUNTED] = {
-        case for each in first_cases.values() for case in [*each.values()][:COUNTED_TESTS]
-    }
-
-
 @pytest.fixture(scope="session", autouse=True)
 def work_in_root() -> Iterator[None]:
     """Runs the tests in the same folder, wherever pytest was started: its arguments are relative to that place."""
@@ -139,22 +107,6 @@ def keep_state() -> Iterator[None]:
     after = read_state()
     changed = {name: (before.get(name), after.get(name)) for name in before | after}
     assert {name: values for name, values in changed.items() if values[0] != values[1]} == {}
-
-
-@pytest.fixture(autouse=True)
-def count_processes(keep_state: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits the cost of coverage: this process is always measured, the processes that it starts only in some tests.
-
-    Measuring a process takes 70 to 200 ms of CPU. Of a test with several cases, only the first case is measured, and no
-    test that has a requirement, unless it is a smoke test. Together with UNCOUNTED and COUNTED_TESTS, this leaves a
-    third of the processes of `pytest`, and misses 1% of the lines that they cover.
-    """
-    start = request.config.stash[_START]
-    module = request.path.relative_to(ROOT / "tests").as_posix()
-    chosen = module not in UNCOUNTED and request.node.nodeid in request.config.stash[_COUNTED]
-    marks = tiers.marks_of(request.node)
-    if start and chosen and (tiers.SMOKE in marks or marks.isdisjoint(tiers.REQUIREMENTS)):
-        monkeypatch.setenv("COVERAGE_PROCESS_START", start)
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -135,8 +135,7 @@ def take_over(state: AttemptState) -> AttemptState:
 def _give_time(state: AttemptState, now: float) -> AttemptState:
     """Once a node is connected again, no time limit ends the attempt before the node's reports have arrived."""
     deadline = max(state.deadline, now + STACKS_S) if state.deadline is not None else None
-    progress = None if state.last_progress is None else now
-    return replace(state, deadline=deadline, last_progress=progress, heard_due=now + NEWS_S)
+    return replace(state, deadline=deadline, last_progress=now, heard_due=now + NEWS_S)
 
 
 def _awaits_news(state: AttemptState, now: float) -> bool:

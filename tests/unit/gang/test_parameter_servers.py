@@ -15,17 +15,20 @@ from launcher.gang.events import (
     Interrupted,
     NodeEmpty,
     NodeLost,
+    ProgramEnded,
     RestartTask,
     StopNodes,
+    TaskHalted,
+    TaskReported,
     TaskStarted,
     Tick,
 )
 from launcher.gang.policy import AttemptPolicy
-from launcher.gang.state import AttemptState, Phase, Reason
+from launcher.gang.state import AttemptState, IndividualRestart, Phase, Reason
 from launcher.spec.strategies import RULES, TORCH, find_role_problem
 from launcher.tasks import TENSORBOARD, TaskId, parse_task_id
 from launcher.verdict.causes import find_cause
-from tests.harness.builders.gang import DRAIN_S, GRACE_S, exited, listening, play, preparing, started
+from tests.harness.builders.gang import DRAIN_S, GRACE_S, exited, listening, play, play_on, preparing, started
 from tests.harness.builders.verdicts import judged
 
 CHIEF, W0, W1, PS, EVALUATOR = (
@@ -89,6 +92,20 @@ def test_a_worker_of_a_chief_is_restarted_individually_after_any_exit(how: dict[
     state, _ = decide(state, listening(W1)[0], 0.0)
     state, _ = decide(state, exited(CHIEF), 0.0)
     assert state.reason is Reason.SUCCEEDED
+
+
+def test_nothing_but_its_end_is_kept_of_a_worker_that_restarts_individually() -> None:
+    policy = make_policy()
+    reported = TaskReported(W1, "trains", 1005.0)
+    end = exited(W1, 1)
+    news = (reported, TaskHalted(W1, signal.SIGSTOP, 1006.0), ProgramEnded(W1, 1009.0), end)
+    state, _ = play(policy, *running(policy), *news)
+    assert state.restarted == {W1: (IndividualRestart(end, reported),)}
+    kept = (state.started, state.listening, state.status, state.halted, state.programs, state.exits)
+    assert [W1 in facts for facts in kept] == [False] * len(kept)
+    assert {W0, PS} < state.started.keys() & state.listening.keys()
+    repeated, _ = play_on(state, started(W1)[0], ProgramEnded(W1, 1009.0), end)
+    assert repeated == state
 
 
 def test_a_worker_beyond_its_restart_limit_is_the_cause_of_the_failure() -> None:
@@ -222,7 +239,7 @@ class TestAuxiliaryTasks:
         state, _ = play(policy, *events, exited(W0), exited(W1))
         assert (state.reason, state.is_over) == (None, True)
         later, _ = decide(state, Tick(), 10 * DRAIN_S)
-        assert later.reason is None
+        assert (later.reason, later.deadline) == (None, None)
         ended, actions = decide(later, Interrupted(signal.SIGINT), 10 * DRAIN_S)
         assert (ended.reason, ended.signal, actions) == (Reason.SUCCEEDED, None, (StopNodes(GRACE_S, interrupts=True),))
 

@@ -20,7 +20,7 @@ from launcher.gang.events import (
     TaskReported,
     Tick,
 )
-from launcher.gang.state import AttemptState, Phase, Reason
+from launcher.gang.state import AttemptState, Phase, Reason, make_exit
 from launcher.verdict.causes import find_cause
 from tests.harness.builders.gang import DRAIN_S, GRACE_S, TWO_NODES, W0, W1, exited, make_policy, play, play_on, running
 from tests.harness.builders.verdicts import judged
@@ -36,6 +36,13 @@ KILLED = TaskExited(W1, TaskExit(None, signal.SIGKILL), 1005.0, CRASH)
 def of(*events: Event | float, drain_s: float = DRAIN_S) -> tuple[AttemptState, list[Action]]:
     policy = make_policy(TWO_NODES, drain_s=drain_s)
     return play(policy, *running(policy), *events)
+
+
+def test_the_end_of_a_program_is_turned_into_the_exit_that_its_process_owes() -> None:
+    finished = TaskExited(W1, TaskExit(0), 1000.0, finished=1000.0, start=2)
+    assert make_exit(ProgramEnded(W1, 1000.0, start=2)) == finished
+    assert make_exit(replace(RAISED, start=2)) == TaskExited(W1, TaskExit(1), 1000.0, CRASH, start=2)
+    assert make_exit(SAVED) == TaskExited(W1, TaskExit(42), 1000.0, SAVED.crash)
 
 
 class TestRaised:

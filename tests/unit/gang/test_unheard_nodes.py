@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from launcher.gang.decide import NEWS_S, STACKS_S, take_over
+from launcher.gang.decide import NEWS_S, SAVING_S, STACKS_S, take_over
 from launcher.gang.events import (
+    Action,
     AskStacks,
     Event,
     NodeAttached,
     NodeHeard,
     NodeLost,
     NodeUnheard,
+    RestartTask,
     StacksReceived,
     StopNodes,
+    TaskReported,
+    TaskStarted,
     Tick,
 )
 from launcher.gang.policy import AttemptPolicy
@@ -60,8 +64,10 @@ def test_an_unanswered_question_does_not_stop_a_cluster_with_a_node_that_is_not_
 def test_the_drain_limit_waits_for_a_task_whose_node_is_not_heard() -> None:
     drains: tuple[Event | float, ...] = (exited(W0), NodeUnheard("b"), 10.0 + DRAIN_S, Tick())
     assert end_of(POLICY, *drains).suspicion is None
-    state = end_of(POLICY, *drains, 400.0, NodeHeard("b"), Tick(), 400.0 + STACKS_S - 1, exited(W1))
-    assert state.reason is Reason.SUCCEEDED
+    heard: tuple[Event | float, ...] = (*drains, 400.0, NodeHeard("b"), 400.0 + STACKS_S - 1, Tick())
+    assert end_of(POLICY, *heard).suspicion is None
+    assert end_of(POLICY, *heard, exited(W1)).reason is Reason.SUCCEEDED
+    assert end_of(POLICY, *heard, 400.0 + STACKS_S, Tick()).suspicion is Reason.DRAIN_TIMEOUT
 
 
 def test_a_lost_node_is_no_failure_if_the_others_then_report_that_they_have_finished() -> None:
@@ -77,6 +83,46 @@ def test_a_node_that_is_gone_at_a_takeover_is_no_failure_if_the_others_then_repo
     events: tuple[Event | float, ...] = (20.0, NodeAttached("a"), NodeLost("b", "gone"), NodeAttached("c"))
     assert play_on(left, *events, exited(CHIEF))[0].reason is Reason.SUCCEEDED
     assert play_on(left, *events, 20.0 + NEWS_S, Tick())[0].reason is Reason.NODE_LOST
+
+
+def taken_over(*events: Event | float, policy: AttemptPolicy = POLICY) -> tuple[AttemptState, list[Action]]:
+    """An attempt after these events, and after the next controller has attached its nodes at 1,000 s."""
+    left = take_over(end_of(policy, *events))
+    return play_on(left, 1000.0, *map(NodeAttached, policy.nodes))
+
+
+def test_an_attempt_that_is_taken_over_is_running_until_its_nodes_say_more() -> None:
+    state, _ = play(POLICY, *running(POLICY)[:-1])
+    assert state.phase is Phase.FORMING
+    assert take_over(state).phase is Phase.RUNNING
+
+
+def test_the_drain_limit_begins_again_at_a_takeover() -> None:
+    state, _ = taken_over(exited(W0))
+    assert play_on(state, 1000.0 + DRAIN_S - 1, Tick())[0].suspicion is None
+    assert play_on(state, 1000.0 + DRAIN_S, Tick())[0].suspicion is Reason.DRAIN_TIMEOUT
+
+
+def test_the_limit_of_a_stall_begins_again_at_a_takeover() -> None:
+    state, _ = taken_over()
+    assert state.deadline is None
+    assert play_on(state, 1000.0 + STALL_S - 1, Tick())[0].suspicion is None
+    assert play_on(state, 1000.0 + STALL_S, Tick())[0].suspicion is Reason.STALLED
+
+
+def test_the_others_may_still_save_after_a_takeover() -> None:
+    saves = TaskReported(W1, "trains", 1000.0, saves_when_preempted=True)
+    state, _ = taken_over(saves, exited(W1, 42))
+    assert play_on(state, 1000.0 + SAVING_S - 1, Tick())[0].reason is None
+    assert play_on(state, 1000.0 + SAVING_S, Tick())[0].reason is Reason.TASK_FAILED
+
+
+def test_a_takeover_repeats_the_restart_of_a_single_task_that_may_not_have_arrived() -> None:
+    policy = replace(SERVED, max_individual_restarts=2)
+    assert taken_over(exited(W0, 1), policy=policy)[1] == [RestartTask(W0)]
+    assert taken_over(exited(W0, 1), TaskStarted(W0, 200, 1020.0, 2), policy=policy)[1] == []
+    left = take_over(end_of(policy, exited(W0, 1)))
+    assert play_on(left, NodeAttached("a"), NodeLost("b", "gone"), NodeAttached("c"))[1] == []
 
 
 def test_a_takeover_starts_no_task_whose_start_the_journal_has_lost() -> None:
