@@ -25,6 +25,7 @@ from launcher.gang.events import (
     StartTasks,
     StopNodes,
     TaskExited,
+    TaskHalted,
     TaskInterrupted,
     TaskReported,
     Tick,
@@ -34,7 +35,7 @@ from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import BEFORE_START, Phase, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.spec.strategies import RULES
-from launcher.tasks import TaskId
+from launcher.tasks import TaskId, parse_task_id
 from tests.harness.builders.gang import (
     ALL_HEARD,
     CTRL_C,
@@ -767,3 +768,28 @@ def test_the_waiting_message_names_the_strategy_that_a_task_has_built() -> None:
         "waiting for worker:1 on b (port 20001 not open, is building its model, 8 s, has built MirroredStrategy); "
         "worker:0 is ready"
     )
+
+
+def test_the_waiting_message_names_a_few_tasks_and_counts_the_others() -> None:
+    workers = [parse_task_id(f"worker:{number}") for number in range(8)]
+    policy = make_policy({"a": [*workers, EVALUATOR]})
+    first, last = workers[:3], workers[4:]
+    events = [*preparing(policy), *started(*workers, EVALUATOR), *listening(*first, EVALUATOR)]
+    state, _ = play(policy, *events, TaskHalted(workers[3], signal.SIGSTOP, 1002.0))
+    names = ", ".join(f"{task} on a (port {20000 + task.index} not open)" for task in last[:3])
+    stopped = "worker:3 on a (port 20003 not open, stopped by a signal)"
+    assert render_waiting(state, 1010.0) == (
+        f"waiting for {stopped}, {names} and 1 more; worker:0, worker:1, worker:2 are ready"
+    )
+    state, _ = play_on(state, *listening(last[3]))
+    assert render_waiting(state, 1010.0).startswith(f"waiting for {stopped}, {names}; ")
+
+
+def test_the_waiting_message_names_a_task_with_an_open_port_that_the_leader_does_not_hear() -> None:
+    policy = make_policy(TWO_NODES)
+    apart = (TaskReported(W1, "trains", 1002.0), LeaderWaits(frozenset({W1})))
+    state, _ = play(policy, *preparing(policy), *started(W0, W1), *listening(W0, W1), *apart)
+    message = "waiting for worker:1 on b (port 20001 open, worker:0 has not heard from it); worker:0 is ready"
+    assert render_waiting(state, 1010.0) == message
+    state, _ = play(policy)
+    assert render_waiting(state, 1010.0) == "waiting for worker:0 on a, worker:1 on b"

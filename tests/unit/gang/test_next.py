@@ -9,6 +9,7 @@ import pytest
 
 from launcher.gang.events import EndAnnounced
 from launcher.gang.restarts import (
+    FRUITLESS,
     Again,
     AttemptOutcome,
     End,
@@ -20,6 +21,7 @@ from launcher.gang.restarts import (
     decide_next,
 )
 from launcher.spec.parts import RestartSpec
+from worker_entry.protocol.frozen import replace
 
 KILLED = AttemptOutcome("task-killed", 0.0, 100.0, trained=True)
 RESTARTS, NONE = RestartSpec(max_restarts=2), RestartSpec()
@@ -55,6 +57,9 @@ def test_a_run_without_restarts_ends_with_its_failure_despite_a_stop_request() -
 def test_a_run_that_lost_its_allocation_is_requeued_if_restarts_are_allowed() -> None:
     assert after(is_taken_away=True) == Requeue()
     assert after(NONE, is_taken_away=True) == End()
+    stuck = [replace(KILLED, saved=True), *[replace(KILLED, reference="preempted")] * FRUITLESS]
+    end = decide_next(RestartSpec(max_restarts=9), stuck, Situation(failed=True, is_taken_away=True))
+    assert end == End("not started again: the last 3 attempts saved no checkpoint and got no further", fruitless=True)
 
 
 def test_an_announcement_between_attempts_requeues_a_preempted_run_and_ends_a_cancelled_one() -> None:

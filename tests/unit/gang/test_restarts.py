@@ -109,7 +109,12 @@ class TestDecision:
         assert between[-1].is_free
 
     def test_a_restart_is_counted_if_the_failure_class_is_a_guess(self) -> None:
-        assert not price(ending("port-taken"), (), is_confirmed=False, is_guess=True).is_free
+        free = replace(ending("port-taken"), is_free=True)
+        assert not price(free, (), is_confirmed=False, is_guess=True).is_free
+        assert not price(replace(free, reference="task-killed"), (), is_confirmed=False, is_guess=False).is_free
+
+    def test_the_first_step_of_a_run_is_an_advance(self) -> None:
+        assert [one.is_free for one in priced(("preempted", 1), *[("preempted", None)] * 2)] == [True, True, False]
 
     def test_preemptions_confirmed_by_the_engine_are_free_up_to_a_higher_limit(self) -> None:
         untrained = priced(*[("preempted", None)] * 100, is_confirmed=True)
@@ -140,6 +145,7 @@ class TestDecision:
     def test_only_recent_restarts_count_if_a_period_is_set(self) -> None:
         often = [ending(started=10.0 * number) for number in range(4)]
         seldom = [ending(started=1000.0 * number) for number in range(9)]
+        assert decide(*often, period_s=30) == Restart(4.0, 3, free=False)  # the first ended 30 s before the last
         assert decide(*often, period_s=60) == GiveUp("not started again: 3 restarts within 60 s did not help")
         assert decide(*seldom, period_s=60) == Restart(LONGEST_PAUSE_S, 1, free=False)
 
