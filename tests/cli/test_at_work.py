@@ -23,22 +23,9 @@ class TestDrain:
 
 
 class TestStart:
-    def test_start_timeout_does_not_apply_once_tasks_report_steps(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        program = write(tmp_path, "while time.monotonic() < began + 12: progress.report(); time.sleep(0.05)")
-        ran = distlaunch("local", "-n", "2", "--set", "timeouts.start_s=8", program)
-        assert ran.status == 0, ran.stderr
-        assert "separately" not in ran.stderr  # it may use Horovod, say
-
     def test_start_timeout_is_extended_while_tasks_compute_before_opening_their_ports(
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         program = write(tmp_path, "while time.monotonic() < began + 7: pass")
         ran = distlaunch("local", "-n", "2", "--set", "timeouts.start_s=4", program)
         assert ran.status == 0, ran.stderr
-
-    def test_start_timeout_does_not_stop_tasks_that_import_jax(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        (tmp_path / "jax.py").touch()  # distlaunch only sees that jax is imported
-        program = write(tmp_path, "import jax\nwhile time.monotonic() < began + 7: time.sleep(0.1)")
-        ran = distlaunch("local", "-n", "2", "--set", "timeouts.start_s=4", program)
-        assert ran.status == 0, ran.stderr
-        assert "separately" not in ran.stderr

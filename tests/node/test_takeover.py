@@ -33,7 +33,6 @@ from launcher.transports.base import (
 from launcher.transports.local import LocalTransport
 from launcher.transports.log_mirror import LogMirror
 from launcher.transports.resumable_link import ResumableLink
-from tests.harness.cases import first_quick
 from tests.harness.hosts import loopback
 from tests.harness.hosts.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.harness.places import ROOT
@@ -462,21 +461,6 @@ def test_unhandled_frames_of_earlier_connections_are_resent_after_a_takeover(hel
     assert held.frames() == held.frames(0)[2:]
 
 
-@pytest.mark.slow
-@linux
-def test_an_agent_outlives_the_lease_of_a_killed_controller_after_a_takeover(held: Held) -> None:
-    held.begin(lease_s=1.5)
-    held.kill()
-    second = held.take(held.resumption(1, handled=1), lease_s=1.5)
-    held.expect(LinkTakenOver)
-    until, number = time.monotonic() + 4.0, 0
-    while time.monotonic() < until:
-        number += 1
-        second.send(prepare(number))
-        wait_until(lambda count=number: len(held.frames()) == count, "it obeys")  # type: ignore[misc]
-    assert number > 10
-
-
 @linux
 def test_the_agent_repeats_the_current_task_states_to_a_new_controller(held: Held) -> None:
     status = held.root / "node" / "attempt-1" / "worker-0.status.json"
@@ -550,23 +534,6 @@ def test_frames_after_the_end_of_an_attempt_survive_a_takeover(held: Held, has_h
     numbers = [number for number, _ in held.frames()]
     assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
     assert numbers[0] == empty + has_handled
-
-
-@pytest.mark.slow
-@linux
-def test_an_agent_obeys_only_the_controller_with_the_highest_generation(held: Held) -> None:
-    held.begin()
-    second = held.take(held.resumption(3, handled=1))  # the first one lives, and is replaced
-    held.expect(LinkTakenOver)
-    assert held.expect(LinkClosed, of=0) == LinkClosed(
-        "another controller has taken over the run (the connection broke)", taken_over=True
-    )
-    assert not held.links[0].ended
-    held.take(held.resumption(2, handled=1))
-    assert held.expect(LinkClosed).taken_over
-    second.send(prepare(1))
-    assert held.expect(Prepared, of=1).attempt == 1
-    held.links.append(held.links.pop(1))  # the last link ends the agent
 
 
 @linux
@@ -747,7 +714,7 @@ def _relaying(relay: Relay) -> Iterator[Relay]:
 
 
 @linux
-@pytest.mark.parametrize("seed", first_quick(range(10), 2))
+@pytest.mark.parametrize("seed", range(2))
 def test_tasks_continue_when_their_controllers_are_killed_at_random_moments(relay: Relay, seed: int) -> None:
     chance = random.Random(seed)
     entries = 1

@@ -42,19 +42,6 @@ class TestStalledClusters:
         assert [task["progress"]["step"] for task in second["tasks"]] == [160] * 3
         assert "load_batch" in (ran.directory / "stacks.txt").read_text()
 
-    def test_a_worker_stopped_by_a_signal_is_named_as_stalled(self, warm: Distlaunch) -> None:
-        ran = warm("local", "-n", "3", "--set", "timeouts.stall_s=5", KERAS, "worker:2", "stop")
-        verdict = ran.report["attempts"][0]["verdict"]
-        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:2"), ran.stderr
-        assert "worker:2 was stopped by SIGSTOP (signal 19) and did not continue" in verdict["message"]
-
-    def test_the_start_timeout_names_a_worker_that_never_joins(self, warm: Distlaunch) -> None:
-        ran = warm("local", "-n", "3", "--set", f"timeouts.start_s={PATIENCE_S}", KERAS, "worker:1", "never-joins")
-        verdict = ran.report["attempts"][0]["verdict"]
-        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
-        assert any(f"worker:1 is at {KERAS}:23 <module>" in line for line in verdict["evidence"])
-        assert any("worker:0, worker:2 are at" in line for line in verdict["evidence"])
-
     def test_the_start_timeout_names_a_worker_that_never_contacts_the_leader(self, warm: Distlaunch) -> None:
         options = ["--set", f"timeouts.start_s={PATIENCE_S}", "--set", "keep_own_tf_config=true"]
         ran = warm("local", "-n", "3", *options, LOST_LEADER, "worker:1")

@@ -24,16 +24,10 @@ COVERS = (
 
 pytestmark = linux
 
-TERM, KILL, STOP = signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP
+STOP = signal.SIGSTOP
 
 CHOSEN: list[tuple[Where, Who, signal.Signals, Phase]] = [
     ("local", "guardian", STOP, "training"),
-    ("local", "guardian", TERM, "before start"),
-    ("local", "forkserver", KILL, "forming"),
-    ("local", "controller", STOP, "training"),
-    ("ssh", "agent", STOP, "training"),
-    ("ssh", "agent", STOP, "stopping"),
-    ("ssh", "guardian", KILL, "training"),
     ("ssh", "reattachment", STOP, "forming"),
 ]
 

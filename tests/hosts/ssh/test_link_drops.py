@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from tests.harness.hosts.sshd import Hosts, running_hosts, send_to_sessions, ses
 from tests.harness.places import PROGRAMS
 from tests.harness.processes.commands import distlaunch_command
 from tests.harness.rules.second_chance import assert_same_bytes
-from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
+from tests.harness.witness import assert_none_left, make_mark, marked, wait_until
 from worker_entry.agent.cleanup import find_agents
 
 COVERS = (
@@ -169,63 +168,3 @@ def command_of(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
-
-
-def test_a_node_disconnected_beyond_its_lease_is_lost_and_stops_its_tasks(hosts: Hosts, tmp_path: Path) -> None:
-    rest = f"program: {{script: {TREE}, args: [none, 2]}}\ntimeouts: {{lease_s: 4}}\n"
-    run = Run(hosts, tmp_path, rest)
-    with run:
-        run.wait_for(b"the tree stands")
-        trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
-        [session, *_] = sessions_of("worker:1", trees)
-        daemon = psutil.Process(session.ppid())
-        daemon.suspend()  # so that it cannot reconnect either
-        session.suspend()
-        try:
-            assert run.process.wait(timeout=60) == 3, run.said
-            await_none_left(run.mark)
-        finally:
-            session.kill()
-            daemon.resume()
-    assert "Error: node gpu-b was lost: no data for 2 s, and not reconnected within 4 s" in run.said
-    # On the other node a parent may have ended before its child, which is then reported in brackets.
-    assert re.search(r"0 processes left on 1 node( \(.*\))?\n  processes left on gpu-b: unknown", run.said), run.said
-    assert f"distlaunch clean {tmp_path / 'run'}" in run.said
-
-
-def sessions_of(task: str, trees: dict[int, str]) -> list[psutil.Process]:
-    """The connection of the node on which the task runs."""
-    pids = {pid for pid, name in trees.items() if name == task}
-    return [p for p in sessions() if pids & {child.pid for child in p.children(recursive=True)}]
-
-
-def test_a_killed_agent_is_reported_without_waiting_for_its_lease(hosts: Hosts, tmp_path: Path) -> None:
-    rest = f"program: {{script: {TREE}, args: [none, 2]}}\ntimeouts: {{lease_s: 600}}\n"
-    run = Run(hosts, tmp_path, rest)
-    with run:
-        run.wait_for(b"the tree stands")
-        trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
-        [session, *_] = sessions_of("worker:1", trees)
-        guardian, *_ = (p for p in session.children() if command_of(p)[-1:] == ["node"])
-        [agent] = guardian.children()
-        agent.kill()
-        assert run.process.wait(timeout=60) == 3, run.said  # without waiting for the lease
-    assert "Error: node gpu-b was lost: the agent was ended by SIGKILL (signal 9)" in run.said
-    assert "0 processes left on 2 nodes" in run.said
-    assert_none_left(run.mark)
-
-
-def test_an_agent_killed_together_with_its_guardian_is_reported_as_ended(hosts: Hosts, tmp_path: Path) -> None:
-    run = Run(hosts, tmp_path, "program: {command: [sh, -c, 'echo waiting; exec sleep 600']}\n")
-    with run:
-        run.wait_for(b"waiting\n")
-        trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
-        [session, *_] = sessions_of("worker:1", trees)
-        guardian, *_ = (p for p in session.children() if command_of(p)[-1:] == ["node"])
-        guardian.suspend()
-        [agent] = guardian.children()
-        agent.kill()
-        guardian.kill()
-        assert run.process.wait(timeout=60) == 3, run.said
-    assert "Error: node gpu-b was lost: its agent has ended (the connection broke)" in run.said
-    assert_none_left(run.mark)

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan.paths import RunPaths
-from launcher.rundir.history import read_history
 from tests.harness.hosts.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
@@ -123,17 +121,17 @@ class Ticking:
 
 class TestTakeover:
     def test_tasks_continue_while_their_controllers_are_killed(self, hosts: Hosts, tmp_path: Path) -> None:
-        """Ten controllers are killed one after the other; the eleventh sees the end of the run."""
+        """Three controllers are killed one after the other; the fourth sees the end of the run."""
         run = Ticking(hosts, tmp_path)
         process = run.start()
         run.wait_for_state("running")
-        for number in range(1, 11):
+        for number in range(1, 4):
             run.wait_for(20 * number)
             process.kill()
             process.wait()
             process = run.resume()
             run.wait_for_takeover(number)
-        run.wait_for(20 * 11)
+        run.wait_for(20 * 4)
         run.finish()
         assert process.wait(60) == 0, run.said
         assert run.asked == 1  # no controller asks for nodes while their tasks run
@@ -143,34 +141,12 @@ class TestTakeover:
         assert [attempt["attempt"] for attempt in report["attempts"]] == [1]
         pids = {task["pid"] for task in report["attempts"][0]["tasks"]}
         assert len(pids) == 2
-        assert (report["outcome"], run_json(run.folder)["generation"]) == ("succeeded", 10)
+        assert (report["outcome"], run_json(run.folder)["generation"]) == ("succeeded", 3)
         goodput = read_goodput(run.folder)
         attempt = report["attempts"][0]
         up, ended = attempt["cluster_up"], max(task["ended"] for task in attempt["tasks"])
         assert goodput["restarting_s"] == 0
         assert goodput["training_s"] == pytest.approx(ended - up, abs=0.2)  # as exact as a node's clock is known
-        await_none_left(run.mark)
-
-    @pytest.mark.parametrize("phase", ["connecting", "forming", "stopping"])
-    def test_a_resume_outside_of_the_running_phase_starts_the_cluster_again(
-        self, hosts: Hosts, tmp_path: Path, phase: str
-    ) -> None:
-        run = Ticking(hosts, tmp_path)
-        process = run.start()
-        if phase == "stopping":
-            run.wait_for_state("running")
-            process.send_signal(signal.SIGTERM)
-        run.wait_for_state(phase)
-        process.kill()
-        process.wait()
-        process = run.resume()
-        run.wait_for_state("running")
-        attempt = read_history(RunPaths(run.folder)).attempt
-        run.wait_for(3, attempt)
-        run.finish()
-        assert process.wait(60) == 0, run.said
-        for worker in WORKERS:
-            check_log(run.log(worker, attempt).read_bytes())
         await_none_left(run.mark)
 
     def test_a_resume_after_the_lease_starts_the_cluster_again(self, hosts: Hosts, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNe
 from launcher.transports.frame_sender import PASSING_LIMIT
 from launcher.transports.log_mirror import LogMirror
 from launcher.transports.resumable_link import ResumableLink
-from tests.harness.cases import first_quick
 from tests.harness.processes.agent_streams import ENTRY, READY, FarEnd, Pipes, beat_often
 from tests.harness.rules.second_chance import assert_same_bytes
 from tests.harness.witness import await_none_left, make_mark, wait_until
@@ -298,7 +297,7 @@ def test_the_clock_offset_comes_from_the_fastest_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
-@pytest.mark.parametrize("seed", first_quick(range(6)))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_real_agent_is_reattached_repeatedly_without_losing_output(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     mark = make_mark()
@@ -348,38 +347,6 @@ def test_a_real_agent_is_reattached_repeatedly_without_losing_output(tmp_path: P
     written = tmp_path / "node" / "attempt-1" / "worker-0.log"
     assert_same_bytes((tmp_path / "mirror").read_bytes(), written.read_bytes())
     assert (tmp_path / "mirror").read_bytes().endswith(bytes(3_000_000))
-    await_none_left(mark)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
-def test_a_hanging_agent_is_given_up_when_its_lease_ends(tmp_path: Path) -> None:
-    mark, lease_s = make_mark(), 5.0
-    used: list[Pipes] = []
-    delivered: list[Message | LinkNews] = []
-
-    def open_pipes(verb: str) -> Pipes:
-        used.append(Pipes(verb, mark))
-        return used[-1]
-
-    link = ResumableLink(
-        "gpu-a",
-        lambda: open_pipes("node"),
-        lambda _, message, frame=0: delivered.append(message),
-        LogMirror(lambda attempt, task: tmp_path / "mirror"),
-        lease_s=lease_s,
-        reopen=lambda _: open_pipes("attach"),
-    )
-    link.send(Hello(VERSION, "test", str(tmp_path / "node"), str(tmp_path), lease_s, True))
-    wait_until(lambda: any(isinstance(m, Ready) for m in delivered), "it is there")
-    [agent] = [m.pid for m in delivered if isinstance(m, Ready)]
-    os.kill(agent, signal.SIGSTOP)
-    stopped = time.monotonic()
-    assert link.join(60)
-    assert time.monotonic() - stopped >= lease_s - 2
-    assert [type(m) for m in delivered] == [Ready, LinkDropped, LinkClosed]
-    assert "not reconnected within 5 s: the agent does not answer" in str(delivered[-1])
-    assert len(used) <= 4
     await_none_left(mark)
 
 
