@@ -221,9 +221,10 @@ class SpeedCheck:
             what = f"the link between {node} and {to}" if to else f"the speed of {node}"
             yield _warn("speed-unknown", node, f"{what} was not measured: {problem}")
         if len(set(self._methods.values())) > 1:
-            shown = ", ".join(f"{node} with {method}" for node, method in self._methods.items())
+            measured = [node for node in self._subjects if node in self._methods]
+            shown = ", ".join(f"{node} with {self._methods[node]}" for node in measured)
             message = f"the nodes computed with different methods; only those with the same one were compared: {shown}"
-            yield _warn("speed-unknown", next(iter(self._methods)), message)
+            yield _warn("speed-unknown", measured[0], message)
 
 
 def _make_ring(nodes: Sequence[str]) -> list[Pair]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.gang.checks.findings import SpeedReport
 from launcher.gang.checks.speed import (
+    LATENCY_FLOOR_S,
     MOST_ROUNDS,
     TIMES,
     LinkFigures,
@@ -134,10 +135,14 @@ class World:
         self.links: dict[frozenset[str], float] = {}
         self.changing: dict[str, Iterator[float]] = {}
         """Successive measurements of a node, if they differ."""
+        self.changing_links: dict[frozenset[str], Iterator[LinkMeasured]] = {}
+        self.methods: dict[str, str] = {}
         self.problems: dict[str, str] = {}
+        self.link_problems: dict[frozenset[str], str] = {}
         self.noise = 0.0
         self.lost: set[str] = set()
         self.orders: list[tuple[str, MeasureNode | MeasureLink]] = []
+        self.ended = 0.0
         self._random = random.Random(seed)
         self.check = SpeedCheck(subjects, prefers_torch=False, nonce="5f3a", started=0.0, **options)
 
@@ -153,6 +158,7 @@ class World:
             waiting = {node: order for node, order in waiting.items() if node in there}
             self._check_that_nothing_disturbs(waiting)
             if self.check.is_over:
+                self.ended = float(now)
                 assert not waiting
                 return self.check.make_report()
             assert waiting
@@ -178,9 +184,13 @@ class World:
         factor = 1 - self._random.random() * self.noise
         if isinstance(order, MeasureNode):
             speed = self.nodes[node] if order.only_starts else next(self.changing.get(node, repeat(self.nodes[node])))
-            return NodeMeasured(TENSORFLOW, speed * factor, 10.0, self.problems.get(node, ""))
-        speed = self.links.get(frozenset({node, self.peer(order)}), FAST) * factor
-        return LinkMeasured(speed, speed, 0.0001)
+            method = self.methods.get(node, TENSORFLOW)
+            return NodeMeasured(method, speed * factor, 10.0, self.problems.get(node, ""))
+        link = frozenset({node, self.peer(order)})
+        if link in self.changing_links:
+            return next(self.changing_links[link])
+        speed = self.links.get(link, FAST) * factor
+        return LinkMeasured(speed, speed, 0.0001, self.link_problems.get(link, ""))
 
 
 def messages(report: SpeedReport) -> list[str]:
@@ -241,6 +251,57 @@ def test_a_moderately_slow_node_is_reported_only_if_its_best_figure_repeats() ->
         assert [finding.node for finding in world.run().findings] == named
 
 
+@pytest.mark.parametrize("slow", ["throughput", "latency"])
+def test_a_moderately_slow_link_is_reported_only_if_its_best_figure_repeats(slow: str) -> None:
+    growing = [20.0, 30.0, 40.0, 45.0, 50.0, 55.0, 61.0, 68.0]
+    for steady, named in ((True, ["gpu-1"]), (False, [])):
+        world = World([subject(number) for number in range(4)])
+        figures = [68.0] * len(growing) if steady else growing
+        answers = [
+            LinkMeasured(f, f, 0.0001) if slow == "throughput" else LinkMeasured(FAST, FAST, LATENCY_FLOOR_S * FAST / f)
+            for f in figures
+        ]
+        world.changing_links[frozenset({"gpu-1", "gpu-2"})] = iter(answers)
+        assert [finding.node for finding in world.run().findings] == named
+
+
+def test_a_link_that_cannot_be_measured_is_named() -> None:
+    world = World([subject(number) for number in range(3)])
+    world.link_problems[frozenset({"gpu-0", "gpu-1"})] = "connection refused"
+    report = world.run()
+    assert [(link.node, link.to) for link in report.links] == [("gpu-1", "gpu-2"), ("gpu-2", "gpu-0")]
+    assert messages(report) == ["the link between gpu-0 and gpu-1 was not measured: connection refused"]
+    assert report.findings[0].reference == "speed-unknown"
+
+
+def test_nodes_that_computed_with_different_methods_are_named() -> None:
+    world = World([subject(number) for number in range(3)])
+    world.methods["gpu-1"] = "NumPy"
+    report = world.run()
+    methods = f"gpu-0 with {TENSORFLOW}, gpu-1 with NumPy, gpu-2 with {TENSORFLOW}"
+    message = f"the nodes computed with different methods; only those with the same one were compared: {methods}"
+    assert [(found.reference, found.node, found.message) for found in report.findings] == [
+        ("speed-unknown", "gpu-0", message)
+    ]
+
+
+def test_a_link_without_a_measured_round_trip_has_no_latency() -> None:
+    world = World([subject(number) for number in range(3)])
+    world.changing_links[frozenset({"gpu-0", "gpu-1"})] = repeat(LinkMeasured(FAST, FAST, 0.0))
+    report = world.run()
+    assert [link.latency_s for link in report.links] == [0.0, pytest.approx(0.0001), pytest.approx(0.0001)]
+
+
+def test_an_answer_that_was_not_asked_for_is_ignored() -> None:
+    check = SpeedCheck([subject(0), subject(1)], prefers_torch=False, nonce="", started=0.0)
+    check.note("gpu-0", NodeMeasured(TENSORFLOW, FAST, FAST))
+    assert len([*check.take_orders({"gpu-0", "gpu-1"}, 1.0)]) == 2
+    check.note("gpu-0", LinkMeasured(FAST, FAST, 1.0))
+    assert [*check.take_orders({"gpu-0", "gpu-1"}, 2.0)] == []
+    report = check.make_report()
+    assert (report.nodes, report.links) == ([], [])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_noisy_speed_check_takes_more_rounds_and_reports_only_the_slow_node(seed: int) -> None:
     world = World([subject(number) for number in range(4)], seed)
@@ -298,7 +359,16 @@ def test_all_nodes_use_a_method_that_is_available_on_every_node() -> None:
 def test_the_speed_check_runs_without_tf_config() -> None:
     world = World([subject(0), subject(1)])
     world.run()
-    assert {tuple(order.unset) for _, order in world.orders if isinstance(order, MeasureNode)} == {("TF_CONFIG",)}
+    orders = [order for _, order in world.orders if isinstance(order, MeasureNode)]
+    assert {tuple(order.unset) for order in orders} == {("TF_CONFIG",)}
+    assert {tuple(order.env) for order in orders} == {("A", "TF_CONFIG")}
+
+
+def test_the_nodes_of_a_link_prove_themselves_and_the_report_has_the_duration() -> None:
+    world = World([subject(0), subject(1)])
+    report = world.run()
+    assert {order.nonce for _, order in world.orders if isinstance(order, MeasureLink)} == {"5f3a"}
+    assert report.seconds == world.ended > 0
 
 
 def test_speed_figures_are_shown_in_a_node_table_and_a_link_table() -> None:
