@@ -20,8 +20,6 @@ from tests.harness.builders.chaos import KILL, attempt
 from tests.harness.builders.gang import W1
 from worker_entry.protocol.values import Injection
 
-COVERS = ("launcher/gang", "worker_entry/task/faults.py", "launcher/controller/actions.py")
-
 
 def spec_of(program: ProgramSpec | None = None) -> ClusterSpec:
     return make_spec(
