@@ -20,8 +20,11 @@ from tests.harness.rules import second_chance, tiers
 from tests.harness.rules.inherited import leave_orphans, read_state, reset_inherited_state
 from tests.harness.rules.scheduling import Longest
 
-# The duration of a test depends on what else is running, so no test has a deadline.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# The duration of a test depends on what else is running, so no test has a deadline. mutmut runs a test several times in
+# one process.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.differing_executors]
+)
 hypothesis.settings.load_profile("untimed")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.verdict.exception_text import LENGTH, find_sentence
+from launcher.verdict.exception_text import LENGTH, NODE_LENGTH, find_sentence
 
 FRAMES = '  File "a.py", line 3, in f\n    g(x)\n\n  File "b.py", line 4, in g\n    h(x)'
 
@@ -58,6 +58,16 @@ def test_the_headline_of_an_exception_names_the_failure(message: str, sentence: 
 def test_a_preferred_line_becomes_the_exception_headline() -> None:
     message = graph_error("2 root error(s) found.", "  (0) UNKNOWN:  Bad", "  (1) ABORTED:  Socket closed [Op:F]")
     assert find_sentence(message, ["Socket closed"]) == "Socket closed"
+
+
+def test_a_long_name_of_a_node_in_a_graph_is_shortened_to_its_first_and_last_part() -> None:
+    def place(node: str) -> str:
+        return find_sentence(f"the sizes differ\n\t [[{{{{node {node}}}}}]] [Op:__inference_f_1]")
+
+    parts = "a" * (NODE_LENGTH // 2)
+    assert place("model/dense/MatMul") == "the sizes differ (node model/dense/MatMul)"
+    assert place(f"model/{parts}/{parts}/MatMul") == "the sizes differ (node model/…/MatMul)"
+    assert place(f"{parts}{parts}/MatMul") == f"the sizes differ (node {parts}{parts}/MatMul)"
 
 
 def test_a_long_exception_headline_is_cut() -> None:

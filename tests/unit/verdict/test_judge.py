@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,14 +16,17 @@ from launcher.gang.events import (
     NodeLost,
     NodeReady,
     NodeRefused,
+    ProgramEnded,
     StacksReceived,
     TaskExited,
     TaskHalted,
     TaskReported,
+    TaskStarted,
     Tick,
 )
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import AttemptState, Reason
+from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId
 from launcher.verdict.causes import (
     failed_by_itself,
@@ -34,6 +36,7 @@ from launcher.verdict.causes import (
 )
 from launcher.verdict.judge import outcome, render_place
 from launcher.verdict.models import Verdict
+from launcher.verdict.stall_blame import render_steps
 from tests.harness.builders.gang import (
     DRAIN_S,
     EVALUATOR,
@@ -55,7 +58,8 @@ from tests.harness.builders.gang import (
 )
 from tests.harness.builders.verdicts import THREE, UNAVAILABLE, ended, failed, history, judged, status_of
 from worker_entry.protocol import collateral
-from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
+from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.values import CrashRecord, Problem, Progress, TaskExit
 
 W3 = TaskId("worker", 3)
 
@@ -180,6 +184,42 @@ class TestSuccess:
         state = history(WITH_EVALUATOR, ended(EVALUATOR, 1020.0, 1), ended(W0, 1050.0), ended(W1, 1051.0))
 
         assert judged(state).evidence == ["evaluator:0 ended with exit status 1, which does not fail the run"]
+        state = history(WITH_EVALUATOR, ended(EVALUATOR, 1020.0), ended(W0, 1050.0), ended(W1, 1051.0))
+        assert judged(state).evidence == []
+
+    def test_the_verdict_of_success_distinguishes_a_finished_program_from_an_ended_process(self) -> None:
+        late = replace(ended(W1, 1060.0, by=signal.SIGKILL), finished=1050.0)
+        state = history(TWO_NODES, ended(W0, 1050.0), ProgramEnded(W1, 1050.0), late)
+        killed = "interpreter ended with SIGKILL (signal 9)"
+        assert judged(state) == Verdict(
+            reference="succeeded",
+            message="both workers finished",
+            evidence=[f"worker:1 finished its program before its {killed}; this does not fail the run"],
+        )
+        state = history(TWO_NODES, ProgramEnded(W1, 1050.0), NodeLost("b", "gone"), ended(W0, 1050.0))
+        assert judged(state).message == "both workers finished"
+
+    def test_the_verdict_of_success_names_tasks_that_trained_separately_or_restarted_alone(self) -> None:
+        built = [TaskReported(task, "trains", 1010.0, strategy="MirroredStrategy") for task in (W0, W1)]
+        policy = make_policy(TWO_NODES)
+        state, _ = play(policy, *preparing(policy), *started(W0, W1), *built, ended(W0, 1050.0), ended(W1, 1050.0))
+        assert judged(state).evidence == ["worker:0, worker:1 trained separately"]
+        chief, ps = TaskId("chief", 0), TaskId("ps", 0)
+        served = replace(
+            make_policy({"a": [chief, W0, ps]}), strategy=RULES["parameter_server"], max_individual_restarts=3
+        )
+        again = [
+            event
+            for start in (1, 2)
+            for event in (replace(failed(W0, 1020.0), start=start), TaskStarted(W0, 7, 1021.0, start + 1))
+        ]
+        ends = [ended(chief, 1050.0), ended(W0, 1051.0, by=signal.SIGTERM), ended(ps, 1051.0, by=signal.SIGTERM)]
+        state, _ = play(served, *running(served), *again, *ends, NodeEmpty("a"))
+        assert judged(state) == Verdict(
+            reference="succeeded",
+            message="chief:0 ended with status 0",
+            evidence=["worker:0 was restarted individually, after exit status 1, exit status 1"],
+        )
 
 
 class TestFailure:
@@ -479,6 +519,29 @@ def test_the_verdict_of_a_drain_timeout_names_running_and_ended_tasks() -> None:
         evidence=["ended with status 0: worker:0"],
         hint="increase timeouts.drain_s if the others need longer; 0 disables the timeout",
     )
+
+
+def test_the_verdict_of_a_drain_timeout_blames_the_only_running_task() -> None:
+    policy = make_policy(TWO_NODES)
+    killed = (ended(W1, 1400.0, by=signal.SIGKILL), NodeEmpty("a"), NodeEmpty("b"))
+    state, _ = play(policy, *running(policy), ended(W0, 1050.0), DRAIN_S, Tick(), StacksReceived({}), *killed)
+    verdict = judged(state)
+    assert verdict.task == "worker:1"
+    assert verdict.message == "worker:1 did not end within 300 s after the first task ended, and is not at work"
+
+
+def test_the_verdict_of_a_stall_names_the_usual_time_of_a_step_and_the_last_steps() -> None:
+    policy = make_policy(THREE)
+
+    def trained(task: TaskId, step: int, began: float) -> TaskReported:
+        return TaskReported(task, "trains", 1000.0, Progress(step, 1, 1, began, 1099.0))
+
+    done = [trained(W0, 1500, 100.0), trained(W1, 1499, 100.0), trained(W2, 1501, 100.0)]
+    state, _ = play(policy, *running(policy), *done, 500.0, Tick(), Tick(), 510.0, Tick())
+    assert (state.reason, round(state.stalled_s)) == (Reason.STALLED, 500)
+    assert judged(state).message.startswith("no step for 500 s (a step usually takes 0.67 s)")
+    assert judged(state).evidence == ["steps done: 1,499 by worker:1, 1,501 by worker:2, 1,500 by the others"]
+    assert render_steps(play(policy, *running(policy), *done[:1])[0]) == ""
 
 
 def test_the_verdict_of_distlaunch_down_names_the_command() -> None:
