@@ -23,14 +23,15 @@ from launcher.gang.events import EndAnnounced, FilesAsked, ProfileAsked, StacksA
 from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.plan.rendering import render_spec
+from launcher.report.run_events import NodeMet
 from launcher.rundir.directory import RunDir
 from launcher.spec.models import ClusterSpec
-from launcher.transports.base import AgentAddress, LinkClosed, Transport
+from launcher.transports.base import AgentAddress, LinkClosed, LinkNews, Transport
 from launcher.transports.node_cleanup import clean_node
 from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
 from launcher.verdict.models import Verdict
 from launcher.wording import render_duration
-from worker_entry.protocol.messages import Signalled
+from worker_entry.protocol.messages import Message, Ready, Signalled
 from worker_entry.protocol.orders import Goodbye
 
 Relist = Callable[[Planner, Callable[[], bool]], Planner]
@@ -256,9 +257,15 @@ class Pauses:
             incoming = self._context.links.next(min(left_s, IDLE_S))
             if isinstance(incoming, tuple):
                 self._context.collector.note(*incoming)
+                self._note_met(*incoming)
             if isinstance(incoming[1] if isinstance(incoming, tuple) else incoming, KEPT):
                 assert incoming is not None
                 self._kept.append(incoming)
+
+    def _note_met(self, node: str, message: Message | LinkNews) -> None:
+        """Records a node that answers only now: the next attempt does not ask it again, and may be taken over."""
+        if isinstance(message, Ready):
+            self._context.journal.write(NodeMet(node, message))
 
     def _goes_on(self) -> bool:
         return self._is_wanted() and self.announced is None

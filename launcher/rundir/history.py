@@ -105,6 +105,7 @@ def read_history(files: RunPaths) -> History:
         if isinstance(entry.event, NodeMet):
             ready[entry.event.node] = entry.event.ready
             met.add(entry.event.node)
+            frames[entry.event.node] = 0  # a new agent counts from the beginning
         elif isinstance(entry.event, AttemptEnded):
             attempts.append(entry.event.report)
             endings += [entry.event.ending] if entry.event.ending is not None else []
@@ -116,8 +117,6 @@ def read_history(files: RunPaths) -> History:
             records.append(entry)
         if isinstance(entry.event, gang.NodeAttached):
             met.add(entry.event.node)
-        if isinstance(entry.event, gang.NodeReady):
-            frames[entry.node] = 0  # a new agent counts from the beginning
         if entry.node:
             frames[entry.node] = max(frames.get(entry.node, 0), entry.frame)
     return History(

@@ -165,6 +165,10 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
         "the connections to lost nodes stay open",
         lambda: patch.object(NodeLinks, "forget", _only_forget),
     ),
+    "met": (
+        "a takeover does not know a node that has answered between two attempts, and starts the cluster again",
+        lambda: patch.object(Pauses, "_note_met", lambda *_: None),
+    ),
     "budget": (
         "no restart counts",
         lambda: patch.object(supervisor, "price", _never_count),
