@@ -80,7 +80,7 @@ def _time_step(*options: str) -> float:
         command = ["local", "-n", "2", "--run-dir", f"{folder}/run", *options, f"{folder}/steps.py", "600", folder]
         terminal = Terminal(distlaunch_command(*command), columns=120, rows=40)
         try:
-            terminal.end(300)
+            terminal.end()
         finally:
             terminal.close()
         tasks = ("worker:0", "worker:1")

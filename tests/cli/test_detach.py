@@ -329,7 +329,7 @@ def test_a_full_disk_fails_the_run_and_is_recorded_in_run_json(tmp_path: Path) -
     try:
         script = "echo up; sleep 2; while :; do head -c 4000 /dev/zero | tr '\\0' x || exit 1; done"
         assert detach(disk / "run", "-n", "1", "--", "sh", "-c", script).returncode == 0
-        wait_until(lambda: run_json(disk / "run")["ended"], "the run has ended", 60)
+        wait_until(lambda: run_json(disk / "run")["ended"], "the run has ended")
         assert (run_json(disk / "run")["outcome"], run_json(disk / "run")["reference"]) == ("failed", "disk-full")
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)

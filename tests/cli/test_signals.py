@@ -188,7 +188,7 @@ def test_repeated_signals_prevent_neither_the_report_nor_its_exit_status(
             process.send_signal(next(storm))
             assert process.poll() is not None
 
-        eventually(ended, 60)
+        eventually(ended)
         report = report_of(tmp_path)
         assert report["outcome"] == ("succeeded" if seconds == "0" else "interrupted")
         assert process.returncode == report["exit_status"]

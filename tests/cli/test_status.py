@@ -73,7 +73,7 @@ def test_status_sums_cpu_and_memory_over_all_processes_of_a_task(busy: RunDir) -
         assert (task["cpu"] or 0) > 0.1
         assert (task["threads"], task["swapped"] is not None) == (3, True)
 
-    eventually(check, 60)
+    eventually(check)
 
 
 def test_status_shows_cpu_memory_and_network_use_of_the_node(busy: RunDir) -> None:
@@ -86,7 +86,7 @@ def test_status_shows_cpu_memory_and_network_use_of_the_node(busy: RunDir) -> No
         assert (node["cpu"] or 0) > 0.1
         assert node["received_s"] is not None
 
-    eventually(check, 60)
+    eventually(check)
 
 
 def test_status_prints_a_table_and_the_last_messages(busy: RunDir) -> None:

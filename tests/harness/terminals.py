@@ -122,22 +122,22 @@ class Terminal:
         self.screen.resize(rows, columns)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-        """Reads until the condition holds; fails with the screen's text after the timeout."""
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Reads until the condition holds; fails with the screen's text if it hangs."""
 
         def check() -> None:
             self.read()
             assert condition(), self.text
 
-        eventually(check, timeout_s)
+        eventually(check)
 
     def shows(self, *texts: str) -> None:
         """Waits until the screen shows all of these."""
         self.until(lambda: all(text in self.text for text in texts))
 
-    def end(self, timeout_s: float = 60.0) -> int:
+    def end(self) -> int:
         """Waits for the end of the command; returns its exit status."""
-        self.until(lambda: self.process.poll() is not None, timeout_s)
+        self.until(lambda: self.process.poll() is not None)
         self.read()
         return self.process.returncode
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import psutil
 
-from tests.harness.polling import eventually
+from tests.harness.polling import HANG_S, eventually
 from tests.harness.processes.warm_python import find_kept
 from tests.harness.rules.second_chance import NoSecondChanceError
 
@@ -58,7 +58,7 @@ def _describe(process: psutil.Process) -> str:
     return f"{process.pid}, which has ended since"
 
 
-def await_none_left(mark: dict[str, str], timeout_s: float = 30.0, spare: Collection[int] = ()) -> None:
+def await_none_left(mark: dict[str, str], timeout_s: float = HANG_S, spare: Collection[int] = ()) -> None:
     """Waits until no process with the mark is alive; fails as `assert_none_left` does if one stays."""
     eventually(lambda: assert_none_left(mark, spare), timeout_s)
 
@@ -72,7 +72,7 @@ def open_descriptors() -> set[str]:
     return set(os.listdir("/dev/fd"))
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_S) -> None:
     """Polls until the condition holds; fails the test if it does not in time."""
 
     def check() -> None:

@@ -188,7 +188,7 @@ class TestWatch:
         def check() -> None:
             assert turn(watch) == gpus
 
-        eventually(check, 30)
+        eventually(check)
 
     def test_a_gpu_watch_reads_nvml_repeatedly(
         self, watch: Watch, library: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,7 +203,7 @@ class TestWatch:
             assert turn(mine) == [SAMPLE]
             assert mine._expires > first
 
-        eventually(again, 30)
+        eventually(again)
 
     def test_nvidia_smi_is_used_if_nvml_cannot_be_loaded(self, watch: Watch, clean: Path) -> None:
         install_smi(clean)
@@ -236,7 +236,7 @@ class TestWatch:
         mine = watch()
         turn(mine)
         [pid] = mine.pids
-        eventually(lambda: self.is_in_library(pid), 30)
+        eventually(lambda: self.is_in_library(pid))
         assert turn(mine) == []
         mine.end()
         assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
@@ -261,7 +261,7 @@ class TestWatch:
             turn(mine, 0.0)
             assert not mine.helper.is_running
 
-        eventually(closed, 30)
+        eventually(closed)
         assert turn(mine) == []
         assert mine.pids == set()
         monkeypatch.setenv("NVML_GPUS", "a")
@@ -333,7 +333,7 @@ def test_a_run_shows_its_gpus_and_leaves_no_reader_behind(
 
         try:
             wait_until(lambda: bool(readers(process.pid)), "the GPUs are read")
-            eventually(check, 60)
+            eventually(check)
             mine = readers(process.pid)
         finally:
             (tmp_path / "go").touch()

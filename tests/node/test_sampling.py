@@ -114,7 +114,7 @@ class TestStarvedTime:
                 for time, process in zip(times, (one, other), strict=True):
                     assert (time.update([process.pid]) or 0) > 0.2
 
-            eventually(starved, 60)
+            eventually(starved)
 
     def test_the_starved_time_of_a_thread_still_counts_after_its_end(self) -> None:
         [core, *_] = os.sched_getaffinity(0)
@@ -133,7 +133,7 @@ class TestStarvedTime:
                     seen.append(starved.update([process.pid]) or 0.0)
                     assert seen[-1] > 0.2
 
-                eventually(waits, 60)
+                eventually(waits)
                 assert process.stdin is not None
                 process.stdin.write(b"\n")
                 process.stdin.flush()
@@ -141,7 +141,7 @@ class TestStarvedTime:
                 def joined() -> None:
                     assert read_use(process.pid).threads == 1
 
-                eventually(joined, 60)
+                eventually(joined)
                 seen.append(starved.update([process.pid]) or 0.0)
                 assert seen == sorted(seen)
 
@@ -161,7 +161,7 @@ class TestStarvedTime:
                 def waits() -> None:
                     assert (starved.update([process.pid]) or 0.0) > rested + 0.2
 
-                eventually(waits, 60)
+                eventually(waits)
 
     def test_idle_threads_are_read_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
         reads = list[str]()

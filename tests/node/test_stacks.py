@@ -82,7 +82,7 @@ class TestRendering:
 
 def wait_for_logs(folder: Path, text: bytes, count: int) -> None:
     logs = [folder / "run" / "attempt-1" / f"worker-{number}.log" for number in range(count)]
-    wait_until(lambda: all(log.exists() and text in log.read_bytes() for log in logs), f"all logs have {text!r}", 90)
+    wait_until(lambda: all(log.exists() and text in log.read_bytes() for log in logs), f"all logs have {text!r}")
 
 
 WAIT = """

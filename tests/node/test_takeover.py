@@ -355,7 +355,7 @@ class Held:
             assert found, [message for message, _ in self.delivered[of]][-5:]
             return found[-1]
 
-        return eventually(look, 20.0)
+        return eventually(look)
 
     def resumption(self, generation: int, handled: int) -> Resumption:
         folder = self.links[0].reattach_folder
@@ -411,11 +411,11 @@ def test_a_large_backlog_arrives_once_and_in_order_after_a_takeover(held: Held) 
     first = held.begin()
     for number in range(1, 501):
         first.send(prepare(number, "/nowhere/" + 3000 * "x"))  # the agent refuses this program and repeats its name
-    wait_until(lambda: len(held.frames()) == 501, "all are read", 60)
+    wait_until(lambda: len(held.frames()) == 501, "all are read")
     first.confirm(120)
     held.kill()
     second = held.take(held.resumption(1, handled=200))
-    wait_until(lambda: len(held.frames()) >= 301, "the rest arrives", 60)
+    wait_until(lambda: len(held.frames()) >= 301, "the rest arrives")
     assert held.frames() == held.frames(0)[200:]
     assert sum(len(encode(cast(Message, message))) for _, message in held.frames()) > 1 << 19
     assert held.expect(LinkTakenOver) == LinkTakenOver(501)

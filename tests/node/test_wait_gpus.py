@@ -196,7 +196,7 @@ class Agent:
             assert self.said
             return self.said.pop()
 
-        answer = eventually(answered, 30)
+        answer = eventually(answered)
         assert isinstance(answer, GpusClaimed)
         return answer
 

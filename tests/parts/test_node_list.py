@@ -371,7 +371,7 @@ def test_a_signal_ends_the_node_command_and_the_run(folder: Path, when: str, sig
         assert subprocess.run(distlaunch_command(*words), cwd=folder, capture_output=True).returncode == 1
         words = ["resume", "./run"]
     process = subprocess.Popen(distlaunch_command(*words), cwd=folder, stderr=subprocess.PIPE, text=True)
-    pid = eventually(partial(read_pid, folder / "pid"), 60)
+    pid = eventually(partial(read_pid, folder / "pid"))
     process.send_signal(signum)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signum, stderr

@@ -88,7 +88,7 @@ class TestForkedClusters:
         with process:
             try:
                 status = tmp_path / "run" / "attempt-1" / "worker-1.status.json"
-                wait_until(lambda: status.exists() and '"first_step": 1' in status.read_text(), "it trains", 60)
+                wait_until(lambda: status.exists() and '"first_step": 1' in status.read_text(), "it trains")
                 below = psutil.Process(process.pid).children(recursive=True)
                 forkserver, *tasks = [each for each in below if each.cmdline()[-1:] == ["forkserver"]]
                 assert (forkserver.pid, len(tasks)) == (min(each.pid for each in (forkserver, *tasks)), 2)
@@ -99,7 +99,7 @@ class TestForkedClusters:
                 assert not gone, [gone, (tmp_path / "stderr").read_text(), *logs]
                 tasks[0].kill()
                 second = tmp_path / "run" / "attempt-2" / "worker-1.status.json"
-                wait_until(lambda: second.exists() and '"first_step": 1' in second.read_text(), "it trains again", 60)
+                wait_until(lambda: second.exists() and '"first_step": 1' in second.read_text(), "it trains again")
                 process.send_signal(signal.SIGINT)
                 assert process.wait(60) == 130
             finally:

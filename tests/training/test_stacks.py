@@ -23,8 +23,8 @@ def test_stacks_distinguish_waiting_tasks_from_the_one_that_blocks_a_collective(
     program = str(PROGRAMS / "fail_in_training.py")
     with running(tmp_path, "-n", "3", program, "worker:1", "sleep", command=warm_python.command):
         log = tmp_path / "run/attempt-1/worker-1.log"
-        wait_until(lambda: log.exists() and b"about to fail" in log.read_bytes(), "it sleeps", 90)
-        wait_until(lambda: "worker:0, worker:2 are at" in ask(tmp_path), "the others wait for it", 30)
+        wait_until(lambda: log.exists() and b"about to fail" in log.read_bytes(), "it sleeps")
+        wait_until(lambda: "worker:0, worker:2 are at" in ask(tmp_path), "the others wait for it")
         said = ask(tmp_path)
         assert f"worker:1 is at {program}:" in said
         assert " fail\n" in said

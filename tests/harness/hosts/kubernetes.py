@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from tests.harness.places import ROOT
-from tests.harness.polling import eventually
+from tests.harness.polling import HANG_S, eventually
 from tests.harness.witness import wait_until
 
 IMAGE = "distlaunch-test-node:local"
@@ -54,7 +54,7 @@ class KubernetesCluster:
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=2 * HANG_S,
             check=False,
         )
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
@@ -103,20 +103,20 @@ class KubernetesCluster:
         (self.folder / f"{name}.pid").write_text(str(process.pid))
 
     def await_api(self) -> None:
-        eventually(lambda: self.kubectl("get", "--raw", "/readyz"), 60)
+        eventually(lambda: self.kubectl("get", "--raw", "/readyz"))
 
     def await_node(self) -> None:
         def is_ready() -> bool:
             return " Ready" in self.kubectl("get", "nodes", "--no-headers", check=False)
 
-        wait_until(is_ready, "the node is ready", 60)
+        wait_until(is_ready, "the node is ready")
 
     def await_empty(self) -> None:
         """Waits until no object of distlaunch is left."""
         kinds = "pods,jobs,configmaps,secrets,networkpolicies,roles,rolebindings,serviceaccounts"
         selector = "--selector=app.kubernetes.io/managed-by=distlaunch"
         # The API server may not answer for 30 s; a controller in a pod then asks a second time.
-        wait_until(lambda: self.show(kinds, selector) == [], "no object of distlaunch is left", 120)
+        wait_until(lambda: self.show(kinds, selector) == [], "no object of distlaunch is left")
 
     @contextlib.contextmanager
     def running_pod(self, folder: Path) -> Iterator[str]:
@@ -127,7 +127,7 @@ class KubernetesCluster:
         pod["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
         pod["spec"]["containers"][0] |= {"image": IMAGE, "command": ["sleep", "600"]}
         self.kubectl("create", "-f", "-", stdin=json.dumps(pod))
-        self.kubectl("wait", "--for=condition=Ready", "--timeout=60s", f"pod/{name}")
+        self.kubectl("wait", "--for=condition=Ready", f"--timeout={HANG_S:g}s", f"pod/{name}")
         try:
             yield name
         finally:

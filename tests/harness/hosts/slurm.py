@@ -105,14 +105,14 @@ class SlurmCluster:
             process.kill()
             process.wait()
 
-    def await_idle(self, timeout_s: float = 60.0) -> None:
+    def await_idle(self) -> None:
         """Waits until every node can take a job."""
 
         def idle() -> bool:
             states = self.run("sinfo", "-h", "-N", "-o", "%N %t", check=False).split("\n")
             return {line.split()[0] for line in states if line.endswith(" idle")} >= set(self.nodes)
 
-        wait_until(idle, "all nodes are idle", timeout_s)
+        wait_until(idle, "all nodes are idle")
 
     def steps(self, node: str = "") -> list[psutil.Process]:
         """The processes that supervise steps, with all their descendants, of one node or of all."""
@@ -222,7 +222,7 @@ def running_slurm(folder: Path, nodes: int = 4) -> Iterator[SlurmCluster]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until((folder / "munge.socket").exists, "munged listens", 20)
+        wait_until((folder / "munge.socket").exists, "munged listens")
         cluster.start_daemon("slurmctld")
         for name in names:
             (folder / "spool" / name).mkdir()

@@ -16,7 +16,7 @@ import psutil
 import worker_entry
 from tests.harness.hosts import loopback
 from tests.harness.places import PROGRAMS
-from tests.harness.polling import eventually
+from tests.harness.polling import HANG_S, eventually
 from tests.harness.rules.second_chance import NoSecondChanceError
 from tests.harness.witness import await_none_left, make_mark, marked
 from worker_entry.protocol.framing import MARKER, Decoder, encode
@@ -103,7 +103,7 @@ class Client:
 
     # --- receiving ---
 
-    def expect(self, kind: type[M], timeout_s: float = 20.0) -> M:
+    def expect(self, kind: type[M], timeout_s: float = HANG_S) -> M:
         """Returns the next message of this type; collects log bytes, and keeps other messages for later."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -116,7 +116,7 @@ class Client:
     def expect_marker(self) -> None:
         """Waits until the agent is up; before it is greeted, it sends only the marker."""
         while len(self._raw) < len(MARKER):
-            assert self.receive(20.0)
+            assert self.receive(HANG_S)
 
     def received(self, kind: type[M]) -> list[M]:
         """The messages of this type that were received but not yet taken."""
@@ -149,7 +149,7 @@ class Client:
         return not ended
 
     def read_to_the_end(self) -> None:
-        while self.receive(20.0):
+        while self.receive(HANG_S):
             pass
 
     # --- the end ---

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.polling import HANG_S
 from tests.harness.processes.commands import Command, distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, wait_until
 
@@ -46,17 +47,17 @@ class BackgroundRun:
 
     def wait_for(self, text: bytes, *workers: int) -> None:
         """Waits until the logs of the workers (both, if none is named) have the text."""
-        wait_until(lambda: all(text in self.log(n) for n in workers or (0, 1)), f"logs have {text!r}", 90)
+        wait_until(lambda: all(text in self.log(n) for n in workers or (0, 1)), f"logs have {text!r}")
 
-    def wait_until_said(self, text: str, timeout_s: float = 90.0) -> None:
-        wait_until(lambda: text in self.said, f"it says {text!r}", timeout_s)
+    def wait_until_said(self, text: str) -> None:
+        wait_until(lambda: text in self.said, f"it says {text!r}")
 
-    def end(self, timeout_s: float = 120.0) -> int:
+    def end(self) -> int:
         """Waits for the run's end; returns distlaunch's exit status."""
         try:
-            self.process.communicate(timeout=timeout_s)
+            self.process.communicate(timeout=HANG_S)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"not ended within {timeout_s:g} s: {self.said}")
+            pytest.fail(f"not ended within {HANG_S:g} s: {self.said}")
         return self.process.returncode
 
 

@@ -176,8 +176,8 @@ class _Run:
         for name in names:
             (self._folder / name).touch()
 
-    def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
-        wait_until(lambda: condition() or self._process.poll() is not None, what, timeout_s)
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        wait_until(lambda: condition() or self._process.poll() is not None, what)
         assert self._process.poll() is None, f"the run has ended before: {what}"
 
     def reach(self) -> None:

@@ -38,7 +38,7 @@ BUSY = 4
 """How many busy programs run beside the second and the third repetition."""
 TRIES = ((0, "alone"), (BUSY, f"beside {BUSY} busy programs"), (BUSY, f"again beside {BUSY} busy programs"))
 MOST = 20
-"""If more tests failed, something is broken, and repeating them would take the time of a whole run."""
+"""If there are more different failures, something is broken, and repeating them would take the time of a whole run."""
 DISTURBED_BY = {
     "os.fork",
     "os.forkpty",
@@ -87,7 +87,7 @@ class Purity:
         self._disturbed = False
         self._main = threading.get_ident()
         self._fixtures: set[tuple[str, str]] = set()
-        """Fixtures whose set-up was disturbed, by their name and place; they may live longer than a test."""
+        """Fixtures that were disturbed, by their name and place; they may live longer than a test."""
         sys.addaudithook(lambda event, _: self._note() if event in DISTURBED_BY else None)
         start = threading.Thread.start
 
@@ -114,6 +114,11 @@ class Purity:
             if self._disturbed:
                 self._fixtures.add(fixture)
             self._disturbed |= before
+
+    def share(self, fixtures: Iterable[tuple[str, str]]) -> None:
+        """Notes what outlives this test: in such a fixture, the test may have left what it got from other processes."""
+        if self._disturbed:
+            self._fixtures.update(fixtures)
 
     def is_pure(self, fixtures: Iterable[tuple[str, str]]) -> bool:
         return not self._disturbed and self._fixtures.isdisjoint(fixtures)
@@ -142,6 +147,7 @@ class TestPlugin:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        self._purity.share(_shared_fixtures_of(item))
         if report.failed:
             vars(report)["final"] = self._find_reason(item, call, report)  # travels with the report to the main process
         vars(report)[PURE] = self._purity.is_pure(_fixtures_of(item))
@@ -167,6 +173,17 @@ def _fixtures_of(item: pytest.Item) -> Iterator[tuple[str, str]]:
     info = getattr(item, "_fixtureinfo", None)
     for name, found in info.name2fixturedefs.items() if info is not None else ():
         yield name, found[-1].baseid
+
+
+def _shared_fixtures_of(item: pytest.Item) -> Iterator[tuple[str, str]]:
+    """Those that the test names as arguments and that later tests get as well."""
+    info = getattr(item, "_fixtureinfo", None)
+    if info is None:
+        return
+    for name in info.argnames:
+        found = info.name2fixturedefs.get(name, ())
+        if found and found[-1].baseid and found[-1].scope != "function":
+            yield name, found[-1].baseid
 
 
 class NotePlugin:
@@ -208,9 +225,10 @@ def main(files: Iterable[str]) -> int:
     for failure in final:
         print(f"no second chance: {failure.test}: {failure.final}")
     tests = [*dict.fromkeys(failure.test for failure in failures)]
-    if len(tests) > MOST:
-        print(f"no second chance: {len(tests)} tests failed, more than {MOST}")
-    if final or len(tests) > MOST:
+    different = len({failure.text for failure in failures})
+    if different > MOST:
+        print(f"no second chance: {len(tests)} tests failed in {different} ways, more than {MOST}")
+    if final or different > MOST:
         return 1
     for busy, how in TRIES:
         print(f"+ {len(tests)} failed tests {how}", flush=True)

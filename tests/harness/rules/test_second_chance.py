@@ -160,6 +160,26 @@ def test_second(service): assert times("second") > 1
 
 
 @pytest.mark.slow
+def test_tests_that_share_what_one_of_them_has_started_get_a_second_chance_together(suite: Suite) -> None:
+    source = """
+@pytest.fixture(scope="module")
+def runs():
+    return {}
+
+@pytest.mark.parametrize("n", range(30))
+def test_it(runs, n):
+    if not runs:
+        start("-c", "")
+        runs["works"] = times("runs") > 1
+    if not runs["works"]:
+        pytest.fail("the run has failed", pytrace=False)
+"""
+    assert suite.run(source, "-n", "0") == 1
+    status, said = suite.run_again()
+    assert status == 0, said
+
+
+@pytest.mark.slow
 def test_a_fixture_that_starts_something_disturbs_no_test_whose_fixture_only_has_its_name(suite: Suite) -> None:
     source = """
 class TestOne:
@@ -211,7 +231,7 @@ def test_it(n):
     assert suite.run(source, "-n", "0") == 1
     status, said = suite.run_again()
     assert status == 1
-    assert "30 tests failed" in said
+    assert "30 tests failed in 30 ways" in said
 
 
 def test_a_difference_of_bytes_is_shown_where_it_begins() -> None:

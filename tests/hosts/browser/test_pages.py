@@ -75,7 +75,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]
     for name, process in started.items():
         assert process.wait(90) == wanted[name][0], (folder / f"{name}.stderr").read_text()
     goes_on = RunDir(folder / "running")
-    eventually(lambda: _has_stepped(goes_on), 60)
+    eventually(lambda: _has_stepped(goes_on))
     made = {name: Run(folder / name, folder / f"{name}.html") for name in (*wanted, "running")}
     for each in made.values():
         page.write(RunDir(each.folder), each.page)
@@ -107,7 +107,7 @@ def open_all(browser: Browser, path: Path) -> None:
     browser.open(path)
     height = browser.run("document.documentElement.scrollHeight")
     browser.size(1280, min(height, 16_000))
-    eventually(lambda: _check_drawn(browser), 20)
+    eventually(lambda: _check_drawn(browser))
 
 
 def _check_drawn(browser: Browser) -> None:

@@ -176,7 +176,7 @@ def test_a_container_paused_beyond_its_lease_is_lost_and_later_stops_its_tasks(
         assert_empty(cluster, "worker-1")
     finally:
         output_of("docker", "unpause", cluster.container("worker-2"))
-    eventually(lambda: assert_empty(cluster, "worker-2"), 20)
+    eventually(lambda: assert_empty(cluster, "worker-2"))
 
 
 def test_training_continues_after_a_container_network_loss_shorter_than_the_lease(
@@ -200,7 +200,7 @@ def test_a_container_without_network_beyond_its_lease_is_lost_and_stops_its_task
     with cluster.cable_pulled("worker-2"):
         assert run.end() == 3, run.said
         assert "Error: node worker-2 was lost: no data for 2 s" in run.said
-        eventually(lambda: assert_empty(cluster, "worker-1", "worker-2"), 20)
+        eventually(lambda: assert_empty(cluster, "worker-1", "worker-2"))
 
 
 def test_exceeding_the_memory_limit_of_a_container_is_reported_as_out_of_memory(

@@ -89,7 +89,7 @@ def test_a_deleted_pod_is_preempted_even_if_its_program_ignores_sigterm(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(99)"
     )
     with begun_pod(cluster, tmp_path, source) as pod:
-        wait_until(lambda: "up" in cluster.kubectl("logs", *pod, check=False), "the program runs", 60)
+        wait_until(lambda: "up" in cluster.kubectl("logs", *pod, check=False), "the program runs")
         cluster.kubectl("delete", "pod", *pod, "--wait=false")
         ended = await_end(cluster, *pod)
     assert ended["exitCode"] == 143, ended
@@ -136,7 +136,7 @@ def await_end(cluster: KubernetesCluster, *pod: str) -> Mapping[str, Any]:
     def find() -> Mapping[str, Any]:
         return find_end(json.loads(cluster.kubectl("get", "pod", *pod, "-o", "json")))
 
-    wait_until(lambda: bool(find()), "the container has ended", 90)
+    wait_until(lambda: bool(find()), "the container has ended")
     return find()
 
 

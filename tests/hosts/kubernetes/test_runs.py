@@ -19,6 +19,7 @@ import pytest
 
 from tests.harness.hosts.kubernetes import IMAGE, KubernetesCluster, find_cluster
 from tests.harness.places import PROGRAMS
+from tests.harness.polling import HANG_S
 from tests.harness.processes.commands import distlaunch_command
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
@@ -81,22 +82,22 @@ class Run:
         path = self.directory / f"attempt-{attempt}" / f"worker-{worker}.log"
         return path.read_text() if path.exists() else ""
 
-    def await_text(self, text: str, attempt: int = 1, workers: tuple[int, ...] = (0, 1), timeout_s: float = 90) -> None:
+    def await_text(self, text: str, attempt: int = 1, workers: tuple[int, ...] = (0, 1)) -> None:
         def is_there() -> bool:
             assert self.process.poll() is None or all(text in self.log(w, attempt) for w in workers), self.said
             return all(text in self.log(worker, attempt) for worker in workers)
 
-        wait_until(is_there, f"logs have {text!r}", timeout_s)
+        wait_until(is_there, f"logs have {text!r}")
 
     def await_steps(self) -> None:
         """Waits until both workers have saved something."""
         saved = self.directory.parent / "checkpoints"
         self.await_text("begins at")
-        wait_until(lambda: all((saved / f"worker-{n}").exists() for n in (0, 1)), "both have saved", 60)
+        wait_until(lambda: all((saved / f"worker-{n}").exists() for n in (0, 1)), "both have saved")
 
-    def await_end(self, status: int = 0, timeout_s: float = 150) -> None:
+    def await_end(self, status: int = 0) -> None:
         """Waits for the end, and checks that neither processes nor objects of the cluster are left."""
-        assert self.process.wait(timeout_s) == status, self.said
+        assert self.process.wait(HANG_S) == status, self.said
         self._reader.join(10)
         assert_none_left(self.mark)
         assert self.cluster.pods() == []
@@ -172,7 +173,7 @@ def test_the_demo_and_an_unmodified_fit_train_on_all_pods(
     cluster: KubernetesCluster, tmp_path: Path, pods: int, program: str
 ) -> None:
     run = begin(cluster, tmp_path, TRAINS[program], pods=f"count: {pods}")
-    run.await_end(timeout_s=200)
+    run.await_end()
     assert run.report["outcome"] == "succeeded", run.said
     assert f"0 processes left on {pods} nodes, 0 pods left" in run.said
     tasks = run.report["attempts"][0]["tasks"]
@@ -256,8 +257,8 @@ def test_a_pod_preempted_by_a_higher_priority_pod_is_reported_and_replaced(
         pod["spec"]["containers"][0] |= {"image": IMAGE, "command": ["sleep", "600"], **requests}
         cluster.kubectl("create", "-f", "-", stdin=json.dumps(pod))
         try:
-            cluster.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "pod/urgent")
-            wait_until(lambda: "Waiting for 1 of 2 pods" in run.said, "it waits for room", 60)
+            cluster.kubectl("wait", "--for=condition=Ready", f"--timeout={HANG_S:g}s", "pod/urgent")
+            wait_until(lambda: "Waiting for 1 of 2 pods" in run.said, "it waits for room")
         finally:
             cluster.kubectl("delete", "pod", "urgent")
     finally:
@@ -305,7 +306,7 @@ def test_a_run_resumes_after_its_kubernetes_node_was_lost_and_returned(
     run.await_steps()
     kubelet = cluster.stop("kubelet")
     try:
-        wait_until(lambda: "node-lost" in run.said, "the node is lost", 90)
+        wait_until(lambda: "node-lost" in run.said, "the node is lost")
     finally:
         cluster.start("kubelet", kubelet)
     cluster.await_node()
@@ -392,7 +393,7 @@ def call(cluster: KubernetesCluster, *arguments: str) -> subprocess.CompletedPro
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -499,7 +500,7 @@ def test_a_controller_in_a_pod_trains_the_demo_and_an_unmodified_fit(
     assert done.returncode == 0, done.stderr
     job = json.loads(done.stdout)["job"]
     try:
-        cluster.kubectl("wait", "--for=condition=Complete", "--timeout=180s", f"job/{job}")
+        cluster.kubectl("wait", "--for=condition=Complete", f"--timeout={HANG_S:g}s", f"job/{job}")
     finally:
         said = cluster.kubectl("logs", f"job/{job}", "--tail=-1")
         cluster.kubectl("delete", "job", job)
@@ -543,9 +544,9 @@ def test_a_controller_pod_has_minimal_permissions_and_its_pods_end_with_its_job(
     def has_said(text: str) -> bool:
         return text in cluster.kubectl("logs", selector, "--tail=-1", check=False)
 
-    wait_until(lambda: has_said("worker:1 │ begins at 0"), "it trains", 60)
+    wait_until(lambda: has_said("worker:1 │ begins at 0"), "it trains")
     assert has_said("worker:0 │ terc3s $5 ${HOME}\n")
-    wait_until(lambda: (saved / "worker-1").exists(), "it saves", 60)
+    wait_until(lambda: (saved / "worker-1").exists(), "it saves")
     assert marked(mark) != []
     assert "s3cret" not in json.dumps([*cluster.show("jobs,pods,configmaps")])
     account = f"--as=system:serviceaccount:default:{job}"
@@ -557,5 +558,5 @@ def test_a_controller_pod_has_minimal_permissions_and_its_pods_end_with_its_job(
     denied = ("create pods", "get secrets", "get configmaps", "list nodes", "create jobs.batch -n kube-system")
     assert not any(map(may, denied))
     cluster.kubectl("delete", "job", job, "--wait=false")
-    await_none_left(mark, 60)
+    await_none_left(mark)
     assert int((saved / "worker-0").read_text()) > 0

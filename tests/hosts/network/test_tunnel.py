@@ -162,7 +162,7 @@ def wait_for_forming(directory: Path) -> None:
         lines = journal.read_text().splitlines() if journal.exists() else []
         assert sum('"task-listening"' in line for line in lines) == 3
 
-    eventually(listening, 60)
+    eventually(listening)
 
 
 @pytest.mark.parametrize("victim", ["task", "tunnel"])

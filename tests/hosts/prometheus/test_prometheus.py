@@ -84,7 +84,7 @@ def test_prometheus_scrapes_steps_state_and_goodput_of_a_run(warm_python: WarmPy
                 steps = query(address, "delta(distlaunch_task_step[1m])")
                 assert {step["task"]: step["value"] > 0 for step in steps} == {"worker:0": True, "worker:1": True}
 
-            eventually(advances, 120)
+            eventually(advances)
             run_id = json.loads((run.directory / "run.json").read_text())["run_id"]
             for what, series in (
                 ("distlaunch_run_state == 1", 1),
@@ -93,7 +93,7 @@ def test_prometheus_scrapes_steps_state_and_goodput_of_a_run(warm_python: WarmPy
                 ("distlaunch_task_memory_bytes > 1e7", 2),
             ):
                 # The first step times are known a second after the first step.
-                found = eventually(partial(find_series, address, what, series), 30)
+                found = eventually(partial(find_series, address, what, series))
                 assert {each["run"] for each in found} == {run_id}
             [state] = query(address, "distlaunch_run_state == 1")
             assert state["distlaunch_run_state"] == "running"
@@ -106,8 +106,8 @@ def test_prometheus_scrapes_steps_state_and_goodput_of_a_run(warm_python: WarmPy
             [up] = query(address, "up")
             assert up["value"] == 1
             run.process.send_signal(signal.SIGINT)
-            assert run.end(60) == 130
-            eventually(lambda: check(query(address, "up")[0]["value"] == 0), 30)
+            assert run.end() == 130
+            eventually(lambda: check(query(address, "up")[0]["value"] == 0))
         finally:
             if run.process.poll() is None:
                 run.process.send_signal(signal.SIGTERM)

@@ -51,7 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 def _nothing_is_left(cluster: SlurmCluster) -> Iterator[None]:
     yield
     cluster.run("scancel", "--user=root", check=False)
-    wait_until(lambda: cluster.run("squeue", "-h", check=False) == "", "no job is left", 60)
+    wait_until(lambda: cluster.run("squeue", "-h", check=False) == "", "no job is left")
     assert cluster.steps() == []
 
 
@@ -77,28 +77,25 @@ class Submitted:
         path = self.directory / f"attempt-{attempt}" / f"worker-{worker}.log"
         return path.read_text() if path.exists() else ""
 
-    def await_text(self, text: str, attempt: int = 1, workers: tuple[int, ...] = (0, 1), timeout_s: float = 60) -> None:
-        wait_until(
-            lambda: all(text in self.log(worker, attempt) for worker in workers), f"logs have {text!r}", timeout_s
-        )
+    def await_text(self, text: str, attempt: int = 1, workers: tuple[int, ...] = (0, 1)) -> None:
+        wait_until(lambda: all(text in self.log(worker, attempt) for worker in workers), f"logs have {text!r}")
 
     def await_steps(self, attempt: int = 1) -> None:
         """Waits until both workers have saved something."""
         wait_until(
             lambda: all((self.directory / "checkpoints" / f"worker-{worker}").exists() for worker in (0, 1)),
             "both have saved",
-            60,
         )
         self.await_text("begins at", attempt)
 
-    def await_report(self, attempts: int, timeout_s: float = 60) -> dict[str, Any]:
+    def await_report(self, attempts: int) -> dict[str, Any]:
         """Waits for a report with at least this number of attempts."""
 
         def has_ended() -> bool:
             path = self.directory / "report.json"
             return path.exists() and len(json.loads(path.read_text())["attempts"]) >= attempts
 
-        wait_until(has_ended, f"{attempts} attempts are reported", timeout_s)
+        wait_until(has_ended, f"{attempts} attempts are reported")
         return self.report
 
     def begin_again(self) -> None:
@@ -106,13 +103,13 @@ class Submitted:
 
         Not earlier: Slurm's credentials are stamped in whole seconds, and those of the job's end would block the start.
         """
-        wait_until(lambda: self.cluster.state(self.job) == "PENDING", "the job is queued again", 60)
+        wait_until(lambda: self.cluster.state(self.job) == "PENDING", "the job is queued again")
         self.cluster.run("scontrol", "update", f"JobId={self.job}", "StartTime=now+2seconds")
 
-    def await_end(self, timeout_s: float = 60) -> None:
+    def await_end(self) -> None:
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY")
-        wait_until(lambda: self.cluster.state(self.job) in ended, "the job has ended", timeout_s)
-        await_none_left(self.mark, 30)
+        wait_until(lambda: self.cluster.state(self.job) in ended, "the job has ended")
+        await_none_left(self.mark)
 
 
 def call(
@@ -180,7 +177,7 @@ def test_the_demo_and_an_unmodified_fit_train_on_all_nodes_of_a_job(
     if by == "submit":
         job = submit(cluster, tmp_path, f"{{script: {words[0]}}}", f"nodes: {nodes}")
         directory = job.directory
-        job.await_report(1, 120)
+        job.await_report(1)
         job.await_end()
     else:
         up = distlaunch_command("up", "--run-dir", str(directory), "--slurm", *words)
@@ -208,7 +205,7 @@ def test_two_slurm_jobs_on_the_same_nodes_do_not_disturb_each_other(cluster: Slu
     meet = f"{{script: {PROGRAMS / 'meet.py'}, args: [%s, '5']}}"
     jobs = [submit(cluster, tmp_path / name, meet % name, "nodes: 4") for name in ("a", "b")]
     for job in jobs:
-        job.await_report(1, 150)
+        job.await_report(1)
         job.await_end()
     assert [job.report["outcome"] for job in jobs] == ["succeeded"] * 2
     nodes = [{task["node"] for task in job.report["attempts"][0]["tasks"]} for job in jobs]
@@ -244,7 +241,7 @@ def test_agents_of_a_shared_step_call_back_and_survive_its_srun(cluster: SlurmCl
         process.suspend()
     for process in own:
         process.kill()
-    job.await_text("ends at", timeout_s=90)
+    job.await_text("ends at")
     job.await_end()
     assert job.report["outcome"] == "succeeded"
     assert len(job.report["attempts"]) == 1
@@ -260,10 +257,10 @@ def test_an_agent_of_a_shared_step_is_reached_again_after_its_connection_breaks(
         process for process in cluster.steps("node2") if process.name().startswith("python") and is_agent(process)
     ]
     connection.suspend()
-    wait_until(lambda: "reconnecting" in job.said, "the connection counts as broken", 40)
+    wait_until(lambda: "reconnecting" in job.said, "the connection counts as broken")
     connection.resume()
-    wait_until(lambda: "nothing was lost" in job.said, "it is replaced", 40)
-    job.await_text("ends at", timeout_s=90)
+    wait_until(lambda: "nothing was lost" in job.said, "it is replaced")
+    job.await_text("ends at")
     job.await_end()
     assert job.report["outcome"] == "succeeded"
     assert job.log(1, 1).endswith("ends at 300\n")
@@ -344,8 +341,8 @@ def test_resume_takes_over_the_tasks_of_a_slurm_job(cluster: SlurmCluster, tmp_p
     with subprocess.Popen(up, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
         # A cluster that still forms according to the journal is not taken over.
         events, running = run / "events.jsonl", b'"state":"running"'
-        wait_until(lambda: events.exists() and running in events.read_bytes(), "it runs", 60)
-        wait_until(lambda: (run / "checkpoints" / "worker-1").exists(), "both have saved", 60)
+        wait_until(lambda: events.exists() and running in events.read_bytes(), "it runs")
+        wait_until(lambda: (run / "checkpoints" / "worker-1").exists(), "both have saved")
         first.kill()
     second = call(cluster, "resume", str(run), mark=env)
     assert second.returncode == 0, second.stderr
@@ -420,7 +417,7 @@ def test_the_slurm_time_limit_counts_as_a_preemption(cluster: SlurmCluster, tmp_
     job = submit(cluster, tmp_path, saving(900, 1), "nodes: 2, time: '1', stop_early_s: 0")
     job.await_steps()
     cluster.run("scontrol", "update", f"JobId={job.job}", f"EndTime=now+{3}seconds")
-    report = job.await_report(1, 90)
+    report = job.await_report(1)
     assert report["verdict"]["reference"] == "preempted"
     assert "at its time limit" in report["verdict"]["message"]
     assert any("DUE TO TIME LIMIT" in line for line in report["verdict"]["evidence"])
@@ -434,11 +431,11 @@ def test_the_warning_signal_of_a_job_counts_as_preemption_and_stops_no_agent(
         cluster, tmp_path, saving(900, 0.5), "nodes: 2, time: '2', stop_early_s: 0, extra: [--signal=USR1@115]"
     )
     job.await_steps()
-    report = job.await_report(1, 90)
+    report = job.await_report(1)
     assert report["verdict"]["reference"] == "preempted"
     assert {task["exit_signal"] for task in report["attempts"][0]["tasks"]} <= {signal.SIGUSR1, None}
     assert report["attempts"][0]["processes_left"] == 0
-    wait_until(lambda: cluster.state(job.job) == "PENDING", "the job is queued again", 60)
+    wait_until(lambda: cluster.state(job.job) == "PENDING", "the job is queued again")
 
 
 @pytest.mark.parametrize("partition", ["batch", "graceful", "cancelled"])
@@ -459,7 +456,7 @@ def check_resumed(job: Submitted) -> None:
     ends = [int(job.log(worker, 1).split("saved ")[1].split()[0]) for worker in (0, 1)]
     wait_until(lambda: "is requeued; the run continues" in job.said, "a message says that the job is requeued")
     job.begin_again()
-    job.await_text("ends at", attempt=2, timeout_s=90)
+    job.await_text("ends at", attempt=2)
     report = job.await_report(2)
     assert report["outcome"] == "succeeded"
     assert [job.log(worker, 2).splitlines()[0] for worker in (0, 1)] == [f"begins at {end}" for end in ends]
@@ -473,10 +470,10 @@ def test_a_lost_node_requeues_the_job(cluster: SlurmCluster, tmp_path: Path) -> 
     job.await_steps()
     lose(cluster, "node2")
     try:
-        report = job.await_report(1, 90)
+        report = job.await_report(1)
         assert report["verdict"]["reference"] == "node-lost"
         job.begin_again()
-        job.await_text("ends at", attempt=2, timeout_s=90)
+        job.await_text("ends at", attempt=2)
         assert {task["node"] for task in job.await_report(2)["attempts"][1]["tasks"]}.isdisjoint({"node2"})
         job.await_end()
     finally:
@@ -500,7 +497,7 @@ def test_a_run_continues_while_slurmctld_restarts(cluster: SlurmCluster, tmp_pat
     cluster.stop_daemon("slurmctld")
     time.sleep(1)
     cluster.start_daemon("slurmctld")
-    job.await_end(90)
+    job.await_end()
     assert job.report["outcome"] == "succeeded"
     assert len(job.report["attempts"]) == 1
     cluster.await_idle()
@@ -550,7 +547,7 @@ def test_a_spare_node_replaces_a_lost_node_in_the_same_job(cluster: SlurmCluster
     job.await_steps()
     lose(cluster, "node2")
     try:
-        job.await_text("ends at", attempt=2, timeout_s=90)
+        job.await_text("ends at", attempt=2)
         report = job.await_report(2)
         assert report["outcome"] == "succeeded"
         assert [task["node"] for task in report["attempts"][1]["tasks"]] == ["node1", "node3"]
@@ -600,7 +597,7 @@ def test_a_queued_run_can_be_listed_followed_and_cancelled(cluster: SlurmCluster
     held = json.loads(again.stdout)
     down = call(cluster, "down", held["run"], mark=state)
     assert down.returncode == 0, down.stderr
-    wait_until(lambda: cluster.state(held["job"]) == "CANCELLED", "the job is cancelled", 20)
+    wait_until(lambda: cluster.state(held["job"]) == "CANCELLED", "the job is cancelled")
     ended = call(cluster, "wait", held["run"], mark=state)
     assert (ended.returncode, "interrupted" in ended.stdout) == (143, True)
 

@@ -54,7 +54,7 @@ def test_64_nodes_start_together_and_no_process_is_left_on_any(hosts: Hosts, tmp
         )
     logs = [run / "attempt-1" / f"worker-{worker}.log" for worker in range(NODES)]
     try:
-        wait_until(lambda: all(log.exists() and log.read_bytes() for log in logs), "all tasks have started", 120)
+        wait_until(lambda: all(log.exists() and log.read_bytes() for log in logs), "all tasks have started")
         agents = [child for session in sessions() for child in session.children() if "python" in child.name()]
         memory = [agent.memory_full_info().uss for guardian in agents for agent in (guardian, *guardian.children()[:1])]
         status = Path(f"/proc/{process.pid}/status").read_text()

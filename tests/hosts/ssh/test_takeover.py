@@ -108,12 +108,12 @@ class Ticking:
             assert (self.folder / "events.jsonl").exists()
             assert states(self.folder)[-1:] == [state]
 
-        eventually(check, 60)
+        eventually(check)
 
     def wait_for_takeover(self, generation: int) -> None:
         begun = f'"generation":{generation},'
-        wait_until(lambda: begun in (self.folder / "events.jsonl").read_text(), "the next controller has begun", 60)
-        wait_until(lambda: self.said.count("taken over; its tasks continue") >= 2 * generation, "it has both nodes", 60)
+        wait_until(lambda: begun in (self.folder / "events.jsonl").read_text(), "the next controller has begun")
+        wait_until(lambda: self.said.count("taken over; its tasks continue") >= 2 * generation, "it has both nodes")
 
     def finish(self) -> None:
         self._go.touch()
@@ -155,7 +155,7 @@ class TestTakeover:
         assert process.wait(60) == 0, run.said
         run.wait_for(3)
         os.kill(run_json(run.folder)["controller"]["pid"], signal.SIGKILL)
-        await_none_left(run.mark, 60)
+        await_none_left(run.mark)
         assert run.resume("-d").wait(60) == 0, run.said
         run.wait_for(3, attempt=2)
         controller = run_json(run.folder)["controller"]["pid"]

@@ -185,7 +185,7 @@ class Linked:
         def look() -> None:
             assert any(isinstance(message, kind) for message in self.delivered), self.delivered
 
-        eventually(look, 20.0)
+        eventually(look)
 
     @property
     def folder(self) -> str:

@@ -540,7 +540,7 @@ def wait_until_big_file_is_under_way(versions: Path) -> None:
     def is_under_way() -> bool:
         return any(path.stat().st_size > 1 << 20 for path in versions.glob(".new-*/big.bin"))
 
-    wait_until(is_under_way, "some of it has arrived", 90)
+    wait_until(is_under_way, "some of it has arrived")
 
 
 @pytest.mark.ssh
@@ -564,7 +564,7 @@ def test_sigterm_during_a_sync_ends_the_run_with_a_report(hosts: Hosts, project:
     rest = "program: {command: ['true']}\nsync: {to: ~/interrupted}\n"
     process = start(hosts, project, tmp_path / "run", rest)
     versions = hosts.home / ".interrupted.distlaunch"
-    wait_until(lambda: any(versions.glob(".new-*/big.bin")), "it is being sent", 90)
+    wait_until(lambda: any(versions.glob(".new-*/big.bin")), "it is being sent")
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143, errors.decode()

@@ -243,7 +243,7 @@ def test_no_process_is_left_if_the_agent_dies_anywhere_in_a_fork(tmp_path: Path,
     try:
         for folder, process in zip(folders, processes, strict=True):
             is_over = functools.partial(_is_over, folder)
-            wait_until(is_over, f"line {folder.name}: neither killed nor started", 60)
+            wait_until(is_over, f"line {folder.name}: neither killed nor started")
             if not (folder / "reached").exists():
                 _end_all(marks[folders.index(folder)])  # the fork has fewer lines
             await_none_left(marks[folders.index(folder)], 20, spare=[process.pid])

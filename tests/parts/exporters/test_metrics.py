@@ -396,4 +396,4 @@ def wait_for_state(port: int, state: str) -> Samples:
         assert states(samples) == [state]
         return samples
 
-    return eventually(look, 60)
+    return eventually(look)

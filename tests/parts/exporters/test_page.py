@@ -146,7 +146,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
     def check() -> None:
         assert ask_status(files)["tasks"][0]["state"] == "training"
 
-    eventually(check, 60)
+    eventually(check)
     yield files
     ask_to_end(files, now=True)
 

@@ -459,7 +459,7 @@ class TestCommand:
             first = launched.stdout.readline()
             before = process.memory_info().rss
             log = run / "attempt-1" / "worker-0.log"
-            wait_until(lambda: (run / "report.json").exists(), "the task ends and its report is written", 60)
+            wait_until(lambda: (run / "report.json").exists(), "the task ends and its report is written")
 
             assert log.stat().st_size > 11 * MILLION
             assert launched.poll() is None

@@ -74,7 +74,7 @@ class Node:
             assert found, f"no {kind.__name__} in {self.received}"
             return found[0]
 
-        return eventually(has_come, 20.0)
+        return eventually(has_come)
 
     def greet(self, directory: Path) -> Ready:
         self.link.send(Hello(VERSION, "run", str(directory), "/", 60.0, not self.transport.shares_files))

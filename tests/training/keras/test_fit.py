@@ -7,7 +7,6 @@ compare the numbers: worker with worker, cluster with one process, Keras 3 with 
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import math
 import os
@@ -35,8 +34,11 @@ NEWEST, OLDER, ONE_BY_ONE = "newest Keras", f"Keras {OLDER_KERAS}", "newest Kera
 KERAS = [NEWEST, OLDER]
 THREE_WORKERS = "newest Keras, three workers"
 LARGER_BATCH = "12"
-START_AND_TRAIN_S = 900.0
-"""Enough for a busy machine; an idle one needs about a minute."""
+START_AND_TRAIN_S = 3000.0
+"""Ends a run that hangs; an idle machine with two cores needs up to three minutes."""
+STALL_S = 600
+"""More than any case takes. To drop an iterator may take TensorFlow a minute: it may miss that its tuning thread is to
+end, and then waits for the thread's next round."""
 
 
 def case_names() -> list[str]:
@@ -59,7 +61,8 @@ ONE_PROCESS_ONLY = {
 """Cases that compute in one process what another case computes on two workers."""
 CLUSTER_ONLY = {"backup_of_the_chief_alone", "backup_of_another_worker_alone"}
 """Cases in which only one of the workers does something."""
-CASES = [name for name in case_names() if name not in ONE_PROCESS_ONLY]
+CASES = [name for name in case_names() if name not in {*ONE_PROCESS_ONLY, "optimizers_with_some_options"}]
+"""Without a case that is a quarter of another."""
 OF_NUMBERS = [
     "loss_of_one_number",
     "loss_of_rank_0",
@@ -225,11 +228,8 @@ Test = TypeVar("Test", bound=Callable[..., None])
 def start(
     command: Command, run_dir: Path, *arguments: str, flags: Sequence[str], env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program on this machine with the launcher's command.
-
-    Without a limit for stalls: TensorFlow may take minutes to drop the iterator of an epoch on a busy machine.
-    """
-    place = ("--run-dir", str(run_dir), "--set", "timeouts.stall_s=0")
+    """Runs the program on this machine with the launcher's command."""
+    place = ("--run-dir", str(run_dir), "--set", f"timeouts.stall_s={STALL_S}")
     words = command("local", *place, *flags, str(PROGRAM), *arguments)
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=START_AND_TRAIN_S, check=False)
 
@@ -260,14 +260,24 @@ class Runs:
     def __init__(self, folder: Path, warm: Command) -> None:
         self._folder = folder
         self._warm = warm
-        self.get = functools.cache(self._get)
+        self._done: dict[tuple[str, ...], Run | str] = {}
 
-    def _get(self, configuration: str, *some: str) -> Run:
+    def get(self, configuration: str, *some: str) -> Run:
         """
         Args:
             configuration: a key of CASES_OF; "mirrored" and "central storage" train on two devices of one process.
             some: the cases to run; by default, all of the configuration.
         """
+        key = (configuration, *some)
+        if key not in self._done:
+            self._done[key] = f"the run {key} has failed, which another test shows"
+            self._done[key] = self._run(configuration, *some)
+        done = self._done[key]
+        if isinstance(done, str):
+            pytest.fail(done, pytrace=False)
+        return done
+
+    def _run(self, configuration: str, *some: str) -> Run:
         cases = some or CASES_OF[configuration]
         folder = self._folder / "-".join([configuration, *some]).replace(" ", "-")
         out, run_dir = folder / "out", folder / "run"
@@ -324,7 +334,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> R
 
 def may_train(test: Test) -> Test:
     """Marks a test that may be the first to need one or two runs of the program, and so takes long."""
-    marked: Test = pytest.mark.timeout(1900)(test)
+    marked: Test = pytest.mark.timeout(2 * START_AND_TRAIN_S)(test)
     return marked
 
 

@@ -23,10 +23,10 @@ from tests.harness.processes.keras_runs import CLOSE, OLDER_KERAS, Results, asse
 from tests.harness.processes.warm_python import WarmPython
 
 PROGRAM = PROGRAMS / "parameter_server_cases.py"
-TRAIN_S = 400.0
+TRAIN_S = 1200.0
 
 pytestmark = [
-    pytest.mark.timeout(900),  # the first test of a configuration waits for about 20 cases of a second or two each
+    pytest.mark.timeout(2 * TRAIN_S),  # the first test of a configuration waits for about 20 cases
 ]
 
 AS_TF_KERAS = [

@@ -28,7 +28,7 @@ from worker_entry.keras_patches.saving import PART
 
 
 CLOSE = 1e-5
-START_AND_TRAIN_S = 300.0
+START_AND_TRAIN_S = 900.0
 
 
 @dataclass(frozen=True)
