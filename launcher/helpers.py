@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -41,6 +42,13 @@ def spared() -> Iterator[set[int]]:
     """The pids of all helpers; meanwhile, no helper starts."""
     with _lock:
         yield {process.pid for process in _started if process.returncode is None}
+
+
+def kill(process: subprocess.Popen[Any]) -> None:
+    """Kills the helper, unless it has ended by itself, with its process group: a shell may have started the program."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait(process: subprocess.Popen[Any], limit_s: float) -> int:

@@ -58,7 +58,7 @@ def call_program(
         except subprocess.TimeoutExpired:
             raise failure(f"{name} did not answer within {limit_s:g} s") from None
         finally:
-            process.kill()
+            helpers.kill(process)
     if process.returncode != 0:
         lines = [line for line in errors.splitlines() if line.strip() and not _NOISE.match(line)]
         raise failure(f"{name} ended with status {process.returncode}", evidence=lines[-EVIDENCE_LINES:])

@@ -106,7 +106,7 @@ class Notifier:
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
         for process in [*self._commands]:
-            _kill(process)
+            helpers.kill(process)
 
     def _end_one(self) -> None:
         with self._idle:
@@ -198,7 +198,7 @@ class Notifier:
             except subprocess.TimeoutExpired:
                 raise DeliveryError(f"it did not end within {LIMIT_S:g} s") from None
             finally:
-                _kill(process)
+                helpers.kill(process)
                 process.wait()
                 self._commands.discard(process)
             if status != 0:
@@ -207,13 +207,6 @@ class Notifier:
                 lines = [line for line in stderr.read().decode(errors="replace").splitlines() if line.strip()]
                 said = f": {printable(hide_text(lines[-1].strip()))[:200]}" if lines else ""
                 raise DeliveryError(f"it ended with {ended}{said}")
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process and its group if the process has not ended by itself."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 class DeliveryError(Exception):

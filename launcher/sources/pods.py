@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from launcher import helpers
 from launcher.kubernetes.calls import Kubectl, KubernetesError, NotFoundError
 from launcher.kubernetes.pod import QUEUE, RUN, Manifest
 from launcher.kubernetes.pod_state import PULL_ERRORS, PodState, explain_wait, parse_pod
@@ -161,7 +162,7 @@ class RunPods:
         """Stops watching the pods, but keeps them."""
         self._closed.set()
         if self._process is not None:
-            self._process.kill()
+            helpers.kill(self._process)
 
     def remove(self) -> int | None:
         """Deletes the pods and their job; returns how many pods are left, None if that is unknown."""
@@ -209,7 +210,7 @@ class RunPods:
                 pause_s = RETRY_S[0]
                 self._process = self.kubectl.watch("pods", self.selector)
                 if self._closed.is_set():
-                    self._process.kill()
+                    helpers.kill(self._process)
                 assert self._process.stdout is not None
                 for kind, shown in read_events(self._process.stdout):
                     self._note(parse_pod(shown), is_there=kind != "DELETED")
@@ -217,7 +218,7 @@ class RunPods:
                 self._problem = f"the pods cannot be watched: {error}"
             finally:
                 if self._process is not None:
-                    self._process.kill()
+                    helpers.kill(self._process)
                     self._process.wait()
             self._closed.wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_S[1])

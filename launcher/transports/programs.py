@@ -166,8 +166,7 @@ class ProgramStream:
         self._input.close()
 
     def abandon(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()  # also wakes a writer
+        helpers.kill(self._process)  # also wakes a writer
         self._process.wait()
 
     def how_ended(self) -> str:

@@ -78,7 +78,7 @@ def _end_proxy(proxy: subprocess.Popen[bytes]) -> None:
     try:
         proxy.wait(PROXY_END_S)
     except subprocess.TimeoutExpired:
-        proxy.kill()
+        helpers.kill(proxy)
         proxy.wait()
     _proxies.discard(proxy)
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from launcher.transports.programs import ProgramConnector, ProgramStream
 from launcher.transports.streams import ask, bring_archive
 from launcher.transports.targets import name_python
 from tests.harness.processes.agent_streams import FarEnd
-from tests.harness.witness import wait_until
+from tests.harness.witness import await_none_left, make_mark, wait_until
 from worker_entry.bootstrap import install
 from worker_entry.bootstrap.install import FILES, HERE, MISSING
 from worker_entry.protocol.framing import MARKER, ProtocolError
@@ -182,15 +182,18 @@ def test_a_node_that_requests_the_archive_twice_is_refused() -> None:
         bring_archive(Piecewise(MISSING + MISSING), 5.0)
 
 
-def open_program(program: str) -> ProgramStream:
-    return ProgramConnector(("sh", "-c", program), "node").open(PAYLOAD, sys.executable, Opening())
+def open_program(program: str, environ: Mapping[str, str] | None = None) -> ProgramStream:
+    connector = ProgramConnector(("sh", "-c", program), "node", environ=environ)
+    return connector.open(PAYLOAD, sys.executable, Opening())
 
 
 @pytest.mark.parametrize("program", ["sleep 600", r"printf '\036worker_entry: none\036\n'; exec sleep 600"])
 def test_a_connection_program_that_reads_nothing_is_killed_after_a_timeout(program: str) -> None:
-    """Even if it has asked for the archive, which does not fit into a pipe's buffer."""
-    stream = open_program(program)
+    """Even if it has asked for the archive, which does not fit into a pipe's buffer; and with what it has started."""
+    mark = make_mark()
+    stream = open_program(program, {**os.environ, **mark})
     with pytest.raises(LinkError, match="the agent does not start: no data for"):
         bring_archive(stream, 0.5)
     stream.abandon()
     assert stream.exit_status() == -signal.SIGKILL
+    await_none_left(mark)
