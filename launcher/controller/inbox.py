@@ -297,11 +297,12 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return TaskInterrupted(parse_task_id(task))
         case Returned(task, time, crash, start):
             return ProgramEnded(parse_task_id(task), time - clock_offset_s, _shift(crash, clock_offset_s), start)
-        case Exited(task, how, time, crash, finished, evidence, start):
+        case Exited(task, how, time, crash, finished, evidence, start, before_stop):
             crash = _shift(crash, clock_offset_s)
             if finished is not None:
                 finished -= clock_offset_s
-            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, finished, evidence, start)
+            time -= clock_offset_s
+            return TaskExited(parse_task_id(task), how, time, crash, finished, evidence, start, before_stop)
         case Empty(_, left_behind, killed):
             return NodeEmpty(node, left_behind, killed)
     return None

@@ -7,9 +7,10 @@ With ParameterServerStrategy the chief decides. The others serve and never end; 
 individually. `policy` has the table of which tasks count for what.
 
 `facts.apply` records the facts; the rules here decide by the recorded facts, and not by the order in which they became
-known. So a later controller that knows the same facts comes to the same decision. Only time limits depend on when a
-controller saw an event; they start again at a takeover, and none ends a running attempt while the connection to a node
-that it needs is broken: the lease bounds that time.
+known. So a later controller that knows the same facts comes to the same decision, and a training has succeeded if all
+of its tasks had finished before their agents began to stop them, although we have ordered the stop. Only time limits
+depend on when a controller saw an event; they start again at a takeover, and none ends a running attempt while the
+connection to a node that it needs is broken: the lease bounds that time.
 """
 
 from __future__ import annotations
@@ -60,8 +61,6 @@ SIGNALLED_GRACE_S = 600.0
 """From SIGTERM to SIGKILL after a SIGTERM from Slurm, until Slurm reports how long the tasks may run."""
 STOP_MARGIN_S = 30.0
 """How long after the last SIGKILL a node may take to report that no process is left."""
-NEWS_S = 3.0
-"""How long a node that is connected again, or taken over, may take to report what has happened meanwhile."""
 STACKS_S = 10.0
 """How long all tasks may take to report what they are doing, before they are stopped for lack of progress."""
 
@@ -103,8 +102,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if not state.policy.only_checks:
         if any(state.needs(refusal.node) for refusal in state.refusals):
             return _stop(state, Reason.REFUSED, FAILURE_GRACE_S, now)
-        is_lost = state.phase is not Phase.CONNECTING and any(map(state.needs, state.lost))
-        if is_lost and not _awaits_news(state, now):
+        if state.phase is not Phase.CONNECTING and any(map(state.needs, state.lost)):
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
     if before.detached and not state.detached:
         return _after_takeover(state, now)
@@ -116,8 +114,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if state.phase in BEFORE_START:
         return _before_start(state, event, now)
     if state.failures:
-        only_served = all(failure.task in state.policy.servers for failure in state.failures)
-        return (state, ()) if only_served and _awaits_news(state, now) else _while_failing(state, event, now)
+        return _while_failing(state, event, now)
     if state.raised and _is_raised_final(state, now):
         longer = {program.task: state.policy.stop_grace_s for program in state.raised}
         return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now, longer=longer)
@@ -135,12 +132,7 @@ def take_over(state: AttemptState) -> AttemptState:
 def _give_time(state: AttemptState, now: float) -> AttemptState:
     """Once a node is connected again, no time limit ends the attempt before the node's reports have arrived."""
     deadline = max(state.deadline, now + STACKS_S) if state.deadline is not None else None
-    return replace(state, deadline=deadline, last_progress=now, heard_due=now + NEWS_S)
-
-
-def _awaits_news(state: AttemptState, now: float) -> bool:
-    """Whether the training may have succeeded without our knowledge: then a node or a server is no longer needed."""
-    return state.is_blind or (state.heard_due is not None and now < state.heard_due)
+    return replace(state, deadline=deadline, last_progress=now)
 
 
 def _is_raised_final(state: AttemptState, now: float) -> bool:
@@ -312,7 +304,7 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
         reasons = dict.fromkeys(silent, "did not report that all of its processes have ended")
         state, silent = replace(state, lost={**state.lost, **reasons}), frozenset()
     if not silent:
-        return replace(state, phase=Phase.FINISHED, deadline=None), (Finish(),)
+        return _finish(state), (Finish(),)
     if state.interrupt_due is not None and now >= state.interrupt_due and not state.saving:
         insists = bool(state.stopped - state.exits.keys() - state.interrupted)
         return replace(state, interrupt_due=None), (StopNodes(FAILURE_GRACE_S),) if insists else ()
@@ -351,8 +343,15 @@ def _stop(
         interrupt_due=now + INTERRUPT_S if interrupts else None,
     )
     if state.ready <= state.lost.keys() | state.empty.keys():
-        return replace(state, phase=Phase.FINISHED, deadline=None), (Finish(),)
+        return _finish(state), (Finish(),)
     return state, (StopNodes(grace_s, for_handlers, interrupts, longer),)
+
+
+def _finish(state: AttemptState) -> AttemptState:
+    """The end of the attempt, which has succeeded if our stop came too late to end any trainer."""
+    had_ended = state.is_done and not (state.interrupts and state.stopped & state.policy.trainers)
+    reason = Reason.SUCCEEDED if had_ended else state.reason
+    return replace(state, phase=Phase.FINISHED, deadline=None, reason=reason)
 
 
 def _is_due(state: AttemptState, now: float) -> bool:

@@ -219,6 +219,8 @@ class TaskExited:
     """The node's evidence for the cause of a failure: a full disk, or the kernel's OOM killer."""
     start: int = 1
     """As in TaskStarted."""
+    before_stop: bool = False
+    """Whether the program or the process had ended before its agent began to stop it."""
 
     @property
     def failed(self) -> bool:

@@ -189,7 +189,9 @@ def apply(state: AttemptState, event: Event) -> AttemptState:
         case ProgramEnded(task):
             return replace(state, programs={**state.programs, task: event})
         case TaskExited(task):
-            state = replace(state, exits={**state.exits, task: event})
+            # Its end has crossed the order to stop it.
+            stopped = state.stopped - {task} if event.before_stop and not event.failed else state.stopped
+            state = replace(state, exits={**state.exits, task: event}, stopped=stopped)
             return _forget(state, event) if _restarts_individually(state, event) else state
     return state
 

@@ -108,8 +108,6 @@ class AttemptState:
     """The nodes of an earlier controller's attempt whose agents this controller has yet to take over."""
     unheard: frozenset[str] = frozenset()
     """The nodes whose connection is broken at the moment."""
-    heard_due: float | None = None
-    """Until when a node that is connected again reports what has happened, on the controller's monotonic clock."""
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
     not_joined: frozenset[TaskId] | None = None

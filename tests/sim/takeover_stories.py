@@ -124,7 +124,7 @@ class World:
                 self._later(self._told + PAUSE_S * (place + 1), TaskExited(task, TaskExit(0), self._told))
         while self.state.phase is not Phase.FINISHED and self.now < HORIZON_S:
             due = self._queue[0][0] if self._queue else HORIZON_S
-            limits = (self.state.deadline, self.state.raised_due, self.state.heard_due)
+            limits = (self.state.deadline, self.state.raised_due)
             known = [limit - self._clock_s for limit in limits if limit is not None]
             limit = min((limit for limit in known if limit > self.now), default=HORIZON_S)
             self.now = min(due, limit, self.now + TICK_S)

@@ -286,6 +286,8 @@ class Exited:
     evidence: Optional[Problem] = None
     """The node's evidence for the cause of a failure: a full disk, or the kernel's OOM killer."""
     start: Count = 1
+    before_stop: bool = False
+    """Whether the program or the process had ended before its agent began to stop it."""
 
 
 @dataclass(frozen=True)

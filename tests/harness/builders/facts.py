@@ -9,7 +9,7 @@ from worker_entry.protocol.frozen import replace
 
 NOT_FACTS = (
     *("last_progress", "suspicion", "stalled_s", "stacks", "activity", "busy", "excused", "is_looked_at_again"),
-    *("deadline", "raised_due", "interrupt_due", "detached", "unheard", "heard_due", "phase", "reason", "stopped"),
+    *("deadline", "raised_due", "interrupt_due", "detached", "unheard", "phase", "reason", "stopped"),
 )
 """Fields with a controller's conclusions and clocks."""
 

@@ -38,6 +38,7 @@ from worker_entry.protocol.messages import (
     Prepared,
     Ready,
     Refused,
+    Returned,
     Started,
     Status,
 )
@@ -500,6 +501,21 @@ def test_all_task_exits_are_reported_before_the_attempt_is_empty(client: Client)
         client.send(Stop(10.0))
         client.expect(Empty)
         assert len([client.expect(Exited, 0.0) for _ in range(8)]) == 8
+
+
+def test_the_end_of_a_task_says_whether_the_task_or_its_program_had_ended_before_the_stop(client: Client) -> None:
+    client.greet()
+    client.start(command("worker:0", "true"), command("worker:1", "sleep", "600"), attempt=1)
+    assert client.expect(Exited).before_stop
+    client.send(Stop(10.0))
+    assert not client.expect(Exited).before_stop
+    client.expect(Empty)
+    stays, env = str(PROGRAMS / "ends_but_stays.py"), {"DISTLAUNCH_TASK": "worker:0"}
+    client.start(script("worker:0", stays, "returns", "worker:0", env=env), attempt=2)
+    client.expect(Returned)
+    client.send(Stop(10.0))
+    ended = client.expect(Exited)
+    assert (ended.exit.signal, ended.before_stop) == (signal.SIGTERM, True)
 
 
 def test_goodbye_stops_the_tasks_and_the_agent(client: Client) -> None:

@@ -61,6 +61,10 @@ def _only_when_due(state: AttemptState, now: float) -> bool:
     return state.raised_due is not None and now >= state.raised_due
 
 
+def _finish_as_stopped(state: AttemptState) -> AttemptState:
+    return replace(state, phase=Phase.FINISHED, deadline=None)
+
+
 def _has_ended(state: AttemptState) -> bool:
     rest = state.policy.tasks - state.policy.servers - state.policy.auxiliary - state.unreachable
     return state.phase is Phase.RUNNING and rest <= state.exits.keys() and not state.failures
@@ -130,16 +134,16 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
         lambda: patch.object(AttemptState, "is_blind", False),
     ),
     "forming": (
-        "a training that ends while connections are broken fails, because its cluster was not seen to form in time",
+        "a cluster whose nodes are not connected is stopped, because it was not seen to form in time",
         lambda: patch.object(AttemptState, "is_blind", property(_is_blind_once_up)),
     ),
     "raised": (
         "a run succeeds although its program has raised, because the node of the process is then lost",
         _never_raised,
     ),
-    "news": (
-        "a lost node fails a run whose training has finished, which a node that is connected again has yet to report",
-        lambda: patch.object(rules, "_awaits_news", lambda *_: False),
+    "crossed": (
+        "a training that has finished fails, because its end crosses the order to stop it",
+        lambda: patch.object(rules, "_finish", _finish_as_stopped),
     ),
     "hidden": (
         "a program that raises, and whose process then exits with status 0, is a bug of distlaunch",

@@ -115,7 +115,8 @@ class Faults:
         loop = controller.supervisor.loop if controller is not None and controller.supervisor is not None else None
         is_running = loop is not None and loop.state.phase is Phase.RUNNING
         if not is_running or self._world.is_forming:
-            self._world.excuse(f"{fault.at or 'the controller'} is late", self._world.simulation.now + fault.seconds)
+            until = self._world.simulation.now + fault.seconds
+            self._world.excuse(f"{fault.at or 'the controller'} is late", until, only_delays=True)
 
     def outage(self, fault: Fault) -> None:
         """The controller's own network is down."""

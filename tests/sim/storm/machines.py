@@ -424,6 +424,7 @@ class Agent:
         asks = not self._is_signalled
         self._is_stopping = True
         for task in self.running:
+            task.note_stop()
             limit_s = max(grace_s, order.longer.get(task.name, 0.0)) if order is not None else grace_s
             task.kill_after(limit_s)
             if not task.is_alive:
@@ -470,6 +471,7 @@ class Agent:
         """It is ended from outside, with everything below it."""
         self._is_gone = True
         for task in self.running:
+            task.note_stop()
             task.end(TaskExit(signal=signal.SIGKILL))
         self.is_over = True
         if self.wire is not None:

@@ -89,6 +89,8 @@ class TaskProcess:
         self._is_open = False
         self._stuck: list[Callable[[], object]] = []
         self._kill_at = FOREVER
+        self._stopped: float | None = None
+        """When its agent began to stop it, on its machine's clock."""
         self._stays_s: float | None = None
         """How long the process stays once its program has ended; infinite: until it is ended."""
 
@@ -252,6 +254,10 @@ class TaskProcess:
 
     # --- signals ---
 
+    def note_stop(self) -> None:
+        if self._stopped is None:
+            self._stopped = self.host.time()
+
     def interrupt(self) -> None:
         if self.program.on_stop == "ignore" or self.is_hung:
             return
@@ -288,7 +294,8 @@ class TaskProcess:
         self.has_succeeded = self.has_succeeded or how.ok
         now = self.host.time()
         crash = self._crash if not how.ok else None
-        self.ended = Exited(self.name, how, now, crash, self._finished, None, self.start)
+        before_stop = self._stopped is None or (self._finished is not None and self._finished < self._stopped)
+        self.ended = Exited(self.name, how, now, crash, self._finished, None, self.start, before_stop)
         self.host.note_end(self, self.ended)
 
     def vanish(self) -> None:

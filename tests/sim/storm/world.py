@@ -34,6 +34,8 @@ DISTURBING = ("kill", "suspend", "drop", "cut", "outage", "freeze", "die", "fill
 """Faults that delay what a controller knows or orders."""
 SLACK_S = 30.0
 """How much longer than its limits a cluster may hang: a last step, and answers that are under way."""
+UP_S = 15.0
+"""How long after its last task has opened its port a cluster may count as not up: a connection may be silent."""
 RETRY_S = 20.0
 """How long a user waits before the next try to resume."""
 RETRIES = 30
@@ -60,6 +62,8 @@ class Excuse:
     why: str
     since: float
     until: float
+    only_delays: bool = False
+    """Whether it can only keep a cluster from forming in time."""
 
 
 @dataclass
@@ -69,7 +73,8 @@ class Cluster:
     began: float
     tasks: dict[str, TaskProcess] = field(default_factory=dict)
     joined: dict[str, TaskProcess] = field(default_factory=dict)
-    is_up: bool = False
+    up: float = FOREVER
+    """When its tasks had met."""
     stopped: float = FOREVER
     """When its first task was asked to end."""
     ordered: float = FOREVER
@@ -78,6 +83,10 @@ class Cluster:
     @property
     def trainers(self) -> list[TaskProcess]:
         return [task for task in self.tasks.values() if task.role == "trainer"]
+
+    @property
+    def is_up(self) -> bool:
+        return self.up < FOREVER
 
     @property
     def is_stopped(self) -> bool:
@@ -91,7 +100,8 @@ class World:
         self.scenario = scenario
         self.simulation = Simulation()
         self.folder = folder
-        self.began = BEGAN + self.simulation.now
+        self.born = self.simulation.now
+        self.began = BEGAN + self.born
         """When the run began, as run.json keeps it."""
         self.files: RunPaths = RunDir.create(folder)
         (folder / "train.py").touch()
@@ -254,7 +264,12 @@ class World:
             return
         is_done = bool(cluster.trainers) and all(task.has_succeeded for task in cluster.trainers)
         now = self.simulation.now
-        is_excused = any(excuse.since <= now and excuse.until >= cluster.began for excuse in self.excuses)
+        # Only of the first attempt is it known when its limit began.
+        formed = agent.attempt == 1 and cluster.up < self.born + self.scenario.spec["timeouts"]["start_s"] - UP_S
+        is_excused = any(
+            excuse.since <= now and excuse.until >= cluster.began and not (formed and excuse.only_delays)
+            for excuse in self.excuses
+        )
         if not is_done and not is_excused:
             self.break_rule("healthy", f"attempt {agent.attempt} is stopped on {agent.machine.name} although it trains")
         cluster.stopped = now
@@ -295,8 +310,8 @@ class World:
         if role == "server" or (role == "trainer" and failed):
             self.excuse(f"{task.name} ended with {how}", self.simulation.now)
 
-    def excuse(self, why: str, until: float) -> None:
-        self.excuses.append(Excuse(why, self.simulation.now, until))
+    def excuse(self, why: str, until: float, *, only_delays: bool = False) -> None:
+        self.excuses.append(Excuse(why, self.simulation.now, until, only_delays))
 
     def expect_stop(self, task: TaskProcess) -> None:
         """The task hangs for ever: its cluster has to be stopped within its limits, if nothing disturbs that."""
@@ -321,7 +336,7 @@ class World:
         if cluster.is_up:
             task.train()
         elif all(name in cluster.joined and cluster.joined[name].is_alive for name in expected):
-            cluster.is_up = True
+            cluster.up = self.simulation.now
             self._note("up")
             for member in cluster.joined.values():
                 member.train()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from launcher.gang.decide import NEWS_S, SAVING_S, STACKS_S, take_over
+import signal
+
+from launcher.gang.decide import SAVING_S, STACKS_S, take_over
 from launcher.gang.events import (
     Action,
     AskStacks,
+    EndAnnounced,
     Event,
+    Interrupted,
     NodeAttached,
+    NodeEmpty,
     NodeHeard,
     NodeLost,
     NodeUnheard,
+    ProgramEnded,
     RestartTask,
     StacksReceived,
     StopNodes,
@@ -21,7 +27,7 @@ from launcher.gang.events import (
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.spec.strategies import RULES
-from launcher.tasks import parse_task_id
+from launcher.tasks import TaskId, parse_task_id
 from tests.harness.builders.gang import DRAIN_S, TWO_NODES, W0, W1, exited, make_policy, play, play_on, running
 from worker_entry.protocol.frozen import replace
 
@@ -70,19 +76,46 @@ def test_the_drain_limit_waits_for_a_task_whose_node_is_not_heard() -> None:
     assert end_of(POLICY, *heard, 400.0 + STACKS_S, Tick()).suspicion is Reason.DRAIN_TIMEOUT
 
 
-def test_a_lost_node_is_no_failure_if_the_others_then_report_that_they_have_finished() -> None:
+def reasons(state: AttemptState, before: tuple[Event | float, ...], ended: TaskId) -> list[Reason | None]:
+    """Why the attempt ends if, after our stop, the task reports that it had finished before, or that it ends now."""
+    empty = [NodeEmpty(node, 0, 0) for node in state.policy.nodes]
+    ends = (replace(exited(ended), before_stop=True), exited(ended))
+    return [play_on(state, *before, end, *empty)[0].reason for end in ends]
+
+
+def test_a_lost_node_is_no_failure_if_the_others_then_report_that_they_had_finished() -> None:
     outage: tuple[Event | float, ...] = (*map(NodeUnheard, "abc"), 50.0, NodeHeard("a"), NodeLost("b", "gone"))
-    assert end_of(SERVED, *outage, exited(CHIEF)).reason is Reason.SUCCEEDED
-    late = end_of(SERVED, *outage, NodeHeard("c"), 50.0 + NEWS_S, Tick(), exited(CHIEF))
-    assert late.reason is Reason.NODE_LOST
+    assert reasons(end_of(SERVED), outage, CHIEF) == [Reason.SUCCEEDED, Reason.NODE_LOST]
 
 
-def test_a_node_that_is_gone_at_a_takeover_is_no_failure_if_the_others_then_report_that_they_have_finished() -> None:
-    state, _ = play(SERVED, 10.0, *running(SERVED))
-    left = replace(take_over(state), deadline=None)
-    events: tuple[Event | float, ...] = (20.0, NodeAttached("a"), NodeLost("b", "gone"), NodeAttached("c"))
-    assert play_on(left, *events, exited(CHIEF))[0].reason is Reason.SUCCEEDED
-    assert play_on(left, *events, 20.0 + NEWS_S, Tick())[0].reason is Reason.NODE_LOST
+def test_a_node_that_is_gone_at_a_takeover_is_no_failure_if_the_others_then_report_that_they_had_finished() -> None:
+    left = replace(take_over(end_of(SERVED)), deadline=None)
+    events = (20.0, NodeAttached("a"), NodeLost("b", "gone"), NodeAttached("c"))
+    assert reasons(left, events, CHIEF) == [Reason.SUCCEEDED, Reason.NODE_LOST]
+
+
+def test_a_server_that_has_ended_is_no_failure_if_the_chief_then_reports_that_it_had_finished() -> None:
+    outage: tuple[Event | float, ...] = (*map(NodeUnheard, "ac"), 50.0, NodeHeard("c"), exited(PS, 1), NodeHeard("a"))
+    assert reasons(end_of(SERVED), outage, CHIEF) == [Reason.SUCCEEDED, Reason.TASK_FAILED]
+
+
+def test_nodes_that_are_taken_away_are_no_failure_if_all_tasks_then_report_that_they_had_finished() -> None:
+    announced = (EndAnnounced("preempted", "the job was taken away"), replace(exited(W0), before_stop=True))
+    assert reasons(end_of(POLICY), announced, W1) == [Reason.SUCCEEDED, Reason.ANNOUNCED]
+
+
+def test_a_failure_that_crosses_the_order_to_stop_is_not_held_against_its_task() -> None:
+    """Its cause may be the same as that of the stop: a peer that is lost."""
+    failed = replace(exited(W1, 1), before_stop=True)
+    state = end_of(POLICY, NodeLost("a", "gone"), failed, NodeEmpty("b", 0, 0))
+    assert (state.reason, W1 in state.stopped) == (Reason.NODE_LOST, True)
+
+
+def test_programs_that_return_after_ctrl_c_have_not_finished() -> None:
+    """They may have handled KeyboardInterrupt."""
+    returned = (ProgramEnded(W0, 1010.0), ProgramEnded(W1, 1010.0), exited(W0), exited(W1))
+    empty = (NodeEmpty("a", 0, 0), NodeEmpty("b", 0, 0))
+    assert end_of(POLICY, Interrupted(signal.SIGINT), *returned, *empty).reason is Reason.INTERRUPTED
 
 
 def taken_over(*events: Event | float, policy: AttemptPolicy = POLICY) -> tuple[AttemptState, list[Action]]:
@@ -122,19 +155,14 @@ def test_a_takeover_repeats_the_restart_of_a_single_task_that_may_not_have_arriv
     assert taken_over(exited(W0, 1), policy=policy)[1] == [RestartTask(W0)]
     assert taken_over(exited(W0, 1), TaskStarted(W0, 200, 1020.0, 2), policy=policy)[1] == []
     left = take_over(end_of(policy, exited(W0, 1)))
-    assert play_on(left, NodeAttached("a"), NodeLost("b", "gone"), NodeAttached("c"))[1] == []
+    _, actions = play_on(left, NodeAttached("a"), NodeLost("b", "gone"), NodeAttached("c"))
+    assert RestartTask(W0) not in actions
 
 
 def test_a_takeover_starts_no_task_whose_start_the_journal_has_lost() -> None:
     state, _ = play(POLICY, 10.0, *running(POLICY))
     state, actions = play_on(take_over(replace(state, started={})), NodeAttached("a"), NodeAttached("b"))
     assert (state.detached, actions) == (frozenset(), [])
-
-
-def test_a_server_that_has_ended_is_no_failure_if_the_chief_then_reports_that_it_has_finished() -> None:
-    outage: tuple[Event | float, ...] = (*map(NodeUnheard, "ac"), 50.0, NodeHeard("c"), exited(PS, 1), NodeHeard("a"))
-    assert end_of(SERVED, *outage, exited(CHIEF)).reason is Reason.SUCCEEDED
-    assert end_of(SERVED, *outage, 50.0 + NEWS_S, Tick()).reason is Reason.TASK_FAILED
 
 
 def test_a_trainer_that_has_failed_stops_the_others_although_a_node_is_not_heard() -> None:

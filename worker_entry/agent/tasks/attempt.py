@@ -300,7 +300,7 @@ class AttemptRunner:
         if problem is None and self._pending is not None and hello is not None and ready:
             order, self._pending = self._pending, None
             problem = self._start(order, hello)
-        self._tasks.note_exits(self._tree.reap())
+        self._tasks.note_exits(self._tree.reap(), self._tree.stopped)
         self._tasks.observe_logs()
         tasks = self._tasks.by_name
         for message in (*self._task_watch.poll(tasks, self._ports, self._tree, now), *self._stacks.poll(tasks, now)):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Optional
 
 from worker_entry.agent.tasks.forkserver import ForkserverClient
 from worker_entry.agent.tasks.input import TaskInput
@@ -84,8 +85,8 @@ class RunningTasks:
             self._send(Noted(f"tasks are not forked from a preloaded TensorFlow: {reason}"))
         forkserver.release_unless_kept()
 
-    def note_exits(self, exits: Sequence[tuple[int, int]]) -> None:
-        """Reports the ends of processes, given as pids and wait statuses."""
+    def note_exits(self, exits: Sequence[tuple[int, int]], stopped: Mapping[int, float]) -> None:
+        """Reports the ends of processes, given as pids and wait statuses; `stopped` is that of their tree."""
         ended = self._kernel.now()
         if exits:  # an end stops the attempt, and the controller then ignores how far the other tasks have come
             for task in self.by_name.values():
@@ -93,16 +94,16 @@ class RunningTasks:
                     for last in task.new_status():
                         self._send(last)
         for pid, status in exits:
-            self._note_exit(pid, status, ended)
+            self._note_exit(pid, status, ended, stopped.get(pid))
 
-    def _note_exit(self, pid: int, status: int, ended: float) -> None:
+    def _note_exit(self, pid: int, status: int, ended: float, stopped: Optional[float]) -> None:
         for task in self.by_name.values():
             if task.running and task.pid == pid:
                 task.running = False
                 self._ports.forming.discard(task.name)
                 if task.input is not None:
                     task.input.close()
-                task.ended = task.report_end(TaskExit.from_wait_status(status), ended, self._oom)
+                task.ended = task.report_end(TaskExit.from_wait_status(status), ended, self._oom, stopped)
                 self._send(task.ended)
 
     def report_again(self) -> None:

@@ -196,14 +196,18 @@ class StartedTask:
                 finished = float(stream.read(64))
         return finished
 
-    def report_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
-        """The task's end, with everything that this node and the task's own files know about it."""
-        finished = self._find_finished()
+    def report_end(self, how: TaskExit, time: float, oom: OomWatch, stopped: Optional[float]) -> Exited:
+        """The task's end, with everything that this node and the task's own files know about it.
+
+        `stopped`: when the agent began to stop it.
+        """
+        start, finished = self.started.start, self._find_finished()
+        before_stop = stopped is None or (finished is not None and finished < stopped)
         if how.ok:
-            return Exited(self.name, how, time, finished=finished, start=self.started.start)
+            return Exited(self.name, how, time, finished=finished, start=start, before_stop=before_stop)
         evidence = oom.find(self.pid, how, self._kernel.monotonic()) or self._find_full()
         crash = self._status.load_crash(time)
-        return Exited(self.name, how, time, crash, finished, evidence, self.started.start)
+        return Exited(self.name, how, time, crash, finished, evidence, start, before_stop)
 
     def _find_full(self) -> Optional[Problem]:
         folder = self._files.directory

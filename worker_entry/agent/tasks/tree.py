@@ -32,6 +32,8 @@ class Tree:
         self.left_behind: set[int] = set()
         self.halts: list[tuple[int, int]] = []
         """Leaders that a signal suspended, as (pid, signal), or that continued, as (pid, 0); readers empty the list."""
+        self.stopped: dict[int, float] = {}
+        """When a stop began, for each leader that had not ended by then."""
         self._leaders: set[int] = set()
         self._reaped: set[int] = set()
         self._untouchable: set[int] = set()
@@ -102,6 +104,7 @@ class Tree:
                 self._terminate()
             return
         self._deadline = deadline
+        self.stopped = {process.pid: self._kernel.now() for process in self.living() if process.pid in self._leaders}
         self._longer = {pid: now + longer_s for pid, longer_s in longer.items()}
         if interrupted:
             self._interrupted = frozenset(interrupted)
