@@ -118,8 +118,6 @@ def _check_success(world: World, report: RunReport, records: list[Record]) -> It
         cluster = world.clusters.get(attempt.attempt)
         if cluster is None or attempt.verdict.reference == "succeeded":
             continue
-        if attempt.cluster_up is None and any(fault.kind == "suspend" for fault in world.scenario.faults):
-            continue  # a controller that was suspended while the cluster formed counts that time
         known = {
             str(record.event.task)
             for record in records
