@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -109,10 +110,17 @@ class SlurmCluster:
         """Waits until every node can take a job."""
 
         def idle() -> bool:
+            for name, daemon in self.daemons.items():
+                if daemon.poll() is not None:  # its log says why, such as a port that is taken
+                    pytest.fail(f"{name} has ended: {self._last_words(name)}\n{_describe_listeners()}")
             states = self.run("sinfo", "-h", "-N", "-o", "%N %t", check=False).split("\n")
             return {line.split()[0] for line in states if line.endswith(" idle")} >= set(self.nodes)
 
         wait_until(idle, "all nodes are idle")
+
+    def _last_words(self, name: str) -> str:
+        log = self.folder / f"{name}.log"
+        return log.read_text(errors="replace")[-500:] if log.exists() else "it has no log"
 
     def steps(self, node: str = "") -> list[psutil.Process]:
         """The processes that supervise steps, with all their descendants, of one node or of all."""
@@ -134,6 +142,17 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def _describe_listeners() -> str:
+    """The processes that listen on the ports of these tests."""
+    lines = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            listens = [each.laddr.port for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
+            if own := sorted(set(listens) & set(ports())):
+                lines.append(f"{process.pid} listens on {own}: {shlex.join(process.cmdline())}")
+    return "\n".join(lines)
 
 
 def _address(index: int) -> str:
