@@ -5,9 +5,10 @@ names: one JSON object a line. As a program, `python -m tests.harness.rules.seco
 files again, once alone and twice beside busy programs; pytest's options, among them the seed, come from PYTEST_ADDOPTS.
 It fails if any test fails again; otherwise it prints the unreliable tests, each with its first failure.
 
-There is no second chance for a test that no other process, thread or connection can have disturbed; for a process that
-is left behind; for a bug that distlaunch reports of itself, with exit status 70; for a byte of a log that is lost or
-doubled; for a test that was skipped; and for a crash of pytest itself.
+There is no second chance for a test that no other process, thread or connection can have disturbed, neither by itself
+nor through a fixture that it shares with other tests; for a process that is left behind; for a bug that distlaunch
+reports of itself, with exit status 70; for a byte of a log that is lost or doubled; for a test that was skipped; and for
+a crash of pytest itself.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class TestPlugin:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        self._purity.share(_shared_fixtures_of(item))
+        self._purity.share(_fixtures_of(item, shared=True))
         if report.failed:
             vars(report)["final"] = self._find_reason(item, call, report)  # travels with the report to the main process
         vars(report)[PURE] = self._purity.is_pure(_fixtures_of(item))
@@ -168,21 +169,17 @@ class TestPlugin:
         return ""
 
 
-def _fixtures_of(item: pytest.Item) -> Iterator[tuple[str, str]]:
-    """The names and places of the fixtures that the test uses: other modules may have others of the same name."""
-    info = getattr(item, "_fixtureinfo", None)
-    for name, found in info.name2fixturedefs.items() if info is not None else ():
-        yield name, found[-1].baseid
+def _fixtures_of(item: pytest.Item, *, shared: bool = False) -> Iterator[tuple[str, str]]:
+    """The names and places of the fixtures that the test uses: other modules may have others of the same name.
 
-
-def _shared_fixtures_of(item: pytest.Item) -> Iterator[tuple[str, str]]:
-    """Those that the test names as arguments and that later tests get as well."""
+    `shared`: only those that the test names as arguments, and that later tests get as well; none of pytest's own.
+    """
     info = getattr(item, "_fixtureinfo", None)
     if info is None:
         return
-    for name in info.argnames:
-        found = info.name2fixturedefs.get(name, ())
-        if found and found[-1].baseid and found[-1].scope != "function":
+    for name, found in info.name2fixturedefs.items():
+        is_shared = name in info.argnames and found[-1].baseid and found[-1].scope != "function"
+        if is_shared or not shared:
             yield name, found[-1].baseid
 
 

@@ -100,8 +100,7 @@ class World:
         self.scenario = scenario
         self.simulation = Simulation()
         self.folder = folder
-        self.born = self.simulation.now
-        self.began = BEGAN + self.born
+        self.began = BEGAN + self.simulation.now
         """When the run began, as run.json keeps it."""
         self.files: RunPaths = RunDir.create(folder)
         (folder / "train.py").touch()
@@ -265,7 +264,8 @@ class World:
         is_done = bool(cluster.trainers) and all(task.has_succeeded for task in cluster.trainers)
         now = self.simulation.now
         # Only of the first attempt is it known when its limit began.
-        formed = agent.attempt == 1 and cluster.up < self.born + self.scenario.spec["timeouts"]["start_s"] - UP_S
+        limit = self.began - BEGAN + self.scenario.spec["timeouts"]["start_s"]
+        formed = agent.attempt == 1 and cluster.up < limit - UP_S
         is_excused = any(
             excuse.since <= now and excuse.until >= cluster.began and not (formed and excuse.only_delays)
             for excuse in self.excuses

@@ -104,7 +104,8 @@ class Tree:
                 self._terminate()
             return
         self._deadline = deadline
-        self.stopped = {process.pid: self._kernel.now() for process in self.living() if process.pid in self._leaders}
+        living = {process.pid for process in self.living()}
+        self.stopped = dict.fromkeys(self._leaders & living, self._kernel.now())
         self._longer = {pid: now + longer_s for pid, longer_s in longer.items()}
         if interrupted:
             self._interrupted = frozenset(interrupted)
