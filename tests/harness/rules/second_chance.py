@@ -7,8 +7,8 @@ It fails if any test fails again; otherwise it prints the unreliable tests, each
 
 There is no second chance for a test that no other process, thread or connection can have disturbed, neither by itself
 nor through a fixture that it shares with other tests; for a process that is left behind; for a bug that distlaunch
-reports of itself, with exit status 70; for a byte of a log that is lost or doubled; for a test that was skipped; and for
-a crash of pytest itself.
+reports of itself, with exit status 70; for a byte of a log that is lost or doubled; for a test that was skipped; and
+for a crash of pytest itself.
 """
 
 from __future__ import annotations
