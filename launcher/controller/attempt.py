@@ -25,7 +25,6 @@ from launcher.gang.events import (
     FilesAsked,
     LeaderWaits,
     NodeLost,
-    NodeReady,
     ProfileAsked,
     StacksAsked,
     TaskExited,
@@ -85,8 +84,6 @@ class AttemptLoop:
         self.state = self._make_state(setup)
         """The current state."""
         self._to_attach = self.state.detached
-        self._to_preload: set[str] = set()
-        """Nodes that import TensorFlow as soon as it is known which GPUs they keep for the run."""
         self._touch_due = 0.0
         self._ignored: dict[str, deque[str]] = {}
         """The last events of each node that changed nothing."""
@@ -194,12 +191,9 @@ class AttemptLoop:
             self._ignored.setdefault(node, deque(maxlen=IGNORED)).append(repr(event)[:IGNORED_LENGTH])
         self._context.depart(self.state)
         self._context.links.claimed = self.state.claimed
-        if isinstance(event, NodeReady) and self.state is not earlier:
-            self._to_preload.add(event.node)
-        if self._to_preload and self.state.reason is None and not self.state.waits_for_gpus:
-            for node in sorted(self._to_preload & self.state.ready):
+        if self.state.reason is None and not self.state.waits_for_gpus:  # it is known which GPUs the nodes keep
+            for node in self._context.links.take_fresh(self.state.ready):
                 self._actions.preload(node)
-            self._to_preload.clear()
         for action in actions:
             self._actions.perform(action, self.state)
         self._actions.restore()

@@ -68,6 +68,8 @@ class NodeLinks:
         self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
         """The first answer of each connected node."""
+        self._fresh: set[str] = set()
+        """The ready nodes that `take_fresh` has not returned."""
         self.claimed: Mapping[str, tuple[str, ...]] = {}
         """The GPUs that each node keeps for the run, if the run has waited for them."""
         self._transports = {**transports}
@@ -168,6 +170,7 @@ class NodeLinks:
         gone = {node: self._links.pop(node) for node in nodes if node in self._links}
         for node in nodes:
             self.ready.pop(node, None)
+            self._fresh.discard(node)
             self.unheard.discard(node)
             self._close_inbox(node)
         left = self.timing.map(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE)
@@ -214,11 +217,19 @@ class NodeLinks:
 
     def _note(self, node: str, message: Message | LinkNews) -> None:
         if isinstance(message, Ready):
+            if node not in self.ready:
+                self._fresh.add(node)
             self.ready[node] = message
         elif isinstance(message, LinkDropped):
             self.unheard.add(node)
         elif isinstance(message, (LinkResumed, LinkClosed)):
             self.unheard.discard(node)
+
+    def take_fresh(self, nodes: Collection[str]) -> list[str]:
+        """Returns, once, which of these nodes have a new agent, whenever it answered: also between two attempts."""
+        fresh = sorted(self._fresh.intersection(nodes))
+        self._fresh.difference_update(fresh)
+        return fresh
 
     @property
     def frame(self) -> int:

@@ -273,6 +273,17 @@ def say_nothing(agent: FakeAgent) -> bool:
     return False
 
 
+def answer_late(seconds: float) -> Deed:
+    """The node answers this order as usual, but only so many seconds later."""
+
+    def do(agent: FakeAgent) -> bool:
+        order = agent.order
+        agent.later(seconds, lambda: agent.answer(*agent._answers.to(order, agent.now())))
+        return False
+
+    return do
+
+
 def drop(back_s: float | None) -> Deed:
     """The connection breaks, and comes back `back_s` later, or never if None."""
 

@@ -36,6 +36,7 @@ from tests.sim.nodes import (
     FakeRun,
     Script,
     Steps,
+    answer_late,
     be_taken_over,
     empty_and_lost,
     fall_silent,
@@ -386,6 +387,24 @@ def test_an_unreachable_spare_is_replaced_by_the_next_spare(tmp_path: Path) -> N
     report = run.run()
     assert [attempt.verdict.reference for attempt in report.attempts] == ["node-lost", "node-unreachable", "succeeded"]
     assert [task.node for task in report.attempts[2].tasks] == ["gpu-a", "gpu-d"]
+
+
+def test_a_node_that_answers_between_two_attempts_imports_early_as_well(tmp_path: Path) -> None:
+    spares = [{"host": f"gpu-{letter}", "spare": True} for letter in "def"]
+    nodes = [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}, *spares]
+    script: Script = [
+        At(Phase.RUNNING, lose(left=0), "gpu-b"),
+        At(Phase.STOPPING, lose(left=0), "gpu-c"),
+        At(Phase.CONNECTING, lose("no route"), "gpu-d"),  # its tasks may still run: the next attempt waits
+        At(Phase.CONNECTING, answer_late(5.0), "gpu-e"),
+    ]
+    run = FakeRun(tmp_path / "run", script, {"nodes": nodes, "preload": True, **restarting(2)})
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["node-lost", "node-unreachable", "succeeded"]
+    assert [task.node for task in report.attempts[2].tasks] == ["gpu-a", "gpu-e", "gpu-f"]
+    assert run.nodes.connections["gpu-e"] == 1
+    for node in ("gpu-a", "gpu-e", "gpu-f"):
+        assert run.nodes.kinds_of(node).count("Preload") == 1, node
 
 
 def test_a_node_unreachable_at_the_first_start_is_not_replaced(tmp_path: Path) -> None:
