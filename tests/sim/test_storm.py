@@ -7,19 +7,26 @@ import os
 import secrets
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from launcher.report import goodput_count
 from tests.harness.apart import linux
 from tests.harness.places import ROOT
 from tests.sim.storm.defects import DEFECTS, put_back
 from tests.sim.storm.history_files import list_histories, read, read_defect
 from tests.sim.storm.scenarios import Fault, Moment, Program, Scenario, draw, draw_whole
 from tests.sim.storm.shrinking import play, shrink
+from tests.sim.storm.world import World
+from worker_entry.protocol.resend_buffer import ResendBuffer
 
 PARTS, SEEDS, NEW_SEEDS, WHOLE_SEEDS = 20, 50, 25, 10
 """The runs are split into parts, which several processes share."""
+GROWTH = 50 << 10
+"""Bytes that a run may grow within a thousand reports: less than any object for each of them takes."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -120,3 +127,55 @@ def test_a_played_run_leaves_no_descriptor_open() -> None:
         play(draw_whole(seed))
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def _keep_all_points(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(goodput_count, "LIMIT", 1 << 20)
+
+
+def _keep_confirmed_frames(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ResendBuffer, "confirm", lambda *_: None)
+
+
+@pytest.mark.parametrize("defect", [None, _keep_all_points, _keep_confirmed_frames])
+def test_the_memory_of_a_run_is_bounded(
+    defect: Callable[[pytest.MonkeyPatch], None] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither reports nor beats nor new connections leave anything in the controller, its links or its agents."""
+    monkeypatch.setattr(goodput_count, "LIMIT", 32)
+    if defect is not None:
+        defect(monkeypatch)
+    spec = {
+        "nodes": [{"host": "n0", "address": "10.0.0.1", "tasks": {"worker": 2}}],
+        "program": {"script": "train.py"},
+        "strategy": "multi_worker_mirrored",
+        "restart": {"max_restarts": 0, "return_s": 0, "period_s": 0},
+        "timeouts": {"lease_s": 60.0, "start_s": 60.0, "drain_s": 30.0, "stop_grace_s": 2.0, "stall_s": 300.0},
+    }
+    drops = tuple(Fault("drop", Moment("up", 1, 40.0 * number), "n0") for number in range(1, 40))
+    world = World(Scenario(1, spec, Program(trains_s=1e6, report_s=2.0), drops, is_whole=True), tmp_path / "run")
+    world.begin()
+    world.let_pass(100.0)
+    tracemalloc.start()
+    try:
+        before = _measure_least(world)
+        world.let_pass(1000.0)
+        grown = _measure_least(world) - before
+    finally:
+        tracemalloc.stop()
+        world.controllers[-1].kill()
+        world.let_pass(300.0)  # its agents end
+    assert not world.broken
+    assert (grown > GROWTH) == (defect is not None), grown
+
+
+def _measure_least(world: World) -> int:
+    """The bytes that distlaunch has allocated, at the moment within two minutes when they are fewest."""
+    ours = [tracemalloc.Filter(True, f"{ROOT}/{package}/*") for package in ("launcher", "worker_entry")]
+    sizes = []
+    for _ in range(10):
+        world.let_pass(12.0)
+        gc.collect()
+        sys._clear_type_cache()  # it keeps copies of names, as many as it has room for
+        sizes.append(sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces(ours).traces))
+    return min(sizes)

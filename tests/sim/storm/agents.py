@@ -43,6 +43,8 @@ class ObservedAgent(Agent):
     def _lose_controller(self) -> None:
         if not self._controller_gone:
             world = self.node.world
+            if self.overdue_s > 0 and not self._asked_to_end:
+                world.note_expired_lease(self.node.machine)
             world.excuse(f"the agent of {self.node.machine.name} lost its controller", world.simulation.now)
         super()._lose_controller()
 

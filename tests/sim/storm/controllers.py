@@ -176,6 +176,12 @@ class Controller:
         if self._node_links is not None:
             self._node_links._mirror.close()
 
+    def check_fence(self, machine: Machine) -> None:
+        """Called before something is sent to an agent."""
+        links = self._node_links
+        if links is not None and self.timing.monotonic() < links.fences.get(machine.name, 0.0):
+            self.world.break_rule("fenced", f"something is sent to {machine.name}, where nothing may run any more")
+
     def count_effect(self) -> None:
         """Called before each effect on files and nodes: at any of them, the controller may be killed."""
         if self._effects_left < 0 or self.process.is_dead:

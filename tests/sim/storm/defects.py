@@ -20,12 +20,14 @@ from launcher.rundir.directory import RunDir
 from launcher.rundir.record import RecordedPlan
 from launcher.transports.frame_sender import FrameSender
 from launcher.transports.incoming import Placement
+from launcher.transports.resumable_link import ResumableLink
 from launcher.verdict import causes
 from tests.sim.storm import controllers
 from worker_entry.agent.connection.connection import Connection
 from worker_entry.agent.tasks.attempt import AttemptRunner
 from worker_entry.agent.tasks.table import RunningTasks
 from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.orders import Beat
 
 
 def _every_address(plan: RecordedPlan) -> dict[str, str]:
@@ -112,6 +114,13 @@ def _show_stacks_always(self: AttemptRunner) -> None:
     self._stacks.begin(self._tasks.by_name, self._tree.living())
 
 
+def _keep_no_stamp(self: FrameSender, beat: Beat) -> None:
+    _note_beat(self, replace(beat, stamp=None))
+
+
+_note_beat = FrameSender.note_beat
+
+
 DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[Any]]]] = {
     "address": (
         "a resume never takes over a run with TensorBoard, whose address it mistakes for that of its node",
@@ -169,6 +178,10 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
         "the connections to lost nodes stay open",
         lambda: patch.object(NodeLinks, "forget", _only_forget),
     ),
+    "fenced": (
+        "a link that has been given up sends on: its agent hears from its controller, and its tasks go on",
+        lambda: patch.object(ResumableLink, "abandon", lambda _: None),
+    ),
     "met": (
         "a takeover does not know a node that has answered between two attempts, and starts the cluster again",
         lambda: patch.object(Pauses, "_note_met", lambda *_: None),
@@ -188,6 +201,10 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
     "orders": (
         "orders that were under way when a connection broke are lost",
         lambda: patch.object(FrameSender, "attach", _attach_without_rest),
+    ),
+    "stamps": (
+        "the lease of an agent is never renewed, because its controller does not return the stamps of its beats",
+        lambda: patch.object(FrameSender, "note_beat", _keep_no_stamp),
     ),
     "again": (
         "over a new connection, an agent sends reports again that have arrived",

@@ -356,6 +356,7 @@ class StormLink:
 
     def send(self, message: Message, body: bytes = b"") -> None:
         del body
+        self._controller.check_fence(self._machine)
         self._controller.count_effect()
         if self._is_over or self._is_abandoned:
             return

@@ -136,6 +136,8 @@ class NodeStream:
     def write(self, data: bytes) -> None:
         if self._broken:
             raise BrokenPipeError(self._broken)
+        if not isinstance(self._command, CleanCommand):
+            self._controller.check_fence(self.machine)
         self._controller.count_effect()
         self.to_node.send(data)
 
@@ -251,20 +253,20 @@ class QuestionCommand:
 
     def __init__(self, stream: NodeStream) -> None:
         self._stream = stream
-        self._decoder = Decoder()
-        self._message: Message | None = None
+        self._decoder: Decoder | None = Decoder()
+        """Reads the message; None once it is there."""
 
     def take(self, data: bytes) -> None:
-        if self._message is not None:
+        if self._decoder is None:
             self._take_more(data)
             return
         for message, _ in self._decoder.feed(data):
-            self._message = message
+            self._decoder = None
             machine = self._stream.machine
             machine.later(machine.chance.uniform(0.05, 0.5), partial(self._obey, message))
 
     def _take_more(self, data: bytes) -> None:
-        raise AssertionError(f"{data!r} after {self._message}")
+        raise AssertionError(f"{data!r} after the message")
 
     def _obey(self, message: Message) -> None:
         raise NotImplementedError

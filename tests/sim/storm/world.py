@@ -274,6 +274,13 @@ class World:
             self.break_rule("healthy", f"attempt {agent.attempt} is stopped on {agent.machine.name} although it trains")
         cluster.stopped = now
 
+    def note_expired_lease(self, machine: Machine) -> None:
+        """An agent has not been heard for its lease: something must have disturbed its connection."""
+        quiet_s = self.simulation.now - self._disturbed
+        has_jumped = any(fault.kind == "jump" for fault in self.scenario.faults)  # the lease runs by the node's clock
+        if quiet_s > self.scenario.spec["timeouts"]["lease_s"] + SLACK_S and not has_jumped and self.controller:
+            self.break_rule("lease", f"it has expired on {machine.name} after {quiet_s:.0f} s without a disturbance")
+
     def note_end_of_tasks(self, machine: Machine) -> None:
         """All tasks of a machine are ended from outside."""
         for agent in machine.agents:
