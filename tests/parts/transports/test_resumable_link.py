@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launcher.transports import streams
 from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed
@@ -31,7 +29,7 @@ from tests.harness.witness import await_none_left, make_mark, wait_until
 from worker_entry.agent.connection import handover as reattachments
 from worker_entry.agent.connection import reattach_calls, reattach_folder
 from worker_entry.agent.connection.reattach_calls import receive_call
-from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
     Attached,
     Broken,
@@ -46,7 +44,6 @@ from worker_entry.protocol.messages import (
     Started,
 )
 from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Beat, Goodbye, Hello, Piece, Prepare, Start, Stop
-from worker_entry.protocol.resend_buffer import ResendBuffer
 from worker_entry.protocol.values import Problem, Program, TaskExit, TaskRequest, TaskStart
 from worker_entry.system import kernel
 
@@ -57,36 +54,6 @@ COVERS = (
     "worker_entry/agent/tasks/attempt.py",
     "worker_entry/protocol",
 )
-
-
-class TestResendBuffer:
-    @given(st.lists(st.sampled_from(["send", "deliver", "confirm", "drop"]), max_size=60))
-    def test_the_resend_buffer_delivers_every_frame_once_and_in_order(self, course: list[str]) -> None:
-        """`way` is what was written and has not arrived; a drop loses it."""
-        outbox, arrived, way, sent = ResendBuffer(), list[bytes](), list[bytes](), 0
-        for step in [*course, "drop", "deliver"]:
-            if step == "send":
-                sent += 1
-                outbox.add(b"%d" % sent)
-                way.append(b"%d" % sent)
-            elif step == "deliver":
-                arrived += way
-                way.clear()
-            elif step == "confirm":
-                outbox.confirm(len(arrived))
-            else:
-                way[:] = outbox.after(len(arrived))
-        assert arrived == [b"%d" % number for number in range(1, sent + 1)]
-
-    def test_the_resend_buffer_rejects_impossible_counts(self) -> None:
-        outbox = ResendBuffer()
-        outbox.add(b"1")
-        outbox.confirm(1)
-        with pytest.raises(ProtocolError):
-            outbox.confirm(2)
-        for count in (0, 2):  # 0 is confirmed, and so forgotten; 2 was never sent
-            with pytest.raises(ProtocolError):
-                outbox.after(count)
 
 
 # --- the controller's side, against a scripted far end ---
