@@ -243,6 +243,10 @@ def _find_addresses(plan: RecordedPlan) -> dict[str, str]:
     return {task.node: task.address for task in plan.tasks if not task.task.is_auxiliary}
 
 
+def _has_ports(history: History, plan: RecordedPlan) -> bool:
+    return {task.task for task in plan.tasks} <= history.ports.keys()
+
+
 def find_running_attempt(files: RunDir, history: History, planner: Planner) -> AttemptSetup | None:
     """The last attempt, if its tasks may still run and a plan made now equals the plan that was started."""
     if history.ended is not None or not history.is_open or history.state != "running":
@@ -252,6 +256,8 @@ def find_running_attempt(files: RunDir, history: History, planner: Planner) -> A
     addresses = _find_addresses(started)
     if not nodes or not all(node in history.ready and history.ready[node].reattach_folder for node in nodes):
         return None  # an agent on this machine ends with its controller
+    if not _has_ports(history, started):
+        return None  # a full disk has kept them out of the journal
     selected = planner.select_nodes([node.host for node in planner.spec.nodes if node.host not in nodes])
     if selected is None:
         return None

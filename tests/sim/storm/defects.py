@@ -190,6 +190,10 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
         "no restart counts",
         lambda: patch.object(supervisor, "price", _never_count),
     ),
+    "ports": (
+        "a resume fails with a bug if a full disk has kept the port of a task out of the journal",
+        lambda: patch.object(resume, "_has_ports", lambda *_: True),
+    ),
     "leftovers": (
         "a resume starts the cluster again beside the tasks that it could not take over",
         lambda: patch.object(controllers, "prepare", _leave_all),
