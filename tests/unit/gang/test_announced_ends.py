@@ -38,8 +38,12 @@ def over(*events: Event | float) -> AttemptState:
 
 
 def test_tasks_keep_a_long_grace_after_a_signal_until_slurm_announces_its_limit() -> None:
-    _, actions = ending(TERM, ended(W0, 1050.1, 143), PREEMPTED)
+    state, actions = ending(TERM, ended(W0, 1050.1, 143))
+    assert actions == [StopNodes(SIGNALLED_GRACE_S)]
+    assert state.deadline == SIGNALLED_GRACE_S + STOP_MARGIN_S
+    state, actions = ending(TERM, ended(W0, 1050.1, 143), PREEMPTED)
     assert actions == [StopNodes(SIGNALLED_GRACE_S), StopNodes(PREEMPTED.grace_s)]
+    assert state.deadline == PREEMPTED.grace_s + STOP_MARGIN_S
 
 
 def test_an_announced_end_stops_the_tasks_with_the_announced_grace() -> None:

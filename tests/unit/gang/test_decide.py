@@ -497,6 +497,7 @@ class TestInterruption:
 
         assert actions[2:] == [INTERRUPT, StopNodes(0.0)]
         assert (state.phase, state.signal) == (Phase.STOPPING, signal.SIGINT)
+        assert state.deadline == STOP_MARGIN_S
 
     def test_an_interruption_in_any_phase_stops_the_nodes_that_have_answered(self) -> None:
         policy = make_policy(TWO_NODES)

@@ -26,7 +26,9 @@ def test_an_open_port_that_loses_its_protection_is_reported() -> None:
     policy = make_policy(ONE_NODE)
     state, _ = play(policy, NodeReady("a"), NodePrepared("a", ports_of(policy, "a")), *started(W0, W1))
     lost = TaskUnguarded(W1, "it listens again")
-    assert render_news_of_guards(decide(state, lost, 0.0)[0], lost) == []
+    early, _ = decide(state, lost, 0.0)
+    assert render_news_of_guards(early, lost) == []
+    assert early.unguarded == {W1: "it listens again"}
     state, _ = decide(state, TaskListening(W1, 1001.0), 0.0)
     assert render_news_of_guards(decide(state, lost, 0.0)[0], lost) == [
         "anyone can reach the port of worker:1: it listens again"

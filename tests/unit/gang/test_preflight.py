@@ -587,6 +587,14 @@ class TestChecksBeforeStart:
 
         assert play_on(state, NodeSynced("b", 1, 10))[1] == [PrepareNodes()]
 
+    def test_the_ports_are_reserved_once_all_nodes_have_the_last_checkpoint(self) -> None:
+        policy = replace(make_policy(TWO_NODES), restores=frozenset("ab"))
+        state, actions = play(policy, NodeReady("a"), NodeReady("b"), NodeSynced("a", 1, 10, checkpoint=True))
+        assert (state.phase, actions) == (Phase.SYNCING, [SyncNodes()])
+        assert play_on(state, NodeSynced("b", 1, 10))[1] == []  # the program's folder is no checkpoint
+        state, actions = play_on(state, NodeSynced("b", 0, 0, checkpoint=True))
+        assert (state.restored, actions) == ({"a", "b"}, [PrepareNodes()])
+
     def test_errors_of_the_checks_prevent_the_start_and_are_all_kept(self) -> None:
         policy = checking(TWO_NODES)
         refusals = [

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from launcher.gang.decide import FAILURE_GRACE_S, RAISED_S, SAVING_S, decide
+from launcher.gang.decide import FAILURE_GRACE_S, RAISED_S, SAVING_S, STOP_MARGIN_S, decide
 from launcher.gang.events import (
     Action,
     Event,
@@ -51,6 +51,7 @@ class TestRaised:
         assert (state.phase, state.reason) == (Phase.RUNNING, None)
         state, actions = of(RAISED, RAISED_S, Tick())
         assert actions[-1] == StopNodes(FAILURE_GRACE_S, longer={W1: GRACE_S})
+        assert state.deadline == RAISED_S + GRACE_S + STOP_MARGIN_S
         state, _ = play_on(state, KILLED, exited(W0, signal=15), NodeEmpty("a"), NodeEmpty("b"))
         verdict = judged(state)
         assert (verdict.reference, verdict.task) == ("task-failed", "worker:1")
