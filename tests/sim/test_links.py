@@ -627,17 +627,13 @@ def test_a_takeover_that_reaches_nobody_ends_after_its_own_limit() -> None:
         assert run.news == [LinkClosed("its controller is gone, and not reconnected within 4 s: no route")]
 
 
-def test_a_takeover_refuses_an_agent_that_repeats_what_was_handled() -> None:
+@pytest.mark.parametrize(
+    ("first", "news"),
+    [(3, LinkClosed("the agent sent Attached with frame 3 after 3 [protocol-error]")), (4, LinkTakenOver(9))],
+)
+def test_a_takeover_accepts_only_an_agent_that_goes_on_after_what_was_handled(first: int, news: LinkNews) -> None:
     with course(resumption=RESUMPTION) as run:
         run.let_pass()
-        run.end.put(MARKER + encode(Attached(9, 3)))
+        run.end.put(MARKER + encode(Attached(9, first)))
         run.let_pass()
-        assert run.news == [LinkClosed("the agent sent Attached with frame 3 after 3 [protocol-error]")]
-
-
-def test_a_takeover_accepts_an_agent_that_goes_on_after_what_was_handled() -> None:
-    with course(resumption=RESUMPTION) as run:
-        run.let_pass()
-        run.end.put(MARKER + encode(Attached(9, 4)))
-        run.let_pass()
-        assert run.news == [LinkTakenOver(9)]
+        assert run.news == [news]

@@ -593,7 +593,7 @@ class TestChecksBeforeStart:
         assert (state.phase, actions) == (Phase.SYNCING, [SyncNodes()])
         assert play_on(state, NodeSynced("b", 1, 10))[1] == []  # the program's folder is no checkpoint
         state, actions = play_on(state, NodeSynced("b", 0, 0, checkpoint=True))
-        assert (state.restored, actions) == ({"a", "b"}, [PrepareNodes()])
+        assert (state.restored, actions) == (frozenset("ab"), [PrepareNodes()])
 
     def test_errors_of_the_checks_prevent_the_start_and_are_all_kept(self) -> None:
         policy = checking(TWO_NODES)
