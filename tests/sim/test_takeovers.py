@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.sim.storm.controllers import Controller
 from tests.sim.storm.defects import put_back
-from tests.sim.storm.faults import Faults
 from tests.sim.storm.scenarios import Fault, Moment, Program, Scenario
 from tests.sim.storm.shrinking import MEMORY
 from tests.sim.storm.world import World
@@ -81,20 +80,20 @@ class Takeovers(RuleBasedStateMachine):
     @precondition(lambda self: self.has_controller)
     @rule(seconds=st.sampled_from([1.0, 20.0, 90.0]))
     def the_controller_is_suspended(self, seconds: float) -> None:
-        Faults(self.world).suspend(Fault("suspend", NOW, seconds=seconds))
+        self.world.do(Fault("suspend", NOW, seconds=seconds))
 
     @rule(host=st.sampled_from(NODES), seconds=st.sampled_from([1.0, 20.0, 90.0]))
     def a_connection_breaks(self, host: str, seconds: float) -> None:
-        Faults(self.world).drop(Fault("drop", NOW, host, seconds))
+        self.world.do(Fault("drop", NOW, host, seconds))
 
     @rule(number=st.integers(0, 2))
     def a_task_fails(self, number: int) -> None:
-        Faults(self.world).exit(Fault("exit", NOW, f"worker:{number}", what="1 ValueError: no batch"))
+        self.world.do(Fault("exit", NOW, f"worker:{number}", what="1 ValueError: no batch"))
 
     @precondition(lambda self: self.has_controller)
     @rule()
     def the_user_interrupts(self) -> None:
-        Faults(self.world).signal(Fault("signal", NOW, what=signal.SIGINT.name))
+        self.world.do(Fault("signal", NOW, what=signal.SIGINT.name))
 
     @invariant()
     def every_rule_holds(self) -> None:
@@ -103,7 +102,7 @@ class Takeovers(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            broken = self.world.broken or self._finish()
+            broken = self._finish()
             shutil.rmtree(self.folder, ignore_errors=True)
             assert not broken, broken[0]
 

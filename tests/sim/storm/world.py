@@ -165,6 +165,9 @@ class World:
             check_end(self)
         for controller in [*self.controllers]:  # those that will never run again
             controller.kill()
+        for machine in self.machines.values() if self.broken else ():
+            for agent in machine.agents:  # otherwise, it ends when it is collected, beside later runs
+                agent.vanish()
         return self.broken
 
     def break_rule(self, rule: str, detail: str) -> None:
@@ -180,6 +183,7 @@ class World:
 
     def note_controller(self, controller: Controller) -> None:
         self.controllers.append(controller)
+        self._disturbed = max(self._disturbed, self.simulation.now)  # until now, the run had none
 
     def resume(self, *, requeued: bool = False, times: int = 1) -> None:
         """The user, or the engine, starts the next controller, unless one is there; perhaps `times` at once."""
@@ -385,9 +389,10 @@ class World:
         number = self._seen[place] = self._seen.get(place, 0) + 1
         for fault in self.scenario.faults:
             if (fault.when.after, fault.when.number) == (place, number):
-                self.simulation.after(fault.when.delay_s, partial(self._do, fault), "~")
+                self.simulation.after(fault.when.delay_s, partial(self.do, fault), "~")
 
-    def _do(self, fault: Fault) -> None:
+    def do(self, fault: Fault) -> None:
+        """The fault happens."""
         if not self.is_over:
             if fault.kind in DISTURBING:
                 self._disturbed = max(self._disturbed, self.simulation.now + fault.seconds)
