@@ -182,8 +182,9 @@ class World:
         return last if last is not None and not last.process.is_dead else None
 
     def note_controller(self, controller: Controller) -> None:
+        if self.controllers:  # until now, the run had none
+            self._disturbed = max(self._disturbed, self.simulation.now)
         self.controllers.append(controller)
-        self._disturbed = max(self._disturbed, self.simulation.now)  # until now, the run had none
 
     def resume(self, *, requeued: bool = False, times: int = 1) -> None:
         """The user, or the engine, starts the next controller, unless one is there; perhaps `times` at once."""
