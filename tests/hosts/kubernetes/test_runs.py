@@ -99,6 +99,7 @@ class Run:
         """Waits for the end, and checks that neither processes nor objects of the cluster are left."""
         assert self.process.wait(HANG_S) == status, self.said
         self._reader.join(10)
+        print(self.said)  # shown if something is left
         assert_none_left(self.mark)
         assert self.cluster.pods() == []
         if (self.directory / "report.json").exists() and self.report["attempts"]:
