@@ -122,6 +122,7 @@ def test_a_failing_scenario_shrinks_to_the_fault_that_matters() -> None:
 def test_a_played_run_leaves_no_descriptor_open() -> None:
     """All of them share a process: controllers that were killed, agents that were, and machines that went off."""
     play(draw_whole(0))
+    gc.collect()  # a run of an earlier test may have been broken off
     before = os.listdir("/proc/self/fd")
     for seed in range(4, 10):
         play(draw_whole(seed))
