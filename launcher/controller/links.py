@@ -69,7 +69,7 @@ class NodeLinks:
         self.ready: dict[str, Ready] = {}
         """The first answer of each connected node."""
         self._fresh: set[str] = set()
-        """The ready nodes that `take_fresh` has not returned."""
+        """The nodes with a new agent, until `take_fresh` returns them."""
         self.claimed: Mapping[str, tuple[str, ...]] = {}
         """The GPUs that each node keeps for the run, if the run has waited for them."""
         self._transports = {**transports}
@@ -226,7 +226,7 @@ class NodeLinks:
             self.unheard.discard(node)
 
     def take_fresh(self, nodes: Collection[str]) -> list[str]:
-        """Returns, once, which of these nodes have a new agent, whenever it answered: also between two attempts."""
+        """Returns the nodes whose agents are new, each agent once; it may have answered between two attempts."""
         fresh = sorted(self._fresh.intersection(nodes))
         self._fresh.difference_update(fresh)
         return fresh

@@ -244,6 +244,7 @@ def _find_addresses(plan: RecordedPlan) -> dict[str, str]:
 
 
 def _has_ports(history: History, plan: RecordedPlan) -> bool:
+    """Whether the journal has the port of each planned task."""
     return {task.task for task in plan.tasks} <= history.ports.keys()
 
 

@@ -550,18 +550,8 @@ def test_tries_to_reconnect_have_pauses_that_double_up_to_a_limit_and_end_with_t
         run.end.put(None)
         broke = run.now
         run.let_pass(60.0)
-        assert rounded([time - broke for time, _ in run.tries]) == [
-            0.0,
-            0.5,
-            1.5,
-            3.5,
-            7.5,
-            12.5,
-            17.5,
-            22.5,
-            27.5,
-            30.0,
-        ]
+        began = rounded([time - broke for time, _ in run.tries])
+        assert began == [0.0, 0.5, 1.5, 3.5, 7.5, 12.5, 17.5, 22.5, 27.5, 30.0]
         assert rounded([within_s for _, within_s in run.tries]) == [*[10.0] * 7, 7.5, 2.5, 1.0]
         assert run.news[-1] == LinkClosed("the connection broke, and not reconnected within 30 s: no route")
 

@@ -177,10 +177,10 @@ class Controller:
             self._node_links._mirror.close()
 
     def check_fence(self, machine: Machine) -> None:
-        """Called before something is sent to an agent."""
+        """Called before something is sent to an agent: while a lost node is fenced, its agent must hear nothing."""
         links = self._node_links
         if links is not None and self.timing.monotonic() < links.fences.get(machine.name, 0.0):
-            self.world.break_rule("fenced", f"something is sent to {machine.name}, where nothing may run any more")
+            self.world.break_rule("fenced", f"something is sent to the agent of {machine.name}, which is lost")
 
     def count_effect(self) -> None:
         """Called before each effect on files and nodes: at any of them, the controller may be killed."""
