@@ -1,4 +1,6 @@
-"""The meanings of model fields: the docstrings below them, read from the source when a schema or a comment needs them.
+"""What a JSON Schema says beside the types: its address, and the meanings of fields.
+
+The meanings are the docstrings below the fields, read from the source when a schema or a comment needs them.
 
 pydantic can read the docstrings when it creates a class, but that would take a quarter of the start of each run.
 """
@@ -9,7 +11,17 @@ import ast
 import inspect
 import itertools
 import textwrap
+from importlib import metadata
 from typing import Any
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""The version of JSON Schema that pydantic writes."""
+
+
+def find_schema_url(what: str) -> str:
+    """Where the JSON Schema of this version of distlaunch is published; `what`: an argument of `distlaunch schema`."""
+    version = metadata.version("distlaunch")
+    return f"https://github.com/distlaunch/distlaunch/releases/download/v{version}/{what}.schema.json"
 
 
 def describe(schema: dict[str, Any], model: type[Any]) -> None:

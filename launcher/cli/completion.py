@@ -157,13 +157,17 @@ def completion(shell: str) -> None:
 
     For bash, put this line in ~/.bashrc. For zsh, ~/.zfunc must be in fpath before compinit runs.
     """
+    click.echo(render_script(shell, click.get_current_context().find_root().command), nl=False)
+
+
+def render_script(shell: str, root: click.Command) -> str:
+    """The script for a shell (`bash`, `zsh` or `fish`); `root` is the command `distlaunch`."""
     from click.shell_completion import get_completion_class
 
     prepare()
     kind = get_completion_class(shell)
     assert kind is not None
-    root = click.get_current_context().find_root()
-    click.echo(kind(root.command, {}, "distlaunch", VARIABLE).source(), nl=False)
+    return kind(root, {}, "distlaunch", VARIABLE).source()
 
 
 def complete_runs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:

@@ -236,6 +236,7 @@ def schema(what: str) -> None:
     Describes specs (the default), report.json, the output of `check --json` or `doctor --json`, or a line of
     events.jsonl.
     """
+    from launcher.described import DIALECT, find_schema_url
     from launcher.report import run_events
     from launcher.report.doctor import DoctorReport
     from launcher.report.models import CheckReport, RunReport
@@ -243,7 +244,7 @@ def schema(what: str) -> None:
 
     models: dict[str, Any] = {"spec": ClusterSpec, "report": RunReport, "check": CheckReport, "doctor": DoctorReport}
     described = run_events.make_schema() if what == "events" else models[what].model_json_schema()
-    click.echo(json.dumps(described, indent=2))
+    click.echo(json.dumps({"$schema": DIALECT, "$id": find_schema_url(what), **described}, indent=2))
 
 
 @click.group(cls=Group)

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from launcher.described import read_meanings
+from launcher.described import find_schema_url, read_meanings
 from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
@@ -17,10 +17,12 @@ from launcher.spec.nodes import NodeSpec
 WIDTH = 100
 
 HEADING = """\
+# yaml-language-server: $schema={schema}
 # A cluster of machines and the program that it runs.
 #   distlaunch check {name}
 #   distlaunch up {name}
 # `distlaunch schema` describes all fields."""
+"""Editors find the schema by the first line."""
 
 SUGGESTED: Mapping[str, str] = {
     "program": "{script: train.py, args: [--epochs, 3]}",
@@ -52,7 +54,7 @@ def render_commented(spec: ClusterSpec, name: str = "SPEC") -> str:
         name: the file's name, for the commands in its first lines.
     """
     values = spec.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    parts = [HEADING.format(name=name)]
+    parts = [HEADING.format(name=name, schema=find_schema_url("spec"))]
     meanings = read_meanings(ClusterSpec)
     for field, info in ClusterSpec.model_fields.items():
         meaning = meanings.get(field) or getattr(info.annotation, "__doc__", None) or ""

@@ -32,7 +32,7 @@ FOLDERS = {
     "hosts/ssh": "ssh",
 }
 """The folders of `tests/` in which all tests have the same requirement, and its mark."""
-REQUIREMENTS = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kubernetes"}
+REQUIREMENTS = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kubernetes", "packages"}
 COSTLY = {*REQUIREMENTS, "slow"}
 """Marks of tests that run always only if they are marked `smoke` as well."""
 SMOKE = "smoke"
