@@ -23,7 +23,18 @@ from launcher.report.state_names import RunState
 from launcher.rundir.summary import RunSummary
 from launcher.spec.models import ClusterSpec
 from launcher.spec.settings import PATHS
-from tests.harness.documents import LAUNCHER_PAGE, PAGES, README, blocks, code, prose, read, rows, section
+from tests.harness.documents import (
+    COMMANDS_PAGE,
+    LAUNCHER_PAGE,
+    PAGES,
+    README,
+    blocks,
+    code,
+    prose,
+    read,
+    rows,
+    section,
+)
 from tests.harness.places import ROOT
 from tests.harness.processes.in_process import run_here
 from tests.harness.rules.import_graph import LAUNCHER, WORKER_ENTRY
@@ -32,7 +43,7 @@ from worker_entry.protocol import environment
 from worker_entry.protocol.messages import ToController
 from worker_entry.protocol.orders import ToAgent
 
-README_LINES = 250
+README_LINES = 140
 TABLES: Mapping[str, tuple[str, ...]] = {
     "a-cluster": (),
     "a-node": ("$defs", "NodeSpec"),
@@ -65,6 +76,7 @@ def anchors(path: Path) -> set[str]:
 def links(path: Path) -> Iterator[str]:
     text = re.sub(r"`[^`\n]*`", lambda found: found[0].replace("(", " "), prose(path))
     yield from re.findall(r"\]\(([^)\s]+)\)", text)
+    yield from re.findall(r'src="([^"]+)"', text)
 
 
 def name_of(path: Path) -> str:
@@ -152,8 +164,8 @@ def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, rest
 
 
-def test_the_readme_lists_every_command_with_its_required_arguments() -> None:
-    named = [command for cells in rows(section(README, "commands")) for command in code(cells[0])]
+def test_the_page_of_commands_lists_each_with_its_required_arguments() -> None:
+    named = [command for cells in rows(section(COMMANDS_PAGE, "commands")) for command in code(cells[0])]
     words = [command.split() for command in named if command.startswith("distlaunch ")]
     assert sorted(word[1] for word in words) == sorted(cli.commands)
     for word in words:
@@ -190,15 +202,15 @@ def test_every_command_line_in_a_code_block_is_valid() -> None:
     assert seen > 10
 
 
-def test_the_readme_lists_all_exit_statuses() -> None:
-    shown = {cells[0] for cells in rows(section(README, "commands")) if re.match(r"\d", cells[0])}
+def test_the_page_of_commands_lists_all_exit_statuses() -> None:
+    shown = {cells[0] for cells in rows(section(COMMANDS_PAGE, "exit-statuses"))}
     ours = {str(value) for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert shown == ours | {"128 + n"}
 
 
-def test_the_readme_table_of_failures_matches_the_code() -> None:
+def test_the_table_of_failures_matches_the_code() -> None:
     words = {True: "yes", False: "no"}
-    assert rows(section(README, "when-it-fails")) == [
+    assert rows(section(COMMANDS_PAGE, "when-it-fails")) == [
         [f"`{name}`", str(each.exit_status), words[each.restarted], words[each.counted], each.meaning]
         for name, each in FAILURES.items()
     ]
@@ -325,7 +337,7 @@ def all_kinds(kind: type[errors.DistlaunchError]) -> Iterator[type[errors.Distla
 
 def test_every_error_reference_in_the_code_is_documented() -> None:
     """Searches the sources for references: strings of lower-case words with hyphens."""
-    explained = {name for page in (README, LAUNCHER_PAGE) for name in code(prose(page))}
+    explained = {name for page in (COMMANDS_PAGE, LAUNCHER_PAGE) for name in code(prose(page))}
     pattern = re.compile(r"(?:Problem\(|reference=|reference = |warn\()\s*\"([a-z]+(?:-[a-z]+)*)\"")
     found = {
         (path.name, name)

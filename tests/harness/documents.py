@@ -11,10 +11,12 @@ from tests.harness.places import ROOT
 PAGES = [
     ROOT / ".github" / "ARCHITECTURE.md",
     ROOT / ".github" / "CONTRIBUTING.md",
-    *(ROOT / folder / "README.md" for folder in (".", "cluster_specs", "launcher", "worker_entry", "docker", "tests")),
+    *(ROOT / folder / "README.md" for folder in (".", "cluster_specs", "launcher", "launcher/cli")),
+    *(ROOT / folder / "README.md" for folder in ("worker_entry", "docker", "tests")),
 ]
 """The documents to check; the changelog may name options that no longer exist."""
 README = ROOT / "README.md"
+COMMANDS_PAGE = ROOT / "launcher" / "cli" / "README.md"
 
 
 @cache

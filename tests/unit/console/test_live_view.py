@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from rich.text import Text
 
 from launcher.console.keys import KeyActions, Keys
 from launcher.console.live_tasks import StepHistory, choose_tasks, render_bar, render_spark
-from launcher.console.live_view import LiveRegion, Seen, Unfinished
+from launcher.console.live_view import Asked, LiveRegion, Seen, Unfinished
 from launcher.console.terminal import FRAME_S, Size, TerminalSink
 from launcher.console.writer import LiveArea
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.tasks import TaskId
+from tests.harness.pictures import draw, keep, read_description
 from tests.harness.terminals import Screen, screen_of
 
 NOW = 1_700_000_000.0
@@ -75,6 +77,38 @@ class TestView:
         assert first.split()[6:] == ["10", "0.1235", "98%", "1.5", "GiB", "20", "ms"]
         assert "━━━━━━────" in first
         assert "━━━━━━━━━━━━────" in second
+
+    def test_the_picture_in_the_documents_is_what_the_live_view_shows(self) -> None:
+        tasks = [
+            training(
+                number,
+                node=f"gpu-{node}",
+                step=1_250,
+                total_steps=4_800,
+                own_s=own_s,
+                slow=slow,
+                cpu=cpu,
+                memory=(9 + number) << 28,
+            )
+            for number, (node, own_s, slow, cpu) in enumerate(
+                [
+                    ("a", 0.031, "", 3.6),
+                    ("a", 0.032, "", 3.5),
+                    ("b", 0.03, "", 3.7),
+                    ("b", 0.094, "input pipeline", 1.2),
+                ]
+            )
+        ]
+        seen = status(*tasks, name="two-nodes", attempt=1, restarts=0, eta_s=355.0)
+        picture = Picture(seen, colour=True)
+        picture.region.asked = Asked(hint="? keys")
+        lines = [Text.from_ansi(line) for line in picture.lines(118)]
+        shown = "\n".join(line.plain for line in lines)
+
+        keep("live.svg", draw(lines, 118, shown), shown)
+
+        assert "input pipeline" in shown
+        assert read_description("live.svg") == shown
 
     @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 10), (200, 60), (20, 4), (1, 1)])
     @pytest.mark.parametrize("count", [1, 2, 8, 30, 1000])
