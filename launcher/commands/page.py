@@ -45,6 +45,6 @@ def _ask(files: RunDir) -> RunStatus | None:
     if find_controller(files, read_record(files)) != "":
         return None
     try:
-        return RunStatus.model_validate(ask_status(files))
-    except (UsageError, ValueError):
+        return ask_status(files)
+    except UsageError:
         return None

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.controller.requests import profile_limit_s
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.report.models import Collection
+from launcher.report.status_report import RunStatus
 from launcher.rundir import control
 from launcher.rundir.control import AskFiles, AskProfile, AskStacks, AskStatus, AskStop, RefusedError, Request
 from launcher.rundir.directory import RunDir
@@ -27,14 +28,20 @@ CLOSING_S = 1.0
 POLL_S = 0.05
 
 
-def ask_status(files: RunDir) -> dict[str, Any]:
-    """The status of the run, in the format of `RunStatus`.
+def ask_status(files: RunDir) -> RunStatus:
+    """The status of the run, from its controller.
 
     Raises:
-        UsageError: the run has ended, or its controller does not answer.
+        UsageError: the run has ended, or its controller does not answer, or is of a version with another status.
     """
-    status: dict[str, Any] = json.loads(_ask(files, AskStatus())[0])
-    return status
+    answer = _ask(files, AskStatus())[0]
+    try:
+        return RunStatus.read(json.loads(answer))
+    except ValueError:
+        raise UsageError(
+            f"the controller of run {files.root.name} is of another version of distlaunch, whose status cannot be read",
+            hint="`distlaunch logs`, `attach` and `down` work with it",
+        ) from None
 
 
 def ask_stacks(files: RunDir) -> str:

@@ -41,7 +41,7 @@ def read_status(files: RunDir) -> RunStatus:
     if (queued := find_queued(record)) is not None:
         return _make_waiting(files, record, queued)
     if find_controller(files, record) is not None:
-        return RunStatus.model_validate(ask_status(files))
+        return ask_status(files)
     return read_last_status(files, summarize(files))
 
 

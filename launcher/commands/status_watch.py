@@ -43,12 +43,10 @@ class StatusWatch:
     def _run(self) -> None:
         while True:
             try:
-                self._status = RunStatus.model_validate(ask_status(self._files))
+                self._status = ask_status(self._files)
                 self._answered, self._problem = time.monotonic(), ""
             except DistlaunchError as error:
                 self._problem = error.message
-            except ValueError:
-                self._problem = "the controller is of another version"
             if self._closed.wait(ASK_S):
                 return
 

@@ -30,6 +30,7 @@ PATH_LIMIT = 100
 NEW = ".new"
 CLIENTS = 32
 """Connections that are served at once; further connections are closed."""
+NOT_KNOWN = "its controller is of another version of distlaunch, which does not know this request"
 CLIENT_S = 10.0
 """How long a client may take to send its request, and to read the answer."""
 
@@ -132,18 +133,19 @@ class ControlServer:
             return
         try:
             client.settimeout(CLIENT_S)
-            request, _ = _receive(client, Request)
-            note()  # the answer may take long
+            request = None
             try:
+                request, _ = _receive(client, Request)
+                note()  # the answer may take long
                 body, good = make(request), True
+            except ProtocolError:
+                body, good = NOT_KNOWN.encode(), False
             except RefusedError as error:
                 body, good = str(error).encode(), False
             client.settimeout(CLIENT_S)
             client.sendall(_encode(Answer(good, len(body))) + body)
             if isinstance(request, AskStop) and good:
                 self._kept.append(socket.socket(fileno=client.detach()))
-        except ProtocolError:
-            pass
         finally:
             self._slots.release()
 

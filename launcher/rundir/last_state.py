@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 from launcher.gang.facts import apply
 from launcher.gang.policy import AttemptPolicy
@@ -27,7 +28,7 @@ def read_end_report(files: RunPaths, summary: RunSummary) -> RunReport | None:
         RunDirectoryError: the folder is not a run's folder.
     """
     try:
-        report = RunReport.model_validate_json(read_limited(files.report, FILE_LIMIT)[0])
+        report = RunReport.read(json.loads(read_limited(files.report, FILE_LIMIT)[0]))
     except (OSError, ValueError):
         return None
     start = read_record(files)

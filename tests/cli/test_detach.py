@@ -91,8 +91,8 @@ class TestDetach:
         assert f"distlaunch down {folder}" in done.stderr
         assert controller(folder).is_running()
         status = ask_status(RunDir(folder))
-        assert (status["state"], status["attempt"]) == ("running", 1)
-        assert [(task["task"], task["state"]) for task in status["tasks"]] == [("worker:0", "running")]
+        assert (status.state, status.attempt) == ("running", 1)
+        assert [(task.task, task.state) for task in status.tasks] == [("worker:0", "running")]
         assert ask_to_end(RunDir(folder))
         assert run_json(folder)["outcome"] == "interrupted"
         await_none_left(mark)
@@ -115,7 +115,7 @@ class TestDetach:
         done = detach(folder, *NEVER_UP)
         assert done.returncode == 0
         assert "The tasks run, but have not imported TensorFlow; the run continues in the background\n" in done.stderr
-        assert ask_status(RunDir(folder))["state"] == "forming"
+        assert ask_status(RunDir(folder)).state == "forming"
 
     def test_detach_with_wait_reports_why_the_cluster_did_not_form(self, folder: Path) -> None:
         done = detach(folder, "--wait", "--set", "timeouts.start_s=3", *NEVER_UP)
@@ -132,7 +132,7 @@ class TestDetach:
     def test_a_background_run_survives_sigkill_of_the_waiting_command(self, folder: Path) -> None:
         with begin(folder, *NEVER_UP) as process:
             process.kill()
-        assert ask_status(RunDir(folder))["state"] == "forming"
+        assert ask_status(RunDir(folder)).state == "forming"
         assert ask_to_end(RunDir(folder), now=True)
         assert run_json(folder)["exit_status"] == 143
 
@@ -153,7 +153,7 @@ class TestDetach:
             assert process.wait(30) == -signal.SIGHUP
         process_now = controller(folder)
         os.kill(process_now.pid, signal.SIGHUP)
-        assert ask_status(RunDir(folder))["state"] == "forming"
+        assert ask_status(RunDir(folder)).state == "forming"
         wait_until(lambda: re.search(rb"Forming, \d+ s", journal.read_bytes()) is not None, "it continues and says so")
         assert process_now.is_running()
 
@@ -189,13 +189,13 @@ class TestController:
         with self.connect(up) as client, contextlib.suppress(OSError):
             client.sendall(garbage)
             assert client.recv(1) == b""
-        assert ask_status(up)["state"] == "running"
+        assert ask_status(up).state == "running"
 
     def test_silent_clients_do_not_block_the_controller(self, up: RunDir) -> None:
         with contextlib.ExitStack() as clients:
             for _ in range(CLIENTS - 2):  # the thread of an earlier client may not have ended yet
                 clients.enter_context(self.connect(up))
-            assert ask_status(up)["state"] == "running"
+            assert ask_status(up).state == "running"
             for _ in range(2):
                 clients.enter_context(self.connect(up))
             one_too_many = clients.enter_context(self.connect(up))
@@ -204,7 +204,7 @@ class TestController:
 
     def _answers(self, up: RunDir) -> bool:
         with contextlib.suppress(UsageError):
-            return bool(ask_status(up)["state"] == "running")
+            return ask_status(up).state == "running"
         return False
 
     def test_the_controller_rejects_connections_of_other_users(self, up: RunDir) -> None:

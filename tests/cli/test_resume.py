@@ -151,7 +151,7 @@ class TestResumeCommand:
         both = [subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL) for _ in range(2)]
         try:
             assert sorted(process.wait(60) for process in both) == [0, 2]
-            assert ask_status(RunDir(first.directory))["attempt"] == 2
+            assert ask_status(RunDir(first.directory)).attempt == 2
         finally:
             ask_to_end(RunDir(first.directory))
 

@@ -68,23 +68,23 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
 @pytest.mark.slow
 def test_status_sums_cpu_and_memory_over_all_processes_of_a_task(busy: RunDir) -> None:
     def check() -> None:
-        [task] = ask_status(busy)["tasks"]
-        assert (task["memory"] or 0) > 300 << 20
-        assert (task["cpu"] or 0) > 0.1
-        assert (task["threads"], task["swapped"] is not None) == (3, True)
+        [task] = ask_status(busy).tasks
+        assert (task.memory or 0) > 300 << 20
+        assert (task.cpu or 0) > 0.1
+        assert (task.threads, task.swapped is not None) == (3, True)
 
     eventually(check)
 
 
 def test_status_shows_cpu_memory_and_network_use_of_the_node(busy: RunDir) -> None:
     def check() -> None:
-        nodes = ask_status(busy)["nodes"]
+        nodes = ask_status(busy).nodes
         assert len(nodes) == 1  # none before the first sample
         [node] = nodes
-        assert (node["node"], node["cores"] > 0) == ("local", True)
-        assert 300 << 20 < node["memory"] < node["memory_total"]
-        assert (node["cpu"] or 0) > 0.1
-        assert node["received_s"] is not None
+        assert (node.node, node.cores > 0) == ("local", True)
+        assert 300 << 20 < node.memory < node.memory_total
+        assert (node.cpu or 0) > 0.1
+        assert node.received_s is not None
 
     eventually(check)
 

@@ -327,9 +327,9 @@ def test_a_run_shows_its_gpus_and_leaves_no_reader_behind(
     with subprocess.Popen([*command, "--", "sh", "-c", wait], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
 
         def check() -> None:
-            nodes = ask_status(run)["nodes"]
+            nodes = ask_status(run).nodes
             expected = [{**vars(SAMPLE), "gpu": "0"}] if kind == "a" else []
-            assert [node["gpus"] for node in nodes] == [expected]
+            assert [[gpu.model_dump() for gpu in node.gpus] for node in nodes] == [expected]
 
         try:
             wait_until(lambda: bool(readers(process.pid)), "the GPUs are read")

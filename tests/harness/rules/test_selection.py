@@ -120,7 +120,7 @@ def test_what_a_module_covers_names_and_imports_is_read_from_its_source() -> Non
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("launcher/pages/assets/report.html.j2", {"hosts/browser/test_pages"}),
+        ("launcher/pages/assets/report.html.j2", {"hosts/browser/test_pages", "training/test_pictures"}),
         (
             "tests/programs/meet.py",
             {"hosts/slurm/test_runs", "hosts/network/test_tunnel", "harness/rules/test_selection"},

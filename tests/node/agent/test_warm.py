@@ -26,6 +26,7 @@ from tests.harness.hosts.sshd import running_hosts, skip_without_openssh
 from tests.harness.places import ROOT
 from tests.harness.polling import eventually
 from tests.harness.processes.in_process import run_here
+from tests.harness.processes.older_version import OlderVersion
 from tests.harness.processes.warm_python import make_python
 from tests.harness.witness import assert_none_left, make_mark, marked
 from worker_entry.agent.tasks.warm_forkserver import find_difference
@@ -169,6 +170,17 @@ def test_a_warm_agent_gives_the_next_run_tensorflow_and_no_other_state(bench: Be
     assert "3 processes stopped, 0 left" in bench.manage("down", "--warm")
     _assert_empty(bench.mark)
     assert "Nothing is kept warm" in bench.manage("down", "--warm")
+
+
+@pytest.mark.tensorflow
+def test_a_newer_version_does_not_use_what_an_older_one_has_kept_warm(bench: Bench) -> None:
+    older = OlderVersion(bench.folder / "older")
+    bench.look(env=older.env)
+
+    said, _ = bench.look("-v", keep="")
+
+    assert "imports TensorFlow again: different version of distlaunch than in the last run" in said
+    eventually(lambda: _assert_empty(bench.mark))
 
 
 @pytest.mark.tensorflow

@@ -144,7 +144,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
     files = RunDir(folder / "run")
 
     def check() -> None:
-        assert ask_status(files)["tasks"][0]["state"] == "training"
+        assert ask_status(files).tasks[0].state == "training"
 
     eventually(check)
     yield files

@@ -1,6 +1,6 @@
 """Folders of runs that earlier versions have recorded stay readable; those of later versions are refused.
 
-`old_runs/format_N` has folders as the first version with this format of run.json has written them.
+`old_runs/format_N` has folders as a version with this format of run.json has written them; the last are today's.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return copy
 
 
-def test_every_older_run_format_has_a_folder_of_old_runs() -> None:
-    assert {folder.parent.name for folder in OLD} == {f"format_{number}" for number in range(FORMAT)}
+def test_every_run_format_has_a_folder_of_old_runs() -> None:
+    assert {folder.parent.name for folder in OLD} == {f"format_{number}" for number in range(FORMAT + 1)}
 
 
 def test_all_files_of_an_old_run_can_be_read(folder: Path) -> None:

@@ -183,7 +183,7 @@ class TestKeysOfTheLiveView:
         terminal.shows("Stop the run? y/n")
         terminal.type(b"n")
         terminal.until(lambda: "Stop the run?" not in terminal.text)
-        assert ask_status(run.files)["state"] == "running"
+        assert ask_status(run.files).state == "running"
         terminal.type(b"qy")
         assert terminal.end() == 130
         terminal.shows("Interrupting all tasks", "0 processes left", "Interrupted after")
@@ -224,7 +224,7 @@ class TestKeysOfTheLiveView:
         controller.send_signal(signal.SIGHUP)
         before = len(run.log(0))
         wait_until(lambda: len(run.log(0)) > before + 20, "it trains on")
-        assert ask_status(run.files)["state"] == "running"
+        assert ask_status(run.files).state == "running"
         run.end_file.touch()
         wait_until(lambda: run.facts()["ended"], "it ends")
         assert run.facts()["outcome"] == "succeeded"
@@ -286,7 +286,7 @@ def test_ctrl_s_pauses_the_output_but_not_training_and_loses_no_line(run: LiveRu
     terminal.type(b"\x13")  # Ctrl-S
     steps = len(run.log(0))
     wait_until(lambda: len(run.log(0)) > steps + 300, "tasks train on for 3 s")
-    assert ask_status(run.files)["state"] == "running"
+    assert ask_status(run.files).state == "running"
     terminal.type(b"\x11")  # Ctrl-Q
     terminal.until(lambda: any(f"worker:0 does step {steps + 250}" in line for line in terminal.scrolled))
     terminal.until(lambda: is_training(terminal))
@@ -354,7 +354,7 @@ class TestShells:
         shell.until(lambda: is_training(shell))
         shell.type(b"d")
         shell.shows("distlaunch attach")
-        assert ask_status(run.files)["state"] == "running"
+        assert ask_status(run.files).state == "running"
 
 
 @pytest.mark.slow

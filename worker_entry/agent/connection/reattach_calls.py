@@ -77,7 +77,8 @@ def receive_call(call: socket.socket) -> Union[Reattachment, Goodbye, None]:
         if isinstance(message, Attach) and message.version == VERSION:
             return Reattachment(message, stdin, stdout, call)
         # A later version of distlaunch has to be able to say why it cannot take over the run.
-        problem = Problem("protocol-error", f"the agent was sent no Attach of version {VERSION} of the protocol")
+        why = f"the agent is of another version of distlaunch (protocol {VERSION}), and cannot be taken over"
+        problem = Problem("protocol-error", why)
         with contextlib.suppress(OSError):
             call.send(TAKEN)
         _reject(call, stdin, stdout, problem)

@@ -28,6 +28,7 @@ from worker_entry.agent.tasks.task import StartedTask, TaskStartError
 from worker_entry.agent.tasks.tree import NOBODY, Tree
 from worker_entry.agent.tasks.watches import CacheWatch, CheckpointWatch, TaskWatch, find_checkpoints
 from worker_entry.program.finding import find_problems
+from worker_entry.program.versions import Files, read_own_files
 from worker_entry.protocol import orders
 from worker_entry.protocol.collection import FindFiles, ReadFile
 from worker_entry.protocol.file_names import AttemptFiles
@@ -42,6 +43,12 @@ from worker_entry.protocol.values import Problem
 from worker_entry.system.agent_kernel import Kernel
 from worker_entry.system.network import HERE
 from worker_entry.system.ports import is_auxiliary, is_port, render_unguarded
+
+UPGRADED = Problem(
+    "upgraded",
+    "another version of distlaunch was installed during the run, and its tasks do not fit this version's agent",
+    "`distlaunch resume` continues the run with the installed version",
+)
 
 
 class AttemptRunner:
@@ -94,6 +101,8 @@ class AttemptRunner:
         self._task_watch, self._stacks, self._sampler = TaskWatch(kernel), StackDump(kernel), Sampler(self._gpus)
         self._checkpoints, self._cache = CheckpointWatch(kernel), CacheWatch()
         self._owned.callback(self._cache.close)
+        self._own_files: Files = {}
+        """Our own files when the first tasks were started."""
         self._pending: Optional[orders.Start] = None
         """A Start that waits until TensorFlow is imported."""
         self._signalled = False
@@ -366,12 +375,15 @@ class AttemptRunner:
         if not self._tasks:
             self._tree = self._make_tree()
             self._checkpoints.begin(find_checkpoints(order, hello.cwd))
+        if self._own_files and read_own_files() != self._own_files:
+            return UPGRADED
         try:
             files = AttemptFiles(hello.directory, order.attempt)
             with self._cache.starting(order.tasks):
                 self._tasks.start(order, files, hello.cwd, self._tree, self.forkserver, self._make_input)
         except TaskStartError as error:
             return error.problem
+        self._own_files = self._own_files or read_own_files()
         return None
 
     def _make_tree(self) -> Tree:
