@@ -77,7 +77,7 @@ def receive_call(call: socket.socket) -> Union[Reattachment, Goodbye, None]:
         if isinstance(message, Attach) and message.version == VERSION:
             return Reattachment(message, stdin, stdout, call)
         # A later version of distlaunch has to be able to say why it cannot take over the run.
-        why = f"the agent is of another version of distlaunch (protocol {VERSION}), and cannot be taken over"
+        why = f"the agent was sent no Attach of its own version of distlaunch (protocol {VERSION})"
         problem = Problem("protocol-error", why)
         with contextlib.suppress(OSError):
             call.send(TAKEN)
