@@ -21,7 +21,7 @@ import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
-from launcher.rundir.control import CLIENTS, NEW, PATH_LIMIT, AskStatus, ask
+from launcher.rundir.control import CLIENTS, NEW, NOT_KNOWN, PATH_LIMIT, AskStatus, ask
 from launcher.rundir.directory import RunDir
 from launcher.rundir.record import read_record
 from tests.harness.processes.commands import distlaunch_command

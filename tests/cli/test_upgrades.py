@@ -88,7 +88,8 @@ def user(tmp_path: Path) -> Iterator[Upgraded]:
     home.mkdir()
     (home / "train.py").write_text(STEPS)
     (home / "spec.yaml").write_text(SPEC)
-    yield Upgraded(OlderVersion(tmp_path / "older"), home, {**mark, "XDG_STATE_HOME": str(home / "state")})
+    places = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+    yield Upgraded(OlderVersion(tmp_path / "older"), home, {**mark, **places})
     assert_none_left(mark)
 
 
@@ -165,9 +166,8 @@ def test_tasks_of_a_version_with_another_protocol_are_not_taken_over_but_started
 
     assert resumed.returncode == 0, resumed.stderr
     assert "Taking over attempt 1 while its tasks continue" in resumed.stderr
-    assert (
-        f"is of another version of distlaunch (protocol {OLDER_PROTOCOL}), and cannot be taken over" in resumed.stderr
-    )
+    refusal = f"the agent was sent no Attach of its own version of distlaunch (protocol {OLDER_PROTOCOL})"
+    assert f"node gpu-a was lost: {refusal}" in resumed.stderr
     assert "Restarting: attempt 2" in resumed.stderr
 
 
