@@ -40,7 +40,7 @@ class ProgramConnector:
     `note`: a message for the user. `environ`: the program's environment, by default ours. `heard` gets each line of
     the program's stderr, and returns whether the user may see it. `gone` matches its error for a machine that no longer
     exists; the group `ended`, for one on which nothing runs. `hides_breaks`: it ends with status 0 even when its
-    connection breaks.
+    connection breaks. `hints`: what to do about an error, by a part of its text.
     """
 
     words: tuple[str, ...]
@@ -51,6 +51,7 @@ class ProgramConnector:
     heard: Callable[[str], bool] = lambda _: True
     gone: re.Pattern[str] | None = None
     hides_breaks: bool = False
+    hints: tuple[tuple[str, str], ...] = ()
 
     def open(self, payload: Payload, python: str, opening: Opening) -> ProgramStream:
         words = expand(self.words, self.host, payload)
@@ -71,7 +72,14 @@ class ProgramConnector:
             raise LinkError(f"{words[0]} cannot be started: {reason}") from None
         name = os.path.basename(words[0])  # noqa: PTH119 - a word, not a path
         stream = ProgramStream(
-            process, name, opening.note, self.heard, self.gone, hides_breaks=self.hides_breaks, archive=payload.archive
+            process,
+            name,
+            opening.note,
+            self.heard,
+            self.gone,
+            hides_breaks=self.hides_breaks,
+            hints=self.hints,
+            archive=payload.archive,
         )
         stream.begin(payload.opening(python))
         return stream
@@ -99,6 +107,7 @@ class ProgramStream:
         gone: re.Pattern[str] | None = None,
         *,
         hides_breaks: bool = False,
+        hints: Sequence[tuple[str, str]] = (),
         archive: bytes = b"",
     ) -> None:
         assert process.stdin is not None
@@ -110,6 +119,7 @@ class ProgramStream:
         self._hear = heard
         self._gone = gone
         self._hides_breaks = hides_breaks
+        self._hints = hints
         self._finished = False
         self._input, self._output = process.stdin, process.stdout
         if hasattr(fcntl, "F_SETPIPE_SZ"):
@@ -136,7 +146,8 @@ class ProgramStream:
             words = self._last_words
             if self._gone is not None and (found := self._gone.search(words)):
                 raise GoneError(words.removeprefix(": "), proven=found.lastgroup == "ended")
-            raise LinkBroken(f"{self._name} {_render_status(status)}{words}")
+            hint = next((f"; {hint}" for part, hint in self._hints if part in words), "")
+            raise LinkBroken(f"{self._name} {_render_status(status)}{words}{hint}")
         if not data and self._hides_breaks and not self._finished:
             raise LinkBroken(f"{self._name} ended{self._last_words}")
         return data

@@ -70,6 +70,7 @@ class NoPythonError(LinkError):
 
 
 _SILENT = "the agent does not start"
+_INSTALL_PYTHON = "or install Python 3.9 or newer there, as with: sudo apt install python3"
 _OWN_WORDS = re.compile(rb"^distlaunch: (.+?)\r?$", re.MULTILINE)
 """The message that the command line of `payload` prints before it gives up."""
 
@@ -135,7 +136,7 @@ def _read_noise(stream: Stream, noise: bytes, size: int, deadline: float, silent
         raise LinkError(f"{silent}{_shown(noise)}")
     if not data:
         if (said := _OWN_WORDS.search(noise)) is not None:
-            raise NoPythonError(f"{said[1].decode(errors='replace')}; set `python:` for this node")
+            raise NoPythonError(f"{said[1].decode(errors='replace')}; set `python:` for this node, {_INSTALL_PYTHON}")
         status = stream.exit_status()
         ended = f" (its login shell ended with status {status})" if status is not None else ""
         raise NoAgentError(f"no start marker{ended}{_shown(noise)}")

@@ -118,10 +118,22 @@ def find_connector(spec: ClusterSpec, node: NodeSpec) -> Connector:
         options.append(f"StrictHostKeyChecking={'accept-new' if accept_new else 'yes'}")
         words = [word for option in options for word in ("-o", option)]
         note = f"node {node.host}: uses your own ssh, because {limit}; `connection:` overrides this" if limit else ""
-        return _by_program(node, ["ssh", "-T", *words, "--", HOST, COMMAND], target.hostname, note)
+        connector = _by_program(node, ["ssh", "-T", *words, "--", HOST, COMMAND], target.hostname, note)
+        return replace(connector, hints=_make_ssh_hints(node.host, [*given.options(), *given.known_hosts_options()]))
     from launcher.transports.ssh.connector import ParamikoConnector
 
     return ParamikoConnector(target, accept_new=accept_new)
+
+
+def _make_ssh_hints(host: str, options: list[str]) -> tuple[tuple[str, str], ...]:
+    """What to do about the errors of `ssh` on the way to a new host; a person can answer what BatchMode refuses."""
+    words = [word for option in options for word in ("-o", option)]
+    ask, let_in = shlex.join(["ssh", *words, host, "true"]), shlex.join(["ssh-copy-id", *words, host])
+    return (
+        ("Host key verification failed", f"to see and compare its fingerprint, run: {ask}"),
+        ("Permission denied (", f"if you have no key, make one with ssh-keygen; to let it in, run: {let_in}"),
+        ("Could not resolve hostname", "add it to ~/.ssh/config, or give its address with ssh.hostname"),
+    )
 
 
 def _by_program(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import paramiko
@@ -33,9 +34,23 @@ def authenticate(target: SshTarget, transport: paramiko.Transport) -> None:
             return
     reasons = [f"refused: {', '.join(tried)}"] if tried else ["no key to try"]
     if not tried and not locked:
-        reasons.append(f"make one with ssh-keygen, then run ssh-copy-id {target.user}@{target.hostname}")
+        reasons.append(f"make one with ssh-keygen, then run: {_render_copying(target, tried)}")
     reasons += [f"{path} has a passphrase; unlock it with ssh-add" for path in locked]
+    if tried:
+        reasons.append(f"to let it in, run: {_render_copying(target, tried)}")
     raise LinkError(f"{target.user}@{place_of(target)} rejects the login; {'; '.join(reasons)}")
+
+
+def _render_copying(target: SshTarget, tried: Sequence[str]) -> str:
+    """The command that lets the user in: it asks for the password, and adds a key that was tried, or else the newest.
+
+    It finds the keys of an ssh-agent by itself, and a jump host only by the name that the user's configuration knows.
+    """
+    files = [str(path) for path in target.identity_files if str(path) in tried]
+    words = ["ssh-copy-id", *(["-i", files[0]] if files else [])]
+    words += ["-p", str(target.port)] if target.port != 22 else []
+    name = target.hostname if target.proxy_command is None else target.host.rpartition("@")[2]
+    return shlex.join([*words, f"{target.user}@{name}"])
 
 
 def list_keys(target: SshTarget) -> tuple[list[str], list[str]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import shlex
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import paramiko
 
@@ -142,7 +144,7 @@ def _check_host_key(
     if known.trusted:
         raise LinkError(
             f"the host key of {name} has changed, or the connection is intercepted ({shown}); if the machine is new, "
-            f"run: ssh-keygen -R '{name}'"
+            f"run: ssh-keygen -R '{name}'{_name_file(target)}"
         )
     if target.plain_name and key in load_known_keys(target.plain_name, target.known_hosts).accepted:
         return
@@ -156,9 +158,33 @@ def _check_host_key(
             raise LinkError(f"the host key of {name} cannot be written to {path}: {error.strerror}") from None
         accept_new(f"the host key of {name} ({shown}) was unknown; added to {path}")
         return
-    port = f"-p {target.port} " if target.port != 22 else ""
-    file = str(target.known_hosts[0]) if target.known_hosts else "~/.ssh/known_hosts"
+    kind = key.get_name().removeprefix("ssh-").partition("-")[0]
     raise LinkError(
-        f"the host key of {name} is unknown ({shown}); compare the fingerprint on the machine, then run: "
-        f"ssh-keyscan {port}{target.hostname} >> {file}"
+        f"the host key of {name} is unknown ({shown}); compare the fingerprint on the machine "
+        f"(`ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` there), then run: {_render_addition(target, key)}"
     )
+
+
+def _name_file(target: SshTarget) -> str:
+    """The option of `ssh-keygen` that names the file of host keys, unless that is the usual one."""
+    usual = Path.home() / ".ssh" / "known_hosts"
+    return f" -f {_quote(target.known_hosts[0])}" if target.known_hosts and target.known_hosts[0] != usual else ""
+
+
+def _render_addition(target: SshTarget, key: paramiko.PKey) -> str:
+    """The command that adds the key to known_hosts, whose folder a new user does not have yet."""
+    if target.proxy_command is not None or target.host_key_alias is not None:  # ssh-keyscan has no option for either
+        line = f"{target.key_name} {key.get_name()} {key.get_base64()}"
+        show = f"echo {shlex.quote(line)}"
+    else:
+        port = f"-p {target.port} " if target.port != 22 else ""
+        show = f"ssh-keyscan {port}{target.hostname}"
+    if not target.known_hosts:
+        return f"{show} >> ~/.ssh/known_hosts"
+    file = target.known_hosts[0]
+    make = "" if file.parent.is_dir() else f"mkdir -p -m 700 {_quote(file.parent)} && "
+    return f"{make}{show} >> {_quote(file)}"
+
+
+def _quote(path: Path) -> str:
+    return shlex.quote(str(path))

@@ -21,6 +21,9 @@ BANNER_LIMIT = 200
 """First bytes of a connection that are kept for an error."""
 
 
+_OTHER_ADDRESS = "if the address is wrong, give another with ssh.hostname"
+
+
 class _Banner:
     """A socket that keeps the first bytes received, by which a server other than sshd can be recognized.
 
@@ -101,11 +104,15 @@ def dial(target: SshTarget, within_s: float) -> RawConnection:
             f"the name {target.hostname} is not known; add it to ~/.ssh/config, or give its address with ssh.hostname"
         ) from None
     except TimeoutError:
-        raise LinkError(f"no answer from {place} within {within_s:.0f} s") from None
+        raise LinkError(f"no answer from {place} within {within_s:.0f} s; {_OTHER_ADDRESS}") from None
     except ConnectionResetError:
         raise
+    except ConnectionRefusedError:
+        raise LinkError(
+            f"connection refused: {place}; start sshd there, or give its port with ssh.port; {_OTHER_ADDRESS}"
+        ) from None
     except OSError as error:
-        raise LinkError(f"{(error.strerror or str(error)).lower()}: {place}") from None
+        raise LinkError(f"{(error.strerror or str(error)).lower()}: {place}; {_OTHER_ADDRESS}") from None
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.settimeout(None)
     return RawConnection(_Banner(connected))

@@ -239,7 +239,7 @@ def test_unusable_nodes_do_not_prevent_the_check_of_other_nodes(network: Network
     assert [(dial["node"], dial["task"], dial["failure"]) for dial in report["dials"]] == [("gpu-a", "worker:0", "")]
     told = {finding["node"]: finding for finding in report["findings"]}
     assert {finding["reference"] for finding in told.values()} == {"node-unreachable"}
-    assert told["closed"]["message"] == "node closed cannot be used: connection refused: 10.77.0.12:9"
+    assert told["closed"]["message"].startswith("node closed cannot be used: connection refused: 10.77.0.12:9; ")
     assert "no Python at /opt/none/bin/python" in told["gpu-b"]["message"]
     assert "no-such-host.invalid" in told["no-such-host.invalid"]["message"]
 

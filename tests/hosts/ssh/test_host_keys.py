@@ -238,6 +238,36 @@ def test_a_new_host_key_is_accepted_if_the_spec_allows_it(keys: Keys) -> None:
         assert keys.read("host_key") in keys.hosts.known_hosts.read_text()
 
 
+def refusal() -> str:
+    """The error of our own client."""
+    with pytest.raises(LinkError) as raised:
+        connect(load_target(NODE), cancelled=threading.Event(), within_s=20, attempts=1)
+    return str(raised.value)
+
+
+def follow(error: str) -> None:
+    """Runs the command at the end of an error."""
+    subprocess.run(["sh", "-c", error.rpartition("run: ")[2]], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("option", ["", "HostKeyAlias gpu-alias", "UserKnownHostsFile {folder}/none/yet/known_hosts"])
+def test_the_command_that_an_error_names_makes_an_unknown_host_key_known(keys: Keys, option: str) -> None:
+    keys.configure(option)
+    keys.write("")
+    follow(refusal())
+    assert accepts()
+    assert keys.openssh_accepts()
+
+
+def test_the_commands_that_errors_name_replace_a_changed_host_key(keys: Keys) -> None:
+    keys.write("{name} {other}")
+    changed = refusal()
+    assert "has changed, or the connection is intercepted" in changed
+    follow(changed)
+    follow(refusal())
+    assert accepts()
+
+
 @pytest.fixture
 def ssh_agent(tmp_path: Path) -> Iterator[Mapping[str, str]]:
     """An ssh-agent of this test."""
