@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from launcher.tasks import LOCAL
+
 DAY_S = 86_400
 EXACT_S = 100.0
 """Durations below this are shown with tenths of seconds."""
@@ -26,6 +28,11 @@ def shorten(lines: Sequence[str], before: str = "") -> list[str]:
     """The first lines of a long list, and `and 3 more`, which `before` precedes."""
     more = len(lines) - SHOWN_LIMIT
     return [*lines[:SHOWN_LIMIT], *([f"{before}and {more:,} more"] if more > 0 else [])]
+
+
+def render_run(nodes: Sequence[str], command: str) -> str:
+    """`on gpu-a, gpu-b, run: true`; on this machine, `run: true`."""
+    return f"run: {command}" if [*nodes] == [LOCAL] else f"on {', '.join(nodes)}, run: {command}"
 
 
 def render_ago(then: float, now: float) -> str:

@@ -192,7 +192,7 @@ class Actions:
         findings = checks.findings()
         for finding in () if self._context.only_checks else findings:
             if finding.level == "warning":
-                self._context.console.warn(finding.message)
+                self._context.console.warn(f"{finding.message}; {finding.hint}" if finding.hint else finding.message)
             else:
                 problem = Problem(finding.reference, finding.message, finding.hint)
                 errors.append(NodeRefused(finding.node, (problem,)))

@@ -10,7 +10,7 @@ from launcher.gang.state import AttemptState, Reason
 from launcher.gang.unknown_peers import render_unguarded
 from launcher.report.models import CheckReport, FactsReport, JobReport, NodeReport
 from launcher.spec.models import ClusterSpec
-from launcher.verdict.judge import render_place
+from launcher.verdict.judge import find_hint, render_place
 from worker_entry.protocol.units import render_size
 from worker_entry.protocol.values import MachineFacts
 
@@ -76,7 +76,7 @@ def _unusable(state: AttemptState) -> Iterator[Finding]:
                 node=refusal.node,
                 reference=problem.reference,
                 message=f"{render_place(refusal.node, problem)}{problem.message}",
-                hint=problem.hint,
+                hint=find_hint(problem, [refusal.node], is_sent=refusal.node in state.policy.syncs),
             )
 
 

@@ -7,8 +7,10 @@ from typing import Literal
 
 from launcher.report.models import CheckReport, FactsReport, NodeReport
 from launcher.result import Result
+from launcher.spec.nodes import PYTHON
 from launcher.tasks import LOCAL
-from launcher.wording import count_of
+from launcher.wording import count_of, render_run
+from worker_entry.protocol.advice import advise_install
 from worker_entry.protocol.units import render_size
 
 Level = Literal["ok", "warning", "error"]
@@ -195,12 +197,14 @@ def _judge_node(node: NodeReport, ports: tuple[int, int]) -> Iterator[Judgement]
 
 
 def _judge_frameworks(node: NodeReport) -> Iterator[Judgement]:
+    python = node.executable or PYTHON
     if node.tensorflow is None:
-        yield "warning", "TensorFlow", "not installed", "pip install tensorflow, or name another Python with --python"
+        hint = render_run([node.node], advise_install("tensorflow", python))
+        yield "warning", "TensorFlow", "not installed", hint
         return
     yield "ok", "TensorFlow", node.tensorflow, ""
     if node.keras is None:
-        yield "warning", "Keras", "not installed", "pip install keras"
+        yield "warning", "Keras", "not installed", render_run([node.node], advise_install("keras", python))
     else:
         yield "ok", "Keras", node.keras, ""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import EXIT_OK, EXIT_USAGE
 from launcher.failures import USER_ERRORS, find_exit_status
+from launcher.gang.checks.findings import SEND_FOLDER
 from launcher.gang.claims import render_busy_gpus
 from launcher.gang.events import EndAnnounced
 from launcher.gang.faults import render_injection
@@ -19,9 +20,12 @@ from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.models import OutcomeName, Verdict
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
 from launcher.verdict.task_failure import judge_failure
-from launcher.wording import count_of, render_duration
+from launcher.wording import count_of, render_duration, render_run
 from worker_entry.protocol.values import Problem, TaskExit
 
+_RUN = "run: "
+"""How the hint of a node begins that is a command for its own machine."""
+_MISSING = ("no-program", "no-working-directory")
 SIGNAL_S = 1.0
 """How much earlier than its agent a task may get a signal that is sent to both."""
 
@@ -183,8 +187,20 @@ def _judge_refusal(state: AttemptState) -> Verdict:
         message=f"{where}{first.message}",
         task=first.task,
         evidence=[f"{render_place(node, problem)}{problem.message} [{problem.reference}]" for node, problem in rest],
-        hint=first.hint,
+        hint=find_hint(first, alike, is_sent=alike[0] in state.policy.syncs),
     )
+
+
+def find_hint(problem: Problem, nodes: Sequence[str], *, is_sent: bool) -> str:
+    """What to do about a problem that these nodes have; they know neither their names nor that folders can be sent.
+
+    `is_sent`: whether the program's folder is sent to them.
+    """
+    if problem.hint.startswith(_RUN):
+        return render_run(list(dict.fromkeys(nodes)), problem.hint.removeprefix(_RUN))
+    if not problem.hint and not is_sent and problem.reference in _MISSING and LOCAL not in nodes:
+        return SEND_FOLDER
+    return problem.hint
 
 
 def render_place(node: str, problem: Problem) -> str:

@@ -40,6 +40,7 @@ FOREIGN: Mapping[str, set[str]] = {
     | {"--context", "--from-literal", "--server-side"},
     "the first process of a pod": {"--sync", "--termination-log", "--tfjob", "--no-keras-patch", "--no-progress"}
     | {"--keep-own-tf-config", "--start-timeout", "--stop-grace"},
+    "iptables": {"--dport"},
     "git": {"--cached", "--others", "--exclude-standard"},
     "ansible-inventory": {"--list"},
     "docker": {"--rm", "--volumes", "--profile"},

@@ -11,6 +11,7 @@ import warnings
 from typing import Optional
 
 from worker_entry.program.versions import installed_version
+from worker_entry.protocol.advice import advise_install
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Problem, Program, TaskRequest
 
@@ -40,7 +41,7 @@ def find_problem(program: Program, cwd: str) -> Optional[Problem]:
         return Problem(
             "no-tensorflow",
             f"TensorFlow is not installed for {sys.executable}",
-            "run `python -m pip install 'distlaunch[tensorflow]'` or name a Python that has it with --python PATH",
+            f"run: {advise_install('tensorflow', sys.executable)}",
         )
     return None
 

@@ -6,6 +6,9 @@ from typing import Literal
 
 from launcher.result import Result
 
+SEND_FOLDER = "copy it there, or send this folder with `sync: {to: ~/project}` (--set sync.to='~/project')"
+"""The hint for a program that is not on a node."""
+
 
 class Finding(Result):
     """One problem that the checks before a start have found."""

@@ -7,6 +7,7 @@ other's tasks, at exactly the addresses and ports of TF_CONFIG; `choose_dials` s
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from launcher.gang.checks.findings import DialReport, Finding
@@ -15,7 +16,9 @@ from launcher.plan.launch_plan import LaunchPlan, program_of
 from launcher.plan.tf_config import format_address
 from launcher.spec.models import DEMO_MODULE, ClusterSpec
 from launcher.spec.nodes import NodeSpec
-from launcher.tasks import TaskId, find_leader
+from launcher.tasks import LOCAL, TaskId, find_leader
+from launcher.wording import render_run
+from worker_entry.protocol.advice import advise_install
 from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.protocol.messages import Dialled, Inspected, Ready
 from worker_entry.protocol.orders import Dial, Inspect
@@ -184,16 +187,56 @@ class Preflight:
             owner = self._owners[result.target.task]
             if result.failure and result.target.host == chosen[owner.host]:
                 message, hint = _explain(node, owner, result, f"{self._spec.ports}")
+                hint = self._advise(node, owner, result, hint)
                 yield Finding(level="error", node=node, reference="cannot-reach", message=message, hint=hint)
+
+    def _advise(self, node: str, owner: NodeSpec, result: DialResult, hint: str) -> str:
+        """The hint with an address or a command, if the nodes' own addresses show which one is needed."""
+        own, target = self._own_addresses(owner.host), result.target
+        dialled = [address for address in result.resolved or [target.host] if address in own]
+        if not own:
+            return hint
+        if not dialled:
+            number = [each.host for each in self._spec.nodes].index(owner.host)
+            example = f"--set 'nodes[{number}].address={own[0]}'"
+            return f"{hint}; {owner.host} itself has {', '.join(own)}: {example} takes the first"
+        is_v6 = ":" in dialled[0]
+        callers = [address for address in self._own_addresses(node) if (":" in address) == is_v6]
+        if node == owner.host or not callers or result.failure not in _BLOCKED:
+            return hint
+        spec_ports = self._spec.ports
+        is_free = spec_ports.first <= target.port <= spec_ports.last
+        ports = f"{spec_ports.first}:{spec_ports.last}" if is_free else f"{target.port}"
+        command = (
+            f"sudo {'ip6tables' if is_v6 else 'iptables'} -I INPUT -p tcp -s {','.join(callers)} "
+            f"--dport {ports} -j ACCEPT"
+        )
+        blocked = _BLOCKED[result.failure].replace("{ports}", ports.replace(":", "-"))
+        others = [address for address in own if address not in dialled]
+        rest = f"; or give {owner.host} another `address:` of its own ({', '.join(others)})" if others else ""
+        return f"{blocked}; {render_run([owner.host], command)}{rest}"
+
+    def _own_addresses(self, node: str) -> list[str]:
+        """The addresses of a node's interfaces at which others may reach it; empty if it has not named them."""
+        answers = self._answers.get(node)
+        found = answers.inspected.addresses if answers is not None and answers.inspected is not None else []
+        return [address for address in found if not address.startswith("fe80:")]  # each link has its own fe80
 
     def _differences(self) -> Iterator[Finding]:
         inspected = {node: a.inspected for node, a in self.answers.items() if a.inspected is not None}
         ready = {node: answers.ready for node, answers in self.answers.items()}
-        yield from _difference("Python", {n: _minor(r.python) for n, r in ready.items()}, "python-differs")
+        pythons = {node: _minor(each.python) for node, each in ready.items()}
+        tensorflows = {node: each.tensorflow or _NONE for node, each in ready.items()}
+        kerases = {node: each.keras or _NONE for node, each in inspected.items()}
+        executables = {node: each.executable for node, each in ready.items()}
+        yield from _difference("Python", pythons, "python-differs", _advise_python(pythons))
         yield from _difference(
-            "TensorFlow", {n: r.tensorflow or "none" for n, r in ready.items()}, "tensorflow-differs"
+            "TensorFlow", tensorflows, "tensorflow-differs", _advise_version("tensorflow", tensorflows, executables)
         )
-        yield from _difference("Keras", {n: i.keras or "none" for n, i in inspected.items()}, "keras-differs")
+        # A node without Keras gets it with TensorFlow.
+        with_keras = {node: version for node, version in kerases.items() if version != _NONE}
+        yield from _difference("Keras", kerases, "keras-differs", _advise_version("keras", with_keras, executables))
+        yield from self._missing_tensorflow(tensorflows, executables)
         hashes = {node: answers.program_hash[:12] for node, answers in inspected.items() if answers.program_hash}
         if self._spec.program.module != DEMO_MODULE and len(set(hashes.values())) > 1:
             yield Finding(
@@ -202,6 +245,25 @@ class Preflight:
                 reference="program-differs",
                 message=f"the program is not the same on all nodes: {_group(hashes)}",
                 hint="copy it to all nodes, or add `sync:` to the spec; --no-check starts it anyway",
+            )
+
+    def _missing_tensorflow(self, versions: Mapping[str, str], executables: Mapping[str, str]) -> Iterator[Finding]:
+        """A warning if no other machine has TensorFlow; for the demo, each of them reports an error itself."""
+        program = self._spec.program
+        nodes = [node for node in versions if node != LOCAL]
+        if (
+            nodes
+            and {*versions.values()} == {_NONE}
+            and self._spec.framework == "tensorflow"
+            and program.command is None
+            and program.module != DEMO_MODULE
+        ):
+            yield Finding(
+                level="warning",
+                node=nodes[0],
+                reference="no-tensorflow",
+                message=f"TensorFlow is not installed on {', '.join(nodes)}",
+                hint=render_run(nodes, advise_install("tensorflow", executables[nodes[0]])),
             )
 
     @property
@@ -266,10 +328,34 @@ def _node_findings(node: str, answers: Answers) -> Iterator[Finding]:
         )
 
 
-def _difference(what: str, versions: Mapping[str, str], reference: str) -> Iterator[Finding]:
+def _difference(what: str, versions: Mapping[str, str], reference: str, hint: str) -> Iterator[Finding]:
     if len(set(versions.values())) > 1:
         message = f"{what} differs: {_group(versions)}"
-        yield Finding(level="warning", node=next(iter(versions)), reference=reference, message=message)
+        yield Finding(level="warning", node=next(iter(versions)), reference=reference, message=message, hint=hint)
+
+
+def _advise_python(versions: Mapping[str, str]) -> str:
+    usual = _find_usual(versions)
+    others = [node for node, version in versions.items() if version != usual]
+    return f"name Python {usual} on {', '.join(others)} with `python:`, as in `python: python{usual}`"
+
+
+def _advise_version(package: str, versions: Mapping[str, str], executables: Mapping[str, str]) -> str:
+    """How the nodes with another version get the usual one; empty if its number is not known."""
+    usual = _find_usual(versions)
+    if not usual[:1].isdigit():
+        return ""
+    nodes: dict[str, list[str]] = {}
+    for node, version in versions.items():
+        if version != usual:
+            nodes.setdefault(advise_install(f"{package}=={usual}", executables[node]), []).append(node)
+    return "; ".join(render_run(names, advice) for advice, names in nodes.items())
+
+
+def _find_usual(versions: Mapping[str, str]) -> str:
+    """The version that most nodes have, the first of equally frequent ones; empty if none has any."""
+    counts = Counter(version for version in versions.values() if version != _NONE)
+    return counts.most_common(1)[0][0] if counts else ""
 
 
 def _group(values: Mapping[str, str]) -> str:
@@ -284,6 +370,14 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+_NONE = "none"
+"""The version of a missing package."""
+_BLOCKED = {
+    "refused": "a firewall may reject connections: open ports {ports} between the nodes",
+    "timed-out": "a firewall may drop packets: open ports {ports} between the nodes",
+    "no-route": "a firewall may reject connections, as firewalld does: open ports {ports} between the nodes",
+}
+"""What may be wrong if a node cannot be reached at an address that it has."""
 _CAUSES = {
     "unknown-name": ("the name does not resolve there", "give the node an `address:` in the spec"),
     "refused": (

@@ -36,7 +36,7 @@ from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import BEFORE_START, Phase, Reason
 from launcher.report.check_report import make_check_report
 from launcher.report.check_text import COLUMNS, make_rows, render_findings
-from launcher.spec.models import ClusterSpec
+from launcher.spec.models import DEMO_MODULE, ClusterSpec
 from launcher.tasks import TaskId, parse_task_id
 from tests.harness.builders.gang import (
     CTRL_C,
@@ -266,6 +266,54 @@ class TestFailedDials:
             == "/etc/hosts on gpu-a gives that name to gpu-a itself: correct it, or give gpu-b an `address:`"
         )
 
+    OWN: Mapping[str, Mapping[str, Any]] = {
+        "gpu-a": {"addresses": ["10.0.0.11", "fd00::11", "fe80::1"]},
+        "gpu-b": {"addresses": ["10.0.0.12", "fe80::2"]},
+    }
+
+    @pytest.mark.parametrize(
+        ("failure", "cause"),
+        [
+            ("refused", "a firewall may reject connections"),
+            ("timed-out", "a firewall may drop packets"),
+            ("no-route", "a firewall may reject connections, as firewalld does"),
+        ],
+    )
+    def test_a_failed_dial_to_an_address_of_the_node_names_the_command_that_opens_its_firewall(
+        self, failure: str, cause: str
+    ) -> None:
+        [finding] = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): failure}, looks=self.OWN).findings
+
+        assert finding.hint == (
+            f"{cause}: open ports 20000-20999 between the nodes; on gpu-b, run: "
+            "sudo iptables -I INPUT -p tcp -s 10.0.0.11 --dport 20000:20999 -j ACCEPT"
+        )
+
+    def test_the_command_that_opens_a_firewall_names_a_port_that_the_spec_sets(self) -> None:
+        answered = Answered(spec_of(ports="30000-30999"), failures={("gpu-a", "10.0.0.12"): "refused"}, looks=self.OWN)
+
+        [finding] = answered.findings
+
+        assert "open ports 20001 between the nodes" in finding.hint  # the answers' port is not in the range
+        assert " --dport 20001 " in finding.hint
+
+    def test_a_firewall_against_ipv6_is_opened_by_ip6tables_and_other_addresses_are_named(self) -> None:
+        spec = spec_of({**A, "address": "fd00::11"}, {**B, "address": "fd00::12"})
+        looks = {**self.OWN, "gpu-b": {"addresses": ["10.0.0.12", "fd00::12"]}}
+
+        [finding] = Answered(spec, failures={("gpu-a", "fd00::12"): "timed-out"}, looks=looks).findings
+
+        assert "run: sudo ip6tables -I INPUT -p tcp -s fd00::11 --dport" in finding.hint
+        assert finding.hint.endswith("; or give gpu-b another `address:` of its own (10.0.0.12)")
+
+    @pytest.mark.parametrize("failure", ["refused", "timed-out", "no-route", "other", "unknown-name"])
+    def test_a_failed_dial_to_an_address_that_the_node_lacks_names_one_that_it_has(self, failure: str) -> None:
+        spec = spec_of(A, {"host": "gpu-b", "address": "10.9.9.9"})
+
+        [finding] = Answered(spec, failures={("gpu-a", "10.9.9.9"): failure}, looks=self.OWN).findings
+
+        assert finding.hint.endswith("; gpu-b itself has 10.0.0.12: --set 'nodes[1].address=10.0.0.12' takes the first")
+
     def test_a_node_that_cannot_reach_itself_is_reported(self) -> None:
         [finding] = Answered(spec_of(), failures={("gpu-b", "10.0.0.12"): "refused"}).findings
 
@@ -317,6 +365,54 @@ class TestDifferences:
 
         assert (finding.level, finding.reference) == ("warning", reference)
         assert finding.message.startswith(message)
+
+    def test_another_version_is_reported_with_the_command_that_installs_the_usual_one(self) -> None:
+        spec = spec_of(A, B, {"host": "gpu-c"}, {"host": "gpu-d"})
+        own = "/opt/tf/bin/python"
+        facts: dict[str, dict[str, Any]] = {
+            "gpu-a": {"tensorflow": "2.19.0", "executable": own},
+            "gpu-b": {"tensorflow": None, "executable": "/usr/bin/python3"},
+        }
+
+        [finding] = Answered(spec, facts=facts).findings
+
+        assert finding.hint == (
+            f"on gpu-a, run: {own} -m pip install tensorflow==2.21.0; or name a Python that has it with --python; "
+            "on gpu-b, run: /usr/bin/python3 -m venv ~/tf && ~/tf/bin/pip install tensorflow==2.21.0; then name that "
+            "Python with --python '~/tf/bin/python' (`python:` in a spec)"
+        )
+
+    def test_another_python_is_reported_with_the_field_that_names_the_usual_one(self) -> None:
+        [finding] = Answered(spec_of(), facts={"gpu-b": {"python": "3.12.1"}}).findings
+
+        assert finding.hint == "name Python 3.11 on gpu-b with `python:`, as in `python: python3.11`"
+
+    @pytest.mark.parametrize(
+        ("more", "is_reported"),
+        [
+            ({}, True),
+            ({"program": {"module": "trainer"}}, True),
+            ({"program": {"command": ["train"]}}, False),
+            ({"framework": "torch"}, False),
+            ({"program": {"module": DEMO_MODULE}}, False),  # each node refuses it
+        ],
+    )
+    def test_python_programs_on_nodes_without_tensorflow_get_a_warning_with_a_command(
+        self, more: Mapping[str, Any], is_reported: bool
+    ) -> None:
+        facts = {node: {"tensorflow": None} for node in ("gpu-a", "gpu-b")}
+
+        findings = Answered(spec_of(**more), facts=facts).findings
+
+        assert [(finding.level, finding.reference, finding.message) for finding in findings] == [
+            ("warning", "no-tensorflow", "TensorFlow is not installed on gpu-a, gpu-b")
+        ] * is_reported
+        assert all(finding.hint.startswith("on gpu-a, gpu-b, run: /usr/bin/python3 -m venv") for finding in findings)
+
+    def test_this_machine_without_tensorflow_gets_no_warning(self) -> None:
+        spec = spec_of({"host": "local", "tasks": {"worker": 2}})
+
+        assert Answered(spec, facts={"local": {"tensorflow": None}}).findings == []
 
     def test_different_python_patch_versions_are_no_finding(self) -> None:
         assert Answered(spec_of(), facts={"gpu-b": {"python": "3.11.14"}}).findings == []

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_TASK_FAILED, EXIT_USAGE
+from launcher.gang.checks.findings import SEND_FOLDER
 from launcher.gang.decide import FAILURE_GRACE_S, STOP_MARGIN_S
 from launcher.gang.events import (
     Event,
@@ -34,7 +35,7 @@ from launcher.verdict.causes import (
     is_collateral,
     was_stopped,
 )
-from launcher.verdict.judge import outcome, render_place
+from launcher.verdict.judge import find_hint, outcome, render_place
 from launcher.verdict.models import Verdict
 from launcher.verdict.stall_blame import render_steps
 from tests.harness.builders.gang import (
@@ -357,6 +358,24 @@ class TestRefusal:
 
         assert verdict.message == "cannot read the script /home/alice/x.py: No such file or directory"
         assert (verdict.reference, verdict.evidence, verdict.hint) == ("no-program", [], "name another")
+
+    @pytest.mark.parametrize(
+        ("reference", "hint", "nodes", "is_sent", "shown"),
+        [
+            ("no-tensorflow", "run: pip install x", ["a", "b", "a"], False, "on a, b, run: pip install x"),
+            ("no-tensorflow", "run: pip install x", ["local"], False, "run: pip install x"),
+            ("no-working-directory", "", ["a"], False, SEND_FOLDER),
+            ("no-program", "", ["a", "b"], False, SEND_FOLDER),
+            ("no-program", "name another", ["a"], False, "name another"),
+            ("no-program", "", ["a"], True, ""),
+            ("no-program", "", ["local"], False, ""),
+            ("port-taken", "", ["a"], False, ""),
+        ],
+    )
+    def test_the_hint_of_a_refusal_says_where_to_run_a_command_and_that_a_folder_can_be_sent(
+        self, reference: str, hint: str, nodes: list[str], is_sent: bool, shown: str
+    ) -> None:
+        assert find_hint(Problem(reference, "it is", hint), nodes, is_sent=is_sent) == shown
 
     def test_a_refusal_of_one_task_names_the_task_and_the_node(self) -> None:
         problem = Problem(

@@ -1,0 +1,16 @@
+"""Advice that nodes and the controller give in the same words."""
+
+from __future__ import annotations
+
+
+def advise_install(requirement: str, python: str) -> str:
+    """What to do if this Python lacks a package, as the end of "run: …".
+
+    The system's own Python often refuses pip (PEP 668), and its users lack the rights: it makes a virtual environment.
+    """
+    if not python.startswith(("/usr/bin/", "/bin/")):
+        return f"{python} -m pip install {requirement}; or name a Python that has it with --python"
+    return (
+        f"{python} -m venv ~/tf && ~/tf/bin/pip install {requirement}; then name that Python with "
+        "--python '~/tf/bin/python' (`python:` in a spec)"
+    )
