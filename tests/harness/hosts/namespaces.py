@@ -1,7 +1,7 @@
 """Hosts as separate as machines, for root on Linux: each in its own network namespace, joined by a bridge.
 
-A host has its own addresses, host name, sshd, host key, home folder and mounts. It shares the network's folder and the
-interpreter with the controller, as over a shared file system; it does not see other closed folders.
+A host has its own addresses, host name, sshd, host key, home folder and mounts. It shares the network's folder, the
+interpreter and these sources with the controller, as over a shared file system; it does not see other closed folders.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.hosts.sshd import PORT, SSHD
+from tests.harness.places import ROOT
 from tests.harness.processes.commands import Ran, distlaunch_command
 from tests.harness.witness import wait_until
 
@@ -289,7 +290,7 @@ def _start_daemon(
         f"echo {name} > /proc/sys/kernel/hostname",
         "echo 1 > /proc/sys/net/ipv6/conf/all/keep_addr_on_down",
         f"mount --bind {shlex.quote(str(folder.parent / 'hosts'))} /etc/hosts",
-        *_open_up(dict.fromkeys([Path(sys.prefix), Path(sys.base_prefix), python, folder.parent])),
+        *_open_up(dict.fromkeys([ROOT, Path(sys.prefix), Path(sys.base_prefix), python, folder.parent])),
         'exec "$@"',
     ]
     # `ip netns exec` gives its command a private mount namespace.
