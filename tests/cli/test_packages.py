@@ -214,9 +214,7 @@ def test_an_installed_wheel_runs_clusters_without_tensorflow(
         output = succeed(*command, "local", "-n", "2", "--", *show, cwd=tmp_path, env=home)
         configs = [json.loads(line.partition(" │ ")[2]) for line in output.splitlines()]
         assert sorted(each["task"]["index"] for each in configs) == [0, 1]
-    demo = run(programs / "distlaunch", "local", "-n", "2", cwd=tmp_path, env=home)
-    assert demo.returncode == 2
-    assert "Error: TensorFlow is not installed" in demo.stderr
+    assert_runs([programs / "distlaunch"], home, tmp_path, installer=f"{programs / 'python'} -m pip install tensorflow")
 
 
 @pytest.mark.tensorflow
@@ -232,24 +230,32 @@ def test_an_installed_wheel_trains_the_demo_with_tensorflow(
         assert float(accuracy) > 0.9
 
 
+def assert_runs(command: list[str | Path], env: dict[str, str], cwd: Path, *, installer: str) -> None:
+    """Checks that this `distlaunch` runs a cluster, and says how its environment gets TensorFlow."""
+    assert succeed(*command, "local", "-n", "2", "--", "echo", "ran", cwd=cwd, env=env).count("ran\n") == 2
+    demo = run(*command, "local", "-n", "2", cwd=cwd, env=env)
+    assert demo.returncode == 2
+    assert f"\n  run: {installer}; or name a Python that has it with --python" in demo.stderr
+
+
 @pytest.mark.smoke
 def test_uvx_runs_the_wheel_in_one_command(wheel: Path, python: str, home: dict[str, str], tmp_path: Path) -> None:
-    tool: list[str | Path] = [BIN / "uvx", "--quiet", "--python", python, "--from", wheel]
+    command: list[str | Path] = [BIN / "uvx", "--quiet", "--python", python, "--from", wheel, "distlaunch"]
 
-    assert (
-        succeed(*tool, "distlaunch", "local", "-n", "2", "--", "echo", "ran", cwd=tmp_path, env=home).count("ran\n")
-        == 2
-    )
+    assert_runs(command, home, tmp_path, installer="uvx --with tensorflow distlaunch …")
 
 
-def test_pipx_installs_the_command_and_its_man_pages(
+def test_uv_and_pipx_install_the_command_and_pipx_its_man_pages(
     wheel: Path, python: str, home: dict[str, str], tmp_path: Path
 ) -> None:
-    env = {**home, "PIPX_HOME": str(tmp_path / "pipx")}
-    succeed(BIN / "pipx", "install", "--python", python, wheel, cwd=tmp_path, env=env)
-
+    env = {**home, "PIPX_HOME": str(tmp_path / "pipx"), "UV_TOOL_DIR": str(tmp_path / "uv" / "tools")}
     local = Path(home["HOME"], ".local")
-    assert succeed(local / "bin" / "distlaunch", "local", "-n", "2", "--", "echo", "ran", cwd=tmp_path, env=env).count(
-        "ran\n"
-    ) == 2  # fmt: skip
+    command: list[str | Path] = [local / "bin" / "distlaunch"]
+
+    succeed(BIN / "uv", "tool", "install", "--quiet", "--python", python, wheel, cwd=tmp_path, env=env)
+    assert_runs(command, env, tmp_path, installer="uv tool install --with tensorflow distlaunch")
+
+    succeed(BIN / "uv", "tool", "uninstall", "--quiet", "distlaunch", cwd=tmp_path, env=env)
+    succeed(BIN / "pipx", "install", "--python", python, wheel, cwd=tmp_path, env=env)
+    assert_runs(command, env, tmp_path, installer="pipx inject distlaunch tensorflow")
     assert (local / "share" / "man" / "man1" / "distlaunch-up.1").read_text().startswith('.TH "DISTLAUNCH UP"')
