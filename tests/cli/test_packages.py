@@ -146,6 +146,15 @@ def test_twine_accepts_the_wheel_and_the_sdist(dist: Path) -> None:
     assert checked.count("PASSED") == 2
 
 
+def test_the_page_of_an_index_has_only_absolute_links_and_pictures(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    [name] = [each for each in archive.namelist() if each.endswith("/METADATA")]
+    found = re.findall(r'(?:\]\(|src=")([^)"\s]+)', archive.read(name).decode())
+
+    assert len(found) > 20
+    assert [link for link in found if not link.startswith("https://")] == []
+
+
 def test_the_wheel_has_all_sources_a_man_page_for_each_command_and_completions(wheel: Path) -> None:
     files = {*zipfile.ZipFile(wheel).namelist()}
     data = {name for name in files if ".data/data/" in name}

@@ -20,7 +20,7 @@ FOREIGN: Mapping[str, set[str]] = {
     "fish": {"--no-files", "--command", "--arguments"},
     "gcloud compute ssh": {"--command", "--zone"},
     "click": {"--help"},
-    "uvx": {"--from"},
+    "uvx": {"--from", "--with"},
     "tests.sim.storm": {"--defect", "--whole", "--seeds"},
     "TensorFlow": {"--tf_xla_persistent_cache_directory"},
     "Slurm": {

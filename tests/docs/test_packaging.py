@@ -25,6 +25,11 @@ def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
+def table(name: str) -> str:
+    """The text of a table of pyproject.toml."""
+    return PYPROJECT.partition(f"[{name}]")[2].partition("\n[")[0]
+
+
 def run_lines(workflow: str) -> list[str]:
     """The shell lines of a workflow's steps."""
     jobs = load(ROOT / ".github" / "workflows" / f"{workflow}.yml")["jobs"].values()
@@ -41,7 +46,7 @@ def test_the_conda_recipe_has_the_version_and_the_requirements_of_the_package() 
     needed = [Requirement(each) for each in metadata.requires("distlaunch") or ()]
     run = {f"{each.name.lower()} {each.specifier}" for each in needed if each.marker is None}
     optional = {f"{each.name} {each.specifier}" for each in needed if each.name == "tensorflow"}
-    build = re.findall(r"^(?:requires = |dependencies = )\[(.+?)\]", PYPROJECT, re.MULTILINE)
+    build = [table(name) for name in ("build-system", "tool.hatch.build.targets.wheel.hooks.custom")]
 
     assert recipe["context"]["version"] == metadata.version("distlaunch")
     assert {*recipe["requirements"]["run"]} == {"python >=${{ python_min }}", *run}
@@ -49,7 +54,7 @@ def test_the_conda_recipe_has_the_version_and_the_requirements_of_the_package() 
     assert {*recipe["requirements"]["host"]} == {
         "python ${{ python_min }}.*",
         "pip",
-        *(str(Requirement(word)).replace(">", " >") for line in build for word in re.findall(r'"([^"]+)"', line)),
+        *(word.replace(">", " >") for text in build for word in re.findall(r'"([^"]+>=[^"]+)"', text)),
     }
     [script] = re.findall(r"^distlaunch = .+", PYPROJECT, re.MULTILINE)
     assert recipe["build"]["python"]["entry_points"] == [script.replace('"', "")]
