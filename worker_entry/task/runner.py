@@ -35,6 +35,7 @@ from worker_entry.hooks import (
     own_resolver,
     own_tf_config,
     python_data,
+    served_ports,
 )
 from worker_entry.keras_patches import patching
 from worker_entry.protocol import child_order, environment
@@ -189,6 +190,8 @@ def patch_libraries(
     """
     if order.coordination_timeout_s and "TF_CONFIG" in os.environ:
         coordination_timeout.lengthen(order.coordination_timeout_s)
+    if own_tf_config.NAME in os.environ:
+        served_ports.install()
     python_data.install()
     if os.environ.get(environment.DEVICES):
         devices.install(int(os.environ[environment.DEVICES]))
