@@ -24,8 +24,8 @@ _CHATTER = re.compile(
     rb"|failed call to cuInit: .*(?:\(303\)|CUDA_ERROR_NO_DEVICE)"
     rb"|(?:BaseCollectiveExecutor|Aborting \w+ with|Coordination agent is set to error).*?"
     rb"\b(?:UNAVAILABLE|CANCELLED|ABORTED): )"
-    # Which Keras functions were patched; distlaunch itself reports how many, once.
-    rb"|distlaunch: (?:patched Keras |Keras \S+ needs no patch )"
+    # Which Keras functions were patched or not; distlaunch itself reports this, once.
+    rb"|distlaunch: (?:patched Keras |Keras \S+ (?:needs no patch|no longer has the faults|has changed this code))"
     rb"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$".replace(
         # Python programs that log through absl name a .py file here.
         b"SOURCE",

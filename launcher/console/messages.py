@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from launcher.gang.claims import render_busy_gpus
 from launcher.gang.events import (
@@ -131,13 +131,18 @@ def _render_grace(event: EndAnnounced) -> str:
     return "" if event.stays else f"; its tasks have {event.grace_s:.0f} s to save and end"
 
 
-def render_patches(event: Event) -> str | None:
-    """The line about the task's Keras; identical for all tasks, so one line is enough."""
+def render_patches(event: Event) -> Iterator[str]:
+    """The lines about the task's Keras; identical for all tasks, so each is needed once."""
     if not isinstance(event, TaskReported) or event.keras is None:
-        return None
-    faults = count_of(event.keras.faults, "fault")
-    off = "--set keras.patch=false turns this off"
-    return f"Keras {event.keras.version}: {faults} patched for multi-worker training ({off})"
+        return
+    keras = f"Keras {event.keras.version}"
+    if event.keras.faults:
+        faults = count_of(event.keras.faults, "fault")
+        off = "--set keras.patch=false turns this off"
+        yield f"{keras}: {faults} patched for multi-worker training ({off})"
+    if event.keras.changed:
+        changed = ", ".join(event.keras.changed)
+        yield f"{keras} has changed this code, so it is not patched, and training may fail or be wrong: {changed}"
 
 
 def _render_board(state: AttemptState) -> str:

@@ -232,8 +232,8 @@ class AttemptLoop:
         if self._number == 1 and self._context.spec.guard != "off":
             for line in render_news_of_guards(self.state, event):
                 console.warn(line)
-        if patches := render_patches(event):
-            console.note_once(patches)
+        for line in render_patches(event):
+            console.note_once(line)
 
     def _make_state(self, setup: AttemptSetup) -> AttemptState:
         self._setup = setup

@@ -15,6 +15,7 @@ from keras_strategy import ALONE, EPOCHS, REPLICAS, TASK, fit, regression, strat
 from tiny_keras import (
     BATCH,
     LEGACY,
+    MUON,
     OUT,
     Interrupt,
     InterruptionError,
@@ -628,8 +629,8 @@ def orbax_checkpoints() -> Result:
 
 
 OPTIMIZERS = (
-    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon"),
-    *("Nadam", "RMSprop", "SGD"),
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion"),
+    *(*MUON, "Nadam", "RMSprop", "SGD"),
 )
 CLIPPING: list[dict[str, float]] = [{}, {"clipnorm": 0.4}, {"clipvalue": 0.2}, {"global_clipnorm": 0.7}]
 ACCUMULATION: list[dict[str, int]] = [{}, {"gradient_accumulation_steps": 2}]

@@ -32,6 +32,7 @@ from tiny_keras import (  # noqa: E402 - imports Keras, as `tf.keras` in the str
     BATCH,
     CASES,
     LEGACY,
+    MUON,
     OUT,
     Interrupt,
     InterruptionError,
@@ -316,11 +317,11 @@ def own_functions() -> Result:
 
 @case
 def every_optimizer() -> Result:
-    """All optimizers, with one kind of clipping each."""
+    """All optimizers that work in one process, with one kind of clipping each."""
     clipping: list[dict[str, float]] = [{}, {"clipnorm": 0.4}, {"clipvalue": 0.2}, {"global_clipnorm": 0.7}]
     first = "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl"
     results: Result = {}
-    for number, name in enumerate([*first, "Lamb", "Lion", "Muon", "Nadam", "RMSprop", "SGD"]):
+    for number, name in enumerate([*first, "Lamb", "Lion", *MUON, "Nadam", "RMSprop", "SGD"]):
         options = {**clipping[number % 4], **({"use_ema": True} if number % 3 == 0 else {})}
         make = functools.partial(getattr(keras.optimizers, name), learning_rate=0.05, **options)
         results[name] = fit(regression(optimizer=make), batches(40).repeat(), epochs=1)["weights"]

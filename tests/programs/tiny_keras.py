@@ -25,6 +25,10 @@ OUT = pathlib.Path(sys.argv[1])
 keras: Any = tf.keras
 LIBRARY = importlib.import_module(keras.Model.__module__.partition(".")[0])
 LEGACY = LIBRARY.__name__ == "tf_keras"
+KERAS = tuple(map(int, LIBRARY.__version__.split(".")[:2]))
+
+MUON = ("Muon",) if KERAS >= (3, 13) else ()
+"""The optimizer of this name, which fails in earlier versions of Keras: it expects variables of Keras."""
 
 Result = dict[str, Any]
 Case = Callable[[], Result]

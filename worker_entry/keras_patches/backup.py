@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.keras_patches.collectives import add_up, broadcast
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.source import (
     CALLBACK,
@@ -36,18 +37,18 @@ PART = ".backup-"
 """Prefix of folders with incomplete files."""
 
 
-def patch_backup(trainer: Any, module: Any, news: News) -> list[str]:
-    """Replaces `fit` and faulty methods of the callback; returns its name."""
+def patch_backup(trainer: Any, module: Any, news: News) -> Iterator[Finding]:
+    """Replaces `fit` and faulty methods of the callback."""
     callback = module.BackupAndRestore
     names = ("_save_model", "on_train_begin", "on_train_end")
-    if not all(hasattr(callback, name) for name in names):
-        return []
-    if not change_callbacks(trainer, functools.partial(_change_callbacks, trainer, callback, news)):
-        return []
+    change = functools.partial(_change_callbacks, trainer, callback, news)
+    if not all(hasattr(callback, name) for name in names) or not change_callbacks(trainer, change):
+        yield unpatched("BackupAndRestore", fixed=False)
+        return
     callback._save_model = _patched_save(trainer, callback._save_model)
     callback.on_train_begin = _patched_begin(trainer, callback.on_train_begin)
     callback.on_train_end = _patched_end(trainer, callback.on_train_end)
-    return ["BackupAndRestore"]
+    yield patched("BackupAndRestore")
 
 
 def _patched_save(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:

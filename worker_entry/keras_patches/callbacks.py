@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from worker_entry.keras_patches.collectives import WIDTH, add_up
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.source import flatten_callbacks, is_multi_worker, number_of
 from worker_entry.protocol.frozen import dataclass
 
@@ -48,22 +49,26 @@ _suppressed: set[int] = set()
 """The ids of callbacks of a running `fit` whose files another worker writes."""
 
 
-def patch_callbacks(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces `fit` and the callbacks' faulty methods; returns the callbacks' names."""
+def patch_callbacks(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces `fit` and the callbacks' faulty methods."""
+    names = [name for _, name in _writers().values()]
     checkpoint = module.ModelCheckpoint
     fit = getattr(trainer.TensorFlowTrainer, "fit", None)
     needed = ("_save_model", "_get_file_path", "_should_save_model")
     if fit is None or not all(hasattr(checkpoint, name) for name in needed):
-        return []
+        yield from (unpatched(name, fixed=False) for name in names)
+        return
     checkpoint._save_model = _patched_save(checkpoint._save_model)
     orbax: Any = sys.modules.get(ORBAX_CHECKPOINT)
-    read_state = getattr(orbax, "_get_state_tree", None)
+    read_state: Any = getattr(orbax, "_get_state_tree", None)
     if read_state is not None:
         orbax_class = orbax.OrbaxCheckpoint
         orbax_class._save_checkpoint = _patched_save_checkpoint(orbax_class._save_checkpoint, read_state)
     _patch_tensorboard(trainer)
     trainer.TensorFlowTrainer.fit = _patched_fit(trainer, fit)
-    return [name for _, name in _writers().values()]
+    for name in names:
+        is_known = name != "OrbaxCheckpoint" or read_state is not None
+        yield patched(name) if is_known else unpatched(name, fixed=False)
 
 
 def _writers() -> dict[Any, tuple[str, str]]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from worker_entry.keras_patches.findings import Finding
 from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.source import CALLBACK, change_callbacks, with_callback
 from worker_entry.protocol.values import MOST_PARTS, ModelDigest
@@ -30,8 +31,8 @@ LONGEST_NAME = 150
 """Maximum length of a variable's path; only its end is kept."""
 
 
-def patch_digests(trainer: Any, _: Any, news: News) -> list[str]:
-    """Adds a callback to each `fit` on several replicas; this fixes no fault, so it returns no name."""
+def patch_digests(trainer: Any, _: Any, news: News) -> Iterator[Finding]:
+    """Adds a callback to each `fit` on several replicas; this fixes no fault, so there is no finding."""
     base = getattr(sys.modules.get(CALLBACK), "Callback", None)
     if base is not None:
         callback = _make_callback(trainer, base, news)
@@ -42,7 +43,7 @@ def patch_digests(trainer: Any, _: Any, news: News) -> list[str]:
             return with_callback(trainer, model, callbacks, callback())
 
         change_callbacks(trainer, add)
-    return []
+    yield from ()
 
 
 def _has_copies(tf: Any, strategy: Any) -> bool:

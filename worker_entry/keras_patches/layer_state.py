@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.source import calls_of, find_shared_context
 from worker_entry.keras_patches.step import can_merge, find_empty
@@ -21,14 +22,15 @@ CALL_CONTEXT = "current_call_ctx"
 """Keras's name for what it keeps while it calls a layer."""
 
 
-def patch_layer_state(trainer: Any, module: Any, news: News) -> list[str]:
-    """Replaces the function that assigns to a variable; returns its name."""
+def patch_layer_state(trainer: Any, module: Any, news: News) -> Iterator[Finding]:
+    """Replaces the function that assigns to a variable."""
     variable = module.Variable
     assign = getattr(variable, "_direct_assign", None)
     if assign is None or calls_of(assign, "all_reduce"):
-        return []
+        yield unpatched("Variable._direct_assign", fixed=assign is not None)
+        return
     variable._direct_assign = _patched_assign(news, trainer, assign)
-    return ["Variable._direct_assign"]
+    yield patched("Variable._direct_assign")
 
 
 def _patched_assign(news: News, trainer: Any, original: Callable[..., None]) -> Callable[..., None]:

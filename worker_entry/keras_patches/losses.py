@@ -11,30 +11,38 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.source import COMMON_TRAINER, calls_of, find_shared_context
 from worker_entry.keras_patches.step import Step, find_step, without_nan
 
 LOSS = "keras.src.losses.loss"
 
 
-def patch_losses(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces functions that scale and add up losses; returns their names."""
+def patch_losses(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces functions that scale and add up losses."""
+    common = getattr(sys.modules.get(COMMON_TRAINER), "Trainer", None)
+    adding = ((common, "_compute_loss"), (trainer.TensorFlowTrainer, "_aggregate_additional_loss"))
     if not scales_losses(module):
-        return []
+        # A value that is divided has to be multiplied again somewhere.
+        fixed = not hasattr(module, "unscale_loss_for_distribution")
+        for place in ("scale_loss_for_distribution", "reduce_values", *(name for _, name in adding)):
+            yield unpatched(place, fixed=fixed)
+        return
     module.scale_loss_for_distribution = _patched_scale(trainer, module.scale_loss_for_distribution)
     module.unscale_loss_for_distribution = _patched_unscale(module.unscale_loss_for_distribution)
     module.reduce_values = _patched_reduce(trainer, module, module.reduce_values)
-    patched = ["scale_loss_for_distribution", "reduce_values"]
-    common = getattr(sys.modules.get(COMMON_TRAINER), "Trainer", None)
-    for base, name in ((common, "_compute_loss"), (trainer.TensorFlowTrainer, "_aggregate_additional_loss")):
+    yield patched("scale_loss_for_distribution")
+    yield patched("reduce_values")
+    for base, name in adding:
         original = getattr(base, name, None)
-        if original is not None:
+        if original is None:
+            yield unpatched(name, fixed=False)
+        else:
             setattr(base, name, _without_nan(trainer, original))
-            patched.append(name)
-    return patched
+            yield patched(name)
 
 
 def scales_losses(module: Any) -> bool:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.source import COMMON_TRAINER, calls_of, find_shared_context
 from worker_entry.keras_patches.step import can_merge
 from worker_entry.keras_patches.variables import VARIABLE
@@ -22,13 +23,16 @@ COMMON = "_distlaunch_common"
 """An attribute of tensors that are the same in all replicas."""
 
 
-def patch_metrics(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces `result` of all metrics, and of those that the program defines later; returns the functions' names."""
+def patch_metrics(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces `result` of all metrics, and of those that the program defines later."""
+    places = ("Metric.result", "get_metrics_result")
     metric = module.Metric
     common: Any = getattr(sys.modules.get(COMMON_TRAINER), "Trainer", None)
     results = getattr(common, "get_metrics_result", None)
-    if STATELESS_SCOPE not in sys.modules or results is None or calls_of(results, "all_reduce"):
-        return []
+    fixed = results is not None and bool(calls_of(results, "all_reduce"))
+    if STATELESS_SCOPE not in sys.modules or results is None or fixed:
+        yield from (unpatched(place, fixed=fixed) for place in places)
+        return
     common.get_metrics_result = _patched_metrics_result(trainer, results)
     classes = [metric]
     while classes:
@@ -42,7 +46,7 @@ def patch_metrics(trainer: Any, module: Any, _: Any) -> list[str]:
         _patch_result(trainer, cls)
 
     metric.__init_subclass__ = classmethod(patch_subclass)
-    return ["Metric.result", "get_metrics_result"]
+    yield from map(patched, places)
 
 
 def _patched_metrics_result(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:

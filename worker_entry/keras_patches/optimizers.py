@@ -12,9 +12,10 @@ import ast
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.source import calls_of, find_shared_context
 from worker_entry.keras_patches.step import find_step
 
@@ -39,39 +40,41 @@ _thread = threading.local()
 """`_thread.reduced`: whether the gradients have been reduced already. Each replica has its own thread."""
 
 
-def patch_optimizer(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces faulty methods in the base class of TensorFlow's optimizers; returns their names."""
+def patch_optimizer(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces faulty methods in the base class of TensorFlow's optimizers."""
     optimizer = module.TFOptimizer
-    patched = _patch_apply(trainer, optimizer)
-    update = getattr(optimizer, "_backend_apply_gradients", None)
-    if (
-        update is not None
-        and all(hasattr(optimizer, name) for name in _PARTS)
-        and (_reduces_after_clipping(optimizer) or _merges_in_condition(update))
-    ):
+    yield _patch_apply(trainer, optimizer)
+    update: Any = getattr(optimizer, "_backend_apply_gradients", None)
+    is_known = update is not None and all(hasattr(optimizer, name) for name in _PARTS)
+    if is_known and (_reduces_after_clipping(optimizer) or _merges_in_condition(update)):
         optimizer._backend_apply_gradients = _patched_update(trainer, update)
         optimizer._all_reduce_sum_gradients = _patched_reduce(optimizer._all_reduce_sum_gradients)
-        patched.append("TFOptimizer._backend_apply_gradients")
-    return patched
+        yield patched("TFOptimizer._backend_apply_gradients")
+    else:
+        reduces_first = is_known and bool(calls_of(update, "_all_reduce_sum_gradients"))
+        yield unpatched("TFOptimizer._backend_apply_gradients", fixed=reduces_first)
 
 
-def _patch_apply(trainer: Any, optimizer: Any) -> list[str]:
-    """Replaces `apply` if it creates variables in the graph that first calls it; returns its name."""
-    if not calls_of(optimizer.apply, "build") or calls_of(optimizer.apply, "init_scope"):
-        return []
+def _patch_apply(trainer: Any, optimizer: Any) -> Finding:
+    """Replaces `apply` if it creates variables in the graph that first calls it."""
+    place = f"{optimizer.__name__}.apply"
+    builds, outside = calls_of(optimizer.apply, "build"), calls_of(optimizer.apply, "init_scope")
+    if not builds or outside:
+        return unpatched(place, fixed=bool(builds))
     optimizer.apply = _patched_apply(trainer, optimizer.apply)
-    return [f"{optimizer.__name__}.apply"]
+    return patched(place)
 
 
-def patch_loss_scale_optimizer(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces faulty methods of the optimizer; returns their names."""
+def patch_loss_scale_optimizer(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces faulty methods of the optimizer."""
     optimizer = module.LossScaleOptimizer
-    patched = _patch_apply(trainer, optimizer)
+    yield _patch_apply(trainer, optimizer)
     check = getattr(optimizer, "check_finite", None)
     if check is not None and not calls_of(check, "all_reduce"):
         optimizer.check_finite = _patched_check_finite(trainer, check)
-        patched.append("LossScaleOptimizer.check_finite")
-    return patched
+        yield patched("LossScaleOptimizer.check_finite")
+    else:
+        yield unpatched("LossScaleOptimizer.check_finite", fixed=check is not None)
 
 
 def _patched_check_finite(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:

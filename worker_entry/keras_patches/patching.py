@@ -42,16 +42,18 @@ Keras trains wrongly in more places:
 Under CentralStorageStrategy, Keras counts its metrics wrongly, and cannot assign to some variables (`variables`).
 
 Keras is patched after its import, and only where the faulty code is found, so that a version of Keras that has fixed
-a fault is not patched there. A version that fails in some new way is not patched at all. Neither is Keras before 3.10,
-where the patches would only replace a failure with wrong training: up to 3.7 it sums the workers' gradients instead of
-averaging them, and up to 3.9 its metrics are not those of the whole batch.
+a fault is not patched there. Where a version has neither the fault nor its fix, its code has changed; it is not patched
+there, and a line says so. Keras before 3.10 is not patched at all, because the patches would only replace a failure
+with wrong training: up to 3.7 it sums the workers' gradients instead of averaging them, and up to 3.9 its metrics are
+not those of the whole batch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from worker_entry.hooks.built_strategy import after_strategy
@@ -59,6 +61,7 @@ from worker_entry.hooks.import_hooks import after_import
 from worker_entry.keras_patches.backup import BACKUP, patch_backup
 from worker_entry.keras_patches.callbacks import MODEL_CHECKPOINT, patch_callbacks
 from worker_entry.keras_patches.digests import patch_digests
+from worker_entry.keras_patches.findings import Finding, State, group, unpatched
 from worker_entry.keras_patches.layer_state import patch_layer_state
 from worker_entry.keras_patches.layers import BATCH_NORMALIZATION, patch_batch_normalization
 from worker_entry.keras_patches.losses import LOSS, patch_losses
@@ -80,6 +83,8 @@ from worker_entry.protocol.values import KerasPatch, ModelDigest
 
 KERAS = "keras"
 METRIC = "keras.src.metrics.metric"
+OLDEST = "3.10"
+"""The oldest version that trains correctly with patches."""
 
 Log = Callable[[str], None]
 Report = Callable[[KerasPatch], None]
@@ -93,7 +98,7 @@ def install(
 
     Args:
         log: called with each line to log.
-        report: called with the version and the number of patches, if anything was patched.
+        report: called with what was patched, and what was not because its code has changed, unless both are nothing.
         report_model: called with each digest of a model that is trained.
         cluster: whether this process is one of several. If not, Keras is only patched when the program builds a
             strategy, and completely if it has several replicas.
@@ -121,26 +126,47 @@ def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
         log(f"could not inspect {keras}, which runs unpatched ({error!r})")
         return
     if not sound:
-        log(f"{keras} is not patched: even with patches it would train wrongly on several workers; use 3.10 or later")
+        if _is_older(version):
+            log(f"{keras} is not patched: it would train wrongly even with patches; use Keras {OLDEST} or later")
+        else:
+            _say_changed(keras, [LOSS, METRIC], log)
+            report(KerasPatch(version, 0, [LOSS, METRIC]))
         return
-    patched: list[str] = []
-    unclear = False
+    findings: list[Finding] = []
     news = News(log, report_model)
     for name, patch in PATCHES:
-        module = sys.modules.get(name)
-        if module is None:
-            continue
         try:
-            patched += patch(trainer, module, news)
+            findings.extend(patch(trainer, sys.modules[name], news) if name in sys.modules else [_missing(name)])
         except Exception as error:  # noqa: BLE001 - as above
-            unclear = True
+            findings.append(_missing(name))
             log(f"could not inspect {name} of {keras}, which runs unpatched ({error!r})")
-    patched = list(dict.fromkeys(patched))
+    places = group(findings)
+    patched, changed, fixed = (places[state] for state in (State.PATCHED, State.CHANGED, State.FIXED))
+    if patched or changed:
+        report(KerasPatch(version, len(patched), changed))
     if patched:
-        report(KerasPatch(version, len(patched)))
         log(f"patched {keras} for distributed training: {', '.join(patched)} (--set keras.patch=false turns this off)")
-    elif not unclear:
+    elif not changed:
         log(f"{keras} needs no patch for distributed training")
+    if fixed and (patched or changed):
+        log(f"{keras} no longer has the faults of {', '.join(fixed)}, which need no patch")
+    if changed:
+        _say_changed(keras, changed, log)
+
+
+def _is_older(version: str) -> bool:
+    """Whether this version of Keras is older than `OLDEST`; also if it is unknown."""
+    numbers = [[int(digits) for digits in re.findall(r"\d+", each)[:2]] for each in (version, OLDEST)]
+    return numbers[0] < numbers[1]
+
+
+def _say_changed(keras: str, places: list[str], log: Log) -> None:
+    log(f"{keras} has changed this code, so it is not patched, and training may fail or be wrong: {', '.join(places)}")
+
+
+def _missing(name: str) -> Finding:
+    """The finding for a module that does not exist in this version, or cannot be inspected."""
+    return unpatched(name, fixed=False)
 
 
 def _patch_building() -> None:
@@ -152,7 +178,10 @@ def _patch_building() -> None:
 
 
 def _averages_over_workers() -> bool:
-    """Whether Keras divides the loss by the number of replicas, and sums metrics over replicas when it reads them."""
+    """Whether Keras divides the loss by the number of replicas, and sums metrics over replicas when it reads them.
+
+    Both are so from the version `OLDEST` on.
+    """
     metric: Any = getattr(sys.modules.get(METRIC), "Metric", None)
     return hasattr(sys.modules.get(LOSS), "scale_loss_for_distribution") and any(
         keyword.arg == "synchronization" and is_constant(keyword.value, "on_read")
@@ -161,7 +190,7 @@ def _averages_over_workers() -> bool:
     )
 
 
-PATCHES: Sequence[tuple[str, Callable[[Any, Any, News], list[str]]]] = (
+PATCHES: Sequence[tuple[str, Callable[[Any, Any, News], Iterator[Finding]]]] = (
     (TRAINER, patch_trainer),
     (LOSS, patch_losses),
     (METRIC, patch_metrics),
@@ -179,6 +208,6 @@ PATCHES: Sequence[tuple[str, Callable[[Any, Any, News], list[str]]]] = (
     (EPOCH_ITERATOR, patch_parameter_server),
     (CALLBACK, patch_digests),
 )
-"""Modules of Keras, each with a function that inspects and patches it.
+"""Modules of Keras, each with a function that inspects and patches it, and yields what it has found.
 
 The function gets the module of the trainer, the module, and the `News` through which it may report later."""

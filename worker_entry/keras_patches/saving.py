@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.hooks import own_tf_config
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 
 SAVING = "keras.src.saving.saving_lib"
 LEGACY = "keras.src.legacy.saving.legacy_h5_format"
@@ -35,14 +36,15 @@ LAST = (".json", ".pb")
 """Suffixes of files through which readers find the other files; they are renamed last."""
 
 
-def patch_saving(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces the functions that write models; returns their names."""
-    patched = []
+def patch_saving(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces the functions that write models."""
     if hasattr(module, "save_model") and hasattr(module, "save_weights_only"):
         # `keras.saving.saving_api`, whose functions have several public names, calls these through their module.
         module.save_model = _patched_save(module.save_model, lambda options: not options.get("zipped", True))
         module.save_weights_only = _patched_save(module.save_weights_only, lambda _: False)
-        patched.append("Model.save")
+        yield patched("Model.save")
+    else:
+        yield unpatched("Model.save", fixed=False)
     legacy: Any = sys.modules.get(LEGACY)
     if legacy is not None and hasattr(legacy, "save_model_to_hdf5"):
         legacy.save_model_to_hdf5 = _patched_save(legacy.save_model_to_hdf5, lambda _: True)
@@ -51,7 +53,7 @@ def patch_saving(trainer: Any, module: Any, _: Any) -> list[str]:
         archive.write_out = _patched_write(archive.write_out)
         if hasattr(archive, FIND_VARIABLES):
             setattr(archive, FIND_VARIABLES, _patched_find(getattr(archive, FIND_VARIABLES)))
-    return [*patched, "Model.export"] if archives else patched
+    yield patched("Model.export") if archives else unpatched("Model.export", fixed=False)
 
 
 def _archives(module: Any) -> list[Any]:

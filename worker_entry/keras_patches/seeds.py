@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.hooks.import_hooks import after_import
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.source import find_shared_context, worker_number
 from worker_entry.keras_patches.variables import VARIABLE
 
@@ -32,22 +33,25 @@ _thread = threading.local()
 """`_thread.maps`: how many maps of tf.data this thread traces; `_thread.initializing`: how many variables it makes."""
 
 
-def patch_seeds(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces the function that draws a seed; returns its name."""
-    generator = module.SeedGenerator
+def patch_seeds(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces the function that draws a seed."""
+    place = "SeedGenerator.next"
+    generator = getattr(module, "SeedGenerator", None)
     variable: Any = getattr(sys.modules.get(VARIABLE), "Variable", None)
-    has_all = all(hasattr(module, name) for name in ("SeedGenerator", "global_seed_generator"))
-    has_all = has_all and hasattr(generator, "next") and hasattr(variable, "_deferred_initialize")
-    if not has_all or "replica" in inspect.getsource(generator.next):
-        return []
-    generator.next = _patched_next(trainer, generator.next)
+    draw = getattr(generator, "next", None)
+    fixed = draw is not None and "replica" in inspect.getsource(draw)
+    needed = hasattr(module, "global_seed_generator") and hasattr(variable, "_deferred_initialize")
+    if generator is None or draw is None or fixed or not needed:
+        yield unpatched(place, fixed=fixed)
+        return
+    generator.next = _patched_next(trainer, draw)
     module.global_seed_generator = _patched_global(trainer, module.global_seed_generator)
     # Variables that are created in a step get the same initial values in all replicas.
     variable.__init__ = _counted("initializing", variable.__init__)
     variable._deferred_initialize = _counted("initializing", variable._deferred_initialize)
     if worker_number() > 0:
         after_import(STRUCTURED_FUNCTION, _watch_maps)
-    return ["SeedGenerator.next"]
+    yield patched(place)
 
 
 def _patched_next(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:

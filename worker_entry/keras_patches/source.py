@@ -25,6 +25,12 @@ def calls_of(function: Callable[..., Any], name: str) -> list[ast.Call]:
     ]
 
 
+def reads(function: Callable[..., Any], name: str) -> bool:
+    """Whether the function's source mentions an attribute of this name."""
+    source = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return any(isinstance(node, ast.Attribute) and node.attr == name for node in ast.walk(source))
+
+
 def is_constant(node: ast.expr, value: Any) -> bool:
     return isinstance(node, ast.Constant) and node.value == value
 

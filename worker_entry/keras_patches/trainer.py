@@ -7,15 +7,16 @@ import functools
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.losses import LOSS, say_if_unscaled, scales_losses
 from worker_entry.keras_patches.metrics import is_common
 from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.reading import Unread, patched_build, patched_get_iterator
 from worker_entry.keras_patches.scope import move_into_scope
-from worker_entry.keras_patches.source import calls_of, is_constant, is_multi_worker
+from worker_entry.keras_patches.source import calls_of, is_constant, is_multi_worker, reads
 from worker_entry.keras_patches.step import Step, in_step
 from worker_entry.keras_patches.whole_batches import (
     divide,
@@ -27,30 +28,38 @@ from worker_entry.keras_patches.whole_batches import (
 TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
-def patch_trainer(trainer: Any, module: Any, news: News) -> list[str]:
-    """Replaces faulty functions of the trainer's module (both arguments); returns their names."""
-    patched = []
+def patch_trainer(trainer: Any, module: Any, news: News) -> Iterator[Finding]:
+    """Replaces faulty functions of the trainer's module (both arguments)."""
     trainer_class = module.TensorFlowTrainer
     if patch_building(trainer):
         epoch_iterator = module.TFEpochIterator
         epoch_iterator._get_iterator = patched_get_iterator(trainer, epoch_iterator._get_iterator)
-        patched.append("_maybe_symbolic_build")
-    predict_on_batch = getattr(trainer_class, "predict_on_batch", None)
-    if predict_on_batch is not None and calls_of(predict_on_batch, "predict_function"):
+        yield patched("_maybe_symbolic_build")
+    else:
+        build = getattr(trainer_class, "_maybe_symbolic_build", None)
+        yield unpatched("_maybe_symbolic_build", fixed=build is not None and reads(build, "element_spec"))
+    predict = getattr(trainer_class, "predict_on_batch", None)
+    # Without the strategy, it cannot divide the batch.
+    if predict is not None and calls_of(predict, "predict_function") and not reads(predict, "distribute_strategy"):
         make = trainer_class.make_predict_function
         trainer_class.make_predict_function = patched_make_predict_function(trainer, make)
         trainer_class.predict = patched_predict(trainer_class.predict)
-        patched.append("make_predict_function")
+        yield patched("make_predict_function")
+    else:
+        yield unpatched("make_predict_function", fixed=predict is not None and reads(predict, "distribute_strategy"))
     reduce = module.reduce_per_replica
     if _calls_reduce(reduce, reduction="MEAN", axis=0):
         module.reduce_per_replica = _patched_reduce(trainer, reduce)
-        patched.append("reduce_per_replica")
+        yield patched("reduce_per_replica")
+    else:
+        yield unpatched("reduce_per_replica", fixed=_calls_reduce(reduce, reduction="MEAN", axis=None))
     make = getattr(trainer_class, "_make_function", None)
     loops = make is not None and _calls_function_in_loop(make)
     if make is not None and (loops or scales_losses(sys.modules.get(LOSS))):
         trainer_class._make_function = _patched_make_function(trainer, make, news, loops=loops)
-        patched.append("_make_function")
-    return patched
+        yield patched("_make_function")
+    else:
+        yield unpatched("_make_function", fixed=make is not None and bool(calls_of(make, "while_loop")))
 
 
 def patch_building(trainer: Any) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.source import calls_of, find_shared_context
 from worker_entry.keras_patches.step import can_merge
 
@@ -21,31 +22,38 @@ _RESOURCE_VARIABLE = "tensorflow.python.ops.resource_variable_ops", "ResourceVar
 _SYNC_ON_READ_VARIABLE = "tensorflow.python.distribute.values", "SyncOnReadVariable"
 
 
-def patch_variable(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces methods of variables that fail under central storage; returns their names."""
-    patched = []
+def patch_variable(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces methods of variables that fail under central storage."""
     variable = module.Variable
     initialize = getattr(variable, "_initialize", None)
     if initialize is not None and any(
         word.arg == "synchronization" for call in calls_of(initialize, "Variable") for word in call.keywords
     ):
         variable._initialize = _patched_initialize(trainer, initialize)
-        patched.append("Variable._initialize")
+        yield patched("Variable._initialize")
+    else:
+        knows_strategy = initialize is not None and bool(calls_of(initialize, "get_strategy"))
+        yield unpatched("Variable._initialize", fixed=knows_strategy)
     assign = getattr(variable, "_direct_assign", None)
     if assign is not None and calls_of(assign, "assign"):
         variable._direct_assign = _patched_assign(trainer, assign)
-        patched.append("Variable._direct_assign")
-    return patched
+        yield patched("Variable._direct_assign")
+    else:
+        yield unpatched("Variable._direct_assign", fixed=assign is not None and bool(calls_of(assign, "merge_call")))
 
 
-def patch_conversions(_: Any, module: Any, __: Any) -> list[str]:
-    """Lets `int(model.optimizer.iterations)` and the like work under a strategy, too; returns the method's name."""
+def patch_conversions(_: Any, module: Any, __: Any) -> Iterator[Finding]:
+    """Lets `int(model.optimizer.iterations)` and the like work under a strategy, too."""
     variable = module.Variable
-    kinds = [kind for kind in (int, float) if hasattr(variable, f"__{kind.__name__}__")]
-    for kind in kinds:
+    convert = getattr(variable, "__float__", None)
+    if convert is None or calls_of(convert, "numpy"):
+        yield unpatched("Variable.__float__", fixed=convert is not None)
+        return
+    for kind in (int, float):
         name = f"__{kind.__name__}__"
-        setattr(variable, name, _patched_conversion(getattr(variable, name), kind))
-    return ["Variable.__float__"] * bool(kinds)
+        if hasattr(variable, name):
+            setattr(variable, name, _patched_conversion(getattr(variable, name), kind))
+    yield patched("Variable.__float__")
 
 
 def _patched_conversion(original: Callable[..., Any], kind: Any) -> Callable[..., Any]:
@@ -61,12 +69,13 @@ def _patched_conversion(original: Callable[..., Any], kind: Any) -> Callable[...
     return convert
 
 
-def patch_optimizer_assign(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces the methods with which an optimizer assigns to its own variables, such as Nadam's; returns a name."""
+def patch_optimizer_assign(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces the methods with which an optimizer assigns to its own variables, such as Nadam's."""
     optimizer = module.TFOptimizer
     assign = getattr(optimizer, "assign", None)
     if assign is None or calls_of(assign, "merge_call"):
-        return []
+        yield unpatched("TFOptimizer.assign", fixed=assign is not None)
+        return
 
     @functools.wraps(assign)
     def assign_once(self: Any, variable: Any, value: Any) -> None:
@@ -77,7 +86,7 @@ def patch_optimizer_assign(trainer: Any, module: Any, _: Any) -> list[str]:
             assign(self, variable, value)
 
     optimizer.assign = assign_once
-    return ["TFOptimizer.assign"]
+    yield patched("TFOptimizer.assign")
 
 
 def _patched_initialize(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:

@@ -115,10 +115,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class KerasPatch:
-    """The patched Keras that a program uses for training: its version, and the number of patched faults."""
+    """The patched Keras that a program uses for training: its version, and the number of patched faults.
+
+    `changed`: places that are not patched because this version has neither the known fault nor its fix.
+    """
 
     version: Name
     faults: Count
+    changed: Annotated[list[Name], Items(100)] = field(default_factory=list)
 
 
 MOST_PARTS = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,12 @@ import pytest
 OLDER_KERAS = "3.11.3"
 CLOSE = 1e-5
 Results = dict[str, Any]
+
+
+def keras_has(file: str) -> bool:
+    """Whether the installed Keras has this file; Keras is not imported, which takes seconds."""
+    keras = importlib.util.find_spec("keras")
+    return keras is not None and keras.origin is not None and (Path(keras.origin).parent / "src" / file).exists()
 
 
 def install_keras(version: str, target: Path) -> Path:

@@ -353,6 +353,8 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
         [
             b"distlaunch: patched Keras 3.15.1 for multi-worker training: reduce_per_replica (--set keras.patch=false)",
             b"distlaunch: Keras 3.99.0 needs no patch for multi-worker training",
+            b"distlaunch: Keras 3.99.0 no longer has the faults of reduce_per_replica, which need no patch",
+            b"distlaunch: Keras 3.99.0 has changed this code, so it is not patched, and training may fail: fit",
         ],
     )
     def test_the_keras_patch_line_of_a_task_is_folded(self, line: bytes) -> None:

@@ -22,6 +22,7 @@ from worker_entry.hooks import built_strategy, import_hooks
 from worker_entry.keras_patches import layers, losses, metrics, optimizers, patching, source, variables
 from worker_entry.keras_patches import seeds as seed_patches
 from worker_entry.keras_patches import trainer as keras_trainer
+from worker_entry.keras_patches.servers import parameter_server
 from worker_entry.protocol.values import KerasPatch
 
 # --- Without TensorFlow: detection -----------------------------------------------------------------------
@@ -83,6 +84,9 @@ FAULTY_TRAINER = """
 """
 FIXED_TRAINER = """
     class TensorFlowTrainer:
+        def predict_on_batch(self, x):
+            return self.predict_function(self.distribute_strategy.experimental_distribute_values_from_function(x))
+
         def _maybe_symbolic_build(self, iterator=None, data_batch=None):
             self.built_with = iterator.element_spec
 
@@ -91,6 +95,9 @@ FIXED_TRAINER = """
                 return step_function(data)
 
             return tf.function(lambda iterator: tf.while_loop(one_step_on_data, iterator))
+
+        def _aggregate_additional_loss(self, loss):
+            return loss
 
     def reduce_per_replica(values, strategy, reduction):
         return strategy.reduce("MEAN", values, axis=None)
@@ -212,14 +219,23 @@ FAULTY_VARIABLE = """
 
         def _direct_assign(self, value):
             self._value.assign(value)
+
+        def __float__(self):
+            return float(self.value)
 """
-OTHER_VARIABLE = """
+FIXED_VARIABLE = """
     class Variable:
         def _deferred_initialize(self):
             pass
 
-        def __init__(self, value):
-            pass
+        def _initialize(self, value):
+            self._value = make_for(tf.distribute.get_strategy(), value)
+
+        def _direct_assign(self, value):
+            context.merge_call(update, context.all_reduce("MEAN", value))
+
+        def __float__(self):
+            return float(self.numpy())
 """
 FAULTY_LOSS = """
     def reduce_values(values, sample_weight=None, reduction="sum_over_batch_size"):
@@ -277,6 +293,7 @@ OF_OTHERS = [
     "TFOptimizer._backend_apply_gradients",
     "Variable._initialize",
     "Variable._direct_assign",
+    "Variable.__float__",
     "TFOptimizer.assign",
 ]
 EVERYTHING = [*OF_TRAINER, *OF_LOSSES, *OF_METRICS, *OF_SEEDS, *OF_OTHERS]
@@ -285,12 +302,31 @@ FIXED = {
     "layer": FIXED_LAYER,
     "scaler": FIXED_SCALER,
     "optimizer": FIXED_OPTIMIZER,
-    "variable": OTHER_VARIABLE,
+    "variable": FIXED_VARIABLE,
     "loss": FIXED_LOSS,
     "results": FIXED_RESULTS,
     "seeds": FIXED_SEEDS,
 }
 """The sources of a Keras without faults."""
+CHANGED: list[tuple[dict[str, str], list[str]]] = [
+    ({"trainer": FAULTY_TRAINER.replace("axis=0", "axis=AXIS")}, ["reduce_per_replica"]),
+    ({"trainer": FAULTY_TRAINER.replace("next(batches)", "self._read(batches)")}, ["_maybe_symbolic_build"]),
+    ({"trainer": FAULTY_TRAINER.replace("self.predict_function([(x,)])", "run(x)")}, ["make_predict_function"]),
+    ({"trainer": FAULTY_TRAINER.replace("_aggregate_additional_loss", "_add")}, ["_aggregate_additional_loss"]),
+    ({"loss": FAULTY_LOSS.replace("ops.multiply(value, 0.5)", "value / 2")}, OF_LOSSES),
+    ({"results": FAULTY_RESULTS.replace("get_metrics_result", "compute_metrics")}, OF_METRICS),
+    ({"seeds": FAULTY_SEEDS.replace("global_seed_generator", "shared_seed_generator")}, OF_SEEDS),
+    ({"layer": FAULTY_LAYER.replace('name="moving_mean"', "**MEAN")}, ["BatchNormalization.add_weight"]),
+    ({"layer": FAULTY_LAYER.replace("_moments", "_statistics")}, ["BatchNormalization._moments"]),
+    ({"scaler": FAULTY_SCALER.replace("self.build", "self.create")}, ["LossScaleOptimizer.apply"]),
+    ({"scaler": FAULTY_SCALER.replace("check_finite", "is_finite")}, ["LossScaleOptimizer.check_finite"]),
+    ({"optimizer": FAULTY_OPTIMIZER.replace("_get_variable_index", "_find")}, ["TFOptimizer._backend_apply_gradients"]),
+    ({"optimizer": FAULTY_OPTIMIZER.replace("def assign", "def set")}, ["TFOptimizer.assign"]),
+    ({"variable": FAULTY_VARIABLE.replace("tf.Variable(", "make(")}, ["Variable._initialize"]),
+    ({"variable": FAULTY_VARIABLE.replace("_direct_assign", "_set")}, ["Variable._direct_assign"]),
+    ({"variable": FAULTY_VARIABLE.replace("__float__", "__complex__")}, ["Variable.__float__"]),
+]
+"""Sources of a Keras that has its faults in another way, each with the places that are then unknown."""
 
 
 def write_module(folder: Path, name: str, source: str) -> None:
@@ -324,9 +360,10 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
         metric: str = METRIC,
         results: str = FAULTY_RESULTS,
         seeds: str = FAULTY_SEEDS,
+        version: str = "3.99.0",
     ) -> None:
         modules = {
-            "keras.src.version": '__version__ = "3.99.0"',
+            "keras.src.version": f'__version__ = "{version}"',
             keras_trainer.TRAINER: textwrap.dedent(TRAINER_HEAD) + textwrap.dedent(trainer),
             layers.BATCH_NORMALIZATION: layer,
             optimizers.LOSS_SCALE_OPTIMIZER: scaler,
@@ -340,6 +377,8 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
         }
         for name, text in modules.items():
             write_module(tmp_path, name, text)
+        # The other patches need more of Keras than is written here; `tests/training/keras/` shows them.
+        monkeypatch.setattr(patching, "PATCHES", [patch for patch in patching.PATCHES if patch[0] in modules])
         imports = "".join(f"import {name}\n" for name in modules)
         (tmp_path / "keras" / "__init__.py").write_text(imports)
         importlib.invalidate_caches()
@@ -365,6 +404,32 @@ def test_the_keras_version_and_the_number_of_patches_are_reported(write_keras: W
     patching.install(lambda _: None, told.append)
     importlib.import_module("keras")
     assert told == [KerasPatch("3.99.0", len(EVERYTHING))]
+
+
+@pytest.mark.parametrize(("sources", "places"), CHANGED)
+def test_a_place_with_neither_fault_nor_fix_is_reported_as_changed_and_not_patched(
+    write_keras: WriteKeras, sources: dict[str, str], places: list[str]
+) -> None:
+    write_keras(**sources)
+    told: list[KerasPatch] = []
+    lines: list[str] = []
+    patching.install(lines.append, told.append)
+    importlib.import_module("keras")
+    assert told == [KerasPatch("3.99.0", len(EVERYTHING) - len(places), places)]
+    patched, changed = lines
+    assert f": {', '.join(without(*places))} (" in patched
+    assert changed == (
+        "Keras 3.99.0 has changed this code, so it is not patched, and training may fail or be wrong: "
+        + ", ".join(places)
+    )
+
+
+def test_a_missing_module_of_keras_is_reported_as_changed(write_keras: WriteKeras, tmp_path: Path) -> None:
+    write_keras()
+    package = tmp_path / "keras" / "__init__.py"
+    package.write_text(package.read_text().replace(f"import {layers.BATCH_NORMALIZATION}\n", ""))
+    _, (_, changed) = import_patched()
+    assert changed.endswith(f": {layers.BATCH_NORMALIZATION}")
 
 
 def test_no_keras_patch_is_reported_if_nothing_was_patched(write_keras: WriteKeras) -> None:
@@ -405,34 +470,36 @@ def test_keras_code_that_upstream_has_fixed_is_not_patched(write_keras: WriteKer
 
 
 @pytest.mark.parametrize(
-    ("sources", "patched"),
+    ("sources", "fixed"),
     [
-        ({"trainer": FIXED_TRAINER}, without(*OF_TRAINER[:3], "_aggregate_additional_loss")),
-        ({"loss": FIXED_LOSS}, without(*OF_LOSSES)),
-        ({"results": FIXED_RESULTS}, without(*OF_METRICS)),
-        ({"seeds": FIXED_SEEDS}, without(*OF_SEEDS)),
-        ({"layer": FIXED_LAYER}, without(*OF_OTHERS[:2])),
-        ({"scaler": FIXED_SCALER}, without(*OF_OTHERS[2:4])),
-        ({"optimizer": FIXED_OPTIMIZER}, without(*OF_OTHERS[4:6], "TFOptimizer.assign")),
-        ({"optimizer": FAULTY_CONDITION}, without("TFOptimizer.apply", "TFOptimizer.assign")),
-        ({"variable": OTHER_VARIABLE}, without("Variable._initialize", "Variable._direct_assign")),
+        ({"trainer": FIXED_TRAINER}, OF_TRAINER[:3]),
+        ({"loss": FIXED_LOSS}, OF_LOSSES),
+        ({"results": FIXED_RESULTS}, OF_METRICS),
+        ({"seeds": FIXED_SEEDS}, OF_SEEDS),
+        ({"layer": FIXED_LAYER}, OF_OTHERS[:2]),
+        ({"scaler": FIXED_SCALER}, OF_OTHERS[2:4]),
+        ({"optimizer": FIXED_OPTIMIZER}, [*OF_OTHERS[4:6], "TFOptimizer.assign"]),
+        ({"optimizer": FAULTY_CONDITION}, ["TFOptimizer.apply", "TFOptimizer.assign"]),
+        ({"variable": FIXED_VARIABLE}, OF_OTHERS[6:9]),
     ],
     ids=["trainer", "loss", "metrics", "seeds", "layer", "scaling", "optimizer", "optimizer's condition", "variable"],
 )
-def test_only_the_remaining_keras_faults_are_patched(
-    write_keras: WriteKeras, sources: dict[str, str], patched: list[str]
+def test_only_the_remaining_keras_faults_are_patched_and_the_log_names_the_fixed_ones(
+    write_keras: WriteKeras, sources: dict[str, str], fixed: list[str]
 ) -> None:
     write_keras(**sources)
-    _, (line,) = import_patched()
-    assert f": {', '.join(patched)} (" in line
+    _, (patched, others) = import_patched()
+    assert f": {', '.join(without(*fixed))} (" in patched
+    assert others == f"Keras 3.99.0 no longer has the faults of {', '.join(fixed)}, which need no patch"
 
 
 def test_keras_weights_with_mean_aggregation_by_default_are_not_patched(write_keras: WriteKeras) -> None:
     """In older versions of Keras, a layer's weights are averaged by default."""
     write_keras(layer=LAYER.format(default="mean", aggregation="", call="self._moments(inputs)"))
-    _, (line,) = import_patched()
-    assert "BatchNormalization._moments" in line
-    assert "add_weight" not in line
+    _, (patched, fixed) = import_patched()
+    assert "BatchNormalization._moments" in patched
+    assert "add_weight" not in patched
+    assert "BatchNormalization.add_weight" in fixed
 
 
 @pytest.mark.parametrize(
@@ -444,10 +511,26 @@ def test_keras_versions_that_train_wrongly_even_with_patches_are_not_patched(
     write_keras: WriteKeras, sources: dict[str, str]
 ) -> None:
     """Keras before 3.8, and Keras before 3.10: an error is better than a wrong model."""
-    write_keras(**sources)
+    write_keras(version="3.9.2", **sources)
     trainer, (line,) = import_patched()
-    assert line.startswith("Keras 3.99.0 is not patched: even with patches it would train wrongly")
+    assert line == "Keras 3.9.2 is not patched: it would train wrongly even with patches; use Keras 3.10 or later"
     assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
+
+
+@pytest.mark.parametrize("version", ["3.99.0", "4.0.0", "10.1"])
+def test_a_newer_keras_with_another_kind_of_losses_or_metrics_is_reported_as_changed(
+    write_keras: WriteKeras, version: str
+) -> None:
+    write_keras(version=version, metric=METRIC.replace(', synchronization="on_read"', ""))
+    told: list[KerasPatch] = []
+    lines: list[str] = []
+    patching.install(lines.append, told.append)
+    importlib.import_module("keras")
+    assert told == [KerasPatch(version, 0, [losses.LOSS, patching.METRIC])]
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"Keras {version} has changed this code, so it is not patched, and training may fail or be wrong"
+    ]
+    assert not hasattr(sys.modules[keras_trainer.TRAINER].reduce_per_replica, "__wrapped__")
 
 
 def test_the_import_hook_waits_until_the_program_imports_keras(write_keras: WriteKeras) -> None:
@@ -487,8 +570,9 @@ def test_keras_that_is_already_imported_is_patched_immediately(write_keras: Writ
 
 def test_a_failed_inspection_of_one_module_prevents_no_other_keras_patch(write_keras: WriteKeras) -> None:
     write_keras(layer="BatchNormalization = None")
-    _, (problem, patched) = import_patched()
+    _, (problem, patched, changed) = import_patched()
     assert problem.startswith(f"could not inspect {layers.BATCH_NORMALIZATION} of Keras 3.99.0, which runs unpatched (")
+    assert changed.endswith(f": {layers.BATCH_NORMALIZATION}")
     assert patched.endswith(f": {', '.join(without(*OF_OTHERS[:2]))} (--set keras.patch=false turns this off)")
 
 
@@ -606,6 +690,21 @@ def test_a_train_step_loses_its_tf_function_only_with_several_workers_and_steps(
     assert data == "data"
     assert isinstance(step, tuple) == step_has_own_function
     assert model.run_eagerly is False
+
+
+def fit_of_keras_3_10(epoch_iterator: Any) -> None:
+    for step, iterator in epoch_iterator:
+        print(step, iterator)
+
+
+def fit_of_newer_keras(epoch_iterator: Any) -> None:
+    for begin_step, end_step, iterator in epoch_iterator:
+        print(begin_step, end_step, iterator)
+
+
+def test_steps_on_workers_have_the_numbers_that_this_version_of_keras_expects() -> None:
+    expects = [parameter_server._expects_last(fit) for fit in (fit_of_keras_3_10, fit_of_newer_keras)]
+    assert expects == [False, True]
 
 
 def test_only_moving_statistics_of_batch_normalization_get_an_aggregation(write_keras: WriteKeras) -> None:

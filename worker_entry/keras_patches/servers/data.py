@@ -1,7 +1,8 @@
 """The data of Keras 3's `fit` and `evaluate` under ParameterServerStrategy, where every worker reads its own data.
 
-Keras's epoch iterator yields `(first step, last step, argument of the step function)`. For this strategy, the argument
-is an `Execution`: some steps that any worker may do, with data that the worker reads itself.
+Keras's epoch iterator yields `(first step, last step, argument of the step function)`; before Keras 3.11, without the
+last step. For this strategy, the argument is an `Execution`: some steps that any worker may do, with data that the
+worker reads itself.
 
 - In training, each worker iterates over all data repeatedly; the next free worker does the next steps.
 - In evaluation, the data are divided into parts, and the next free worker evaluates the next part: every batch counts
@@ -14,7 +15,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from worker_entry.protocol.frozen import dataclass
 
@@ -46,6 +47,7 @@ class WorkerData:
         get_adapter: Keras's `get_data_adapter`.
         workers: the `steps.Workers` that do the steps.
         trains: whether these are training data.
+        with_last: whether this version of Keras expects the number of the last step.
         x: a `tf.data.Dataset`, a function of a `tf.distribute.InputContext` that returns one (called for each worker),
             the result of a coordinator's `create_per_worker_dataset`, or arrays.
         steps: the steps of an epoch or an evaluation; may be None if the data's number of batches is known.
@@ -61,6 +63,7 @@ class WorkerData:
         workers: Any,
         *,
         trains: bool,
+        with_last: bool,
         x: Any,
         steps: Optional[int],
         steps_per_execution: int,
@@ -69,6 +72,7 @@ class WorkerData:
     ) -> None:
         self._workers = workers
         self._trains = trains
+        self._with_last = with_last
         self._steps_per_execution = steps_per_execution
         self._end = tf.errors.OutOfRangeError
         self._out_of_data = False
@@ -110,8 +114,9 @@ class WorkerData:
         self._executions = self._train() if self._trains else self._evaluate()
         return self
 
-    def __next__(self) -> tuple[int, int, Execution]:
-        return next(self._executions)
+    def __next__(self) -> Union[tuple[int, int, Execution], tuple[int, Execution]]:
+        first, last, execution = next(self._executions)
+        return (first, last, execution) if self._with_last else (first, execution)
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:

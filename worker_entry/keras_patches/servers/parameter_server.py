@@ -23,9 +23,10 @@ import inspect
 import sys
 import textwrap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.servers.data import WorkerData
 from worker_entry.keras_patches.servers.steps import StepFunction, Workers
 
@@ -37,11 +38,13 @@ REMOTE_VALUES = "tensorflow.python.distribute.coordinator.values"
 _workers: weakref.WeakKeyDictionary[Any, Workers] = weakref.WeakKeyDictionary()
 
 
-def patch_parameter_server(trainer: Any, module: Any, _: Any) -> list[str]:
-    """Replaces the parts of the trainer that fail; returns the name of the feature that this enables."""
+def patch_parameter_server(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
+    """Replaces the parts of the trainer that fail."""
+    place = "fit under ParameterServerStrategy"
     core = sys.modules.get(CORE)
     if core is None or not _lacks_coordinator(trainer) or not _is_known(trainer, core):
-        return []
+        yield unpatched(place, fixed=not _lacks_coordinator(trainer))
+        return
     trainer_class = trainer.TensorFlowTrainer
     trainer.TFEpochIterator = _patched_epoch_iterator(trainer, trainer.TFEpochIterator)
     trainer_class._maybe_symbolic_build = _patched_build(trainer_class._maybe_symbolic_build)
@@ -51,11 +54,12 @@ def patch_parameter_server(trainer: Any, module: Any, _: Any) -> list[str]:
     variable.assign_add = _at_server(core, variable.assign_add, "assign_add")
     variable.assign_sub = _at_server(core, variable.assign_sub, "assign_sub")
     variable._initialize = _patched_initialize(trainer, variable._initialize)
-    return ["fit under ParameterServerStrategy"]
+    yield patched(place)
 
 
 def _patched_epoch_iterator(trainer: Any, original: Any) -> Any:
     """Returns a class, not a function, because the iterator is used with isinstance."""
+    with_last = _expects_last(trainer.TensorFlowTrainer.fit)
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         strategy: Any = kwargs.get("distribute_strategy")
@@ -69,6 +73,7 @@ def _patched_epoch_iterator(trainer: Any, original: Any) -> Any:
             sys.modules[DATA_ADAPTERS].get_data_adapter,
             _workers_of(trainer.tf, strategy),
             trains="class_weight" in kwargs,
+            with_last=with_last,
             steps=kwargs.pop("steps_per_epoch", None),
             **kwargs,
         )
@@ -184,6 +189,13 @@ def _is_known(trainer: Any, core: Any) -> bool:
         and hasattr(remote, "RemoteValueImpl")
         and "_status_available_event" in inspect.getsource(remote.RemoteValueImpl)
     )
+
+
+def _expects_last(fit: Callable[..., Any]) -> bool:
+    """Whether the source has a loop over three values, of which the second is the number of the last step."""
+    source = ast.parse(textwrap.dedent(inspect.getsource(fit)))
+    targets = (node.target for node in ast.walk(source) if isinstance(node, ast.For))
+    return any(isinstance(target, ast.Tuple) and len(target.elts) == 3 for target in targets)
 
 
 def _passes_class_weight(function: Callable[..., Any]) -> bool:
