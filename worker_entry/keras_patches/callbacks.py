@@ -27,7 +27,7 @@ from typing import Any
 
 from worker_entry.keras_patches.collectives import WIDTH, add_up
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
-from worker_entry.keras_patches.source import flatten_callbacks, is_multi_worker, number_of
+from worker_entry.keras_patches.source import find_trainer, flatten_callbacks, is_multi_worker, number_of
 from worker_entry.protocol.frozen import dataclass
 
 MODEL_CHECKPOINT = "keras.src.callbacks.model_checkpoint"
@@ -53,7 +53,8 @@ def patch_callbacks(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
     """Replaces `fit` and the callbacks' faulty methods."""
     names = [name for _, name in _writers().values()]
     checkpoint = module.ModelCheckpoint
-    fit = getattr(trainer.TensorFlowTrainer, "fit", None)
+    trainer_class = find_trainer(trainer)
+    fit = getattr(trainer_class, "fit", None)
     needed = ("_save_model", "_get_file_path", "_should_save_model")
     if fit is None or not all(hasattr(checkpoint, name) for name in needed):
         yield from (unpatched(name, fixed=False) for name in names)
@@ -65,7 +66,7 @@ def patch_callbacks(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
         orbax_class = orbax.OrbaxCheckpoint
         orbax_class._save_checkpoint = _patched_save_checkpoint(orbax_class._save_checkpoint, read_state)
     _patch_tensorboard(trainer)
-    trainer.TensorFlowTrainer.fit = _patched_fit(trainer, fit)
+    trainer_class.fit = _patched_fit(trainer, fit)
     for name in names:
         is_known = name != "OrbaxCheckpoint" or read_state is not None
         yield patched(name) if is_known else unpatched(name, fixed=False)

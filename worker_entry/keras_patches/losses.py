@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
-from worker_entry.keras_patches.source import COMMON_TRAINER, calls_of, find_shared_context
+from worker_entry.keras_patches.source import calls_of, find_common_trainer, find_shared_context, find_trainer
 from worker_entry.keras_patches.step import Step, find_step, without_nan
 
 LOSS = "keras.src.losses.loss"
@@ -23,8 +22,7 @@ LOSS = "keras.src.losses.loss"
 
 def patch_losses(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
     """Replaces functions that scale and add up losses."""
-    common = getattr(sys.modules.get(COMMON_TRAINER), "Trainer", None)
-    adding = ((common, "_compute_loss"), (trainer.TensorFlowTrainer, "_aggregate_additional_loss"))
+    adding = ((find_common_trainer(), "_compute_loss"), (find_trainer(trainer), "_aggregate_additional_loss"))
     if not scales_losses(module):
         # A value that is divided has to be multiplied again somewhere.
         fixed = not hasattr(module, "unscale_loss_for_distribution")
@@ -55,7 +53,7 @@ def scales_losses(module: Any) -> bool:
 
 def say_if_unscaled(trainer: Any, model: Any, step: Step, say: Callable[[str], None]) -> None:
     """Warns if a model's own training step adds up unscaled gradients of the replicas."""
-    bases = {"train_step": trainer.TensorFlowTrainer, "compute_loss": sys.modules[COMMON_TRAINER].Trainer}
+    bases = {"train_step": find_trainer(trainer), "compute_loss": find_common_trainer()}
     functions = {name: getattr(type(model), name) for name in bases}
     own = [function for name, function in functions.items() if function is not getattr(bases[name], name)]
     if step.is_scaled or not step.reduces or not own or any(_mentions_replicas(function) for function in own):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
-from worker_entry.keras_patches.source import COMMON_TRAINER, calls_of, find_shared_context
+from worker_entry.keras_patches.source import calls_of, find_common_trainer, find_module, find_shared_context
 from worker_entry.keras_patches.step import can_merge
 from worker_entry.keras_patches.variables import VARIABLE
 
@@ -27,7 +27,7 @@ def patch_metrics(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
     """Replaces `result` of all metrics, and of those that the program defines later."""
     places = ("Metric.result", "get_metrics_result")
     metric = module.Metric
-    common: Any = getattr(sys.modules.get(COMMON_TRAINER), "Trainer", None)
+    common = find_common_trainer()
     results = getattr(common, "get_metrics_result", None)
     fixed = results is not None and bool(calls_of(results, "all_reduce"))
     if STATELESS_SCOPE not in sys.modules or results is None or fixed:
@@ -115,7 +115,7 @@ def _reduce(tf: Any, context: Any, variables: Sequence[Any]) -> list[tuple[Any, 
 
 
 def _marked(trainer: Any, result: Any, *, is_common: bool) -> Any:
-    variable = sys.modules[VARIABLE].Variable
+    variable = find_module(VARIABLE).Variable
 
     def mark(value: Any) -> Any:
         if isinstance(value, variable):  # which has its own value again after the scope

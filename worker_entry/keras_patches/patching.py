@@ -76,7 +76,7 @@ from worker_entry.keras_patches.optimizers import (
 from worker_entry.keras_patches.saving import SAVING, patch_saving
 from worker_entry.keras_patches.seeds import SEED_GENERATOR, patch_seeds
 from worker_entry.keras_patches.servers.parameter_server import EPOCH_ITERATOR, patch_parameter_server
-from worker_entry.keras_patches.source import CALLBACK, calls_of, is_constant
+from worker_entry.keras_patches.source import CALLBACK, calls_of, find_module, is_constant
 from worker_entry.keras_patches.trainer import TRAINER, patch_building, patch_trainer
 from worker_entry.keras_patches.variables import VARIABLE, patch_conversions, patch_optimizer_assign, patch_variable
 from worker_entry.protocol.values import KerasPatch, ModelDigest
@@ -136,7 +136,8 @@ def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
     news = News(log, report_model)
     for name, patch in PATCHES:
         try:
-            findings.extend(patch(trainer, sys.modules[name], news) if name in sys.modules else [_missing(name)])
+            module = find_module(name)
+            findings.extend(patch(trainer, module, news) if module is not None else [_missing(name)])
         except Exception as error:  # noqa: BLE001 - as above
             findings.append(_missing(name))
             log(f"could not inspect {name} of {keras}, which runs unpatched ({error!r})")

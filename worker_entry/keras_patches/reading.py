@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from worker_entry.keras_patches.source import find_trainer
+
 from worker_entry.keras_patches.scope import move_into_scope
 
 MODEL = "keras.src.models.model"
@@ -93,7 +95,7 @@ def patched_build(trainer: Any, original: Callable[..., None]) -> Callable[..., 
         try:
             original(self, iterator=None, data_batch=data_batch)
         except Exception:
-            if type(self).train_step is trainer.TensorFlowTrainer.train_step:
+            if type(self).train_step is find_trainer(trainer).train_step:
                 raise
             # A custom train_step may not call the model, or not with a batch.
 

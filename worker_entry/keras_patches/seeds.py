@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
-from worker_entry.keras_patches.source import find_shared_context, worker_number
+from worker_entry.keras_patches.source import find_module, find_shared_context, worker_number
 from worker_entry.keras_patches.variables import VARIABLE
 
 SEED_GENERATOR = "keras.src.random.seed_generator"
@@ -37,7 +36,7 @@ def patch_seeds(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
     """Replaces the function that draws a seed."""
     place = "SeedGenerator.next"
     generator = getattr(module, "SeedGenerator", None)
-    variable: Any = getattr(sys.modules.get(VARIABLE), "Variable", None)
+    variable: Any = getattr(find_module(VARIABLE), "Variable", None)
     draw = getattr(generator, "next", None)
     fixed = draw is not None and "replica" in inspect.getsource(draw)
     needed = hasattr(module, "global_seed_generator") and hasattr(variable, "_deferred_initialize")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any, Optional
@@ -14,6 +15,24 @@ from worker_entry.hooks import own_tf_config
 CALLBACK = "keras.src.callbacks.callback"
 COMMON_TRAINER = "keras.src.trainers.trainer"
 """The module of the trainer that all backends share."""
+RENAMED = {"keras.src.backend.tensorflow.core": "keras.src.backend.tensorflow.ops.core"}
+"""Modules with other names since Keras 3.16."""
+
+
+def find_module(name: str) -> Any:
+    """The imported module with this name, or with its newer name; None if there is none."""
+    return sys.modules.get(name) or sys.modules.get(RENAMED.get(name, name))
+
+
+def find_trainer(module: Any) -> Any:
+    """The class of TensorFlow's trainer in its module; since Keras 3.16, it has another name."""
+    return getattr(module, "TensorFlowTrainer", None) or module.Trainer
+
+
+def find_common_trainer() -> Any:
+    """The class of the trainer that all backends share; since Keras 3.16, it has another name."""
+    module = sys.modules.get(COMMON_TRAINER)
+    return getattr(module, "BaseTrainer", None) or getattr(module, "Trainer", None)
 
 
 def calls_of(function: Callable[..., Any], name: str) -> list[ast.Call]:
@@ -57,7 +76,7 @@ def with_callback(trainer: Any, model: Any, callbacks: Any, callback: Any, place
 
 def change_callbacks(trainer: Any, change: Callable[[Any, Any], Any]) -> bool:
     """Makes `fit` use what `change` returns for the model and the callbacks; returns whether there is a `fit`."""
-    original = getattr(trainer.TensorFlowTrainer, "fit", None)
+    original = getattr(find_trainer(trainer), "fit", None)
     if original is None:
         return False
     signature = inspect.signature(original)
@@ -71,7 +90,7 @@ def change_callbacks(trainer: Any, change: Callable[[Any, Any], Any]) -> bool:
         bound.arguments["callbacks"] = change(self, bound.arguments.get("callbacks"))
         return original(*bound.args, **bound.kwargs)
 
-    trainer.TensorFlowTrainer.fit = fit
+    find_trainer(trainer).fit = fit
     return True
 
 

@@ -16,7 +16,7 @@ from worker_entry.keras_patches.metrics import is_common
 from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.reading import Unread, patched_build, patched_get_iterator
 from worker_entry.keras_patches.scope import move_into_scope
-from worker_entry.keras_patches.source import calls_of, is_constant, is_multi_worker, reads
+from worker_entry.keras_patches.source import calls_of, find_trainer, is_constant, is_multi_worker, reads
 from worker_entry.keras_patches.step import Step, in_step
 from worker_entry.keras_patches.whole_batches import (
     divide,
@@ -30,7 +30,7 @@ TRAINER = "keras.src.backend.tensorflow.trainer"
 
 def patch_trainer(trainer: Any, module: Any, news: News) -> Iterator[Finding]:
     """Replaces faulty functions of the trainer's module (both arguments)."""
-    trainer_class = module.TensorFlowTrainer
+    trainer_class = find_trainer(module)
     if patch_building(trainer):
         epoch_iterator = module.TFEpochIterator
         epoch_iterator._get_iterator = patched_get_iterator(trainer, epoch_iterator._get_iterator)
@@ -64,10 +64,11 @@ def patch_trainer(trainer: Any, module: Any, news: News) -> Iterator[Finding]:
 
 def patch_building(trainer: Any) -> bool:
     """Replaces the function that reads a batch to build a model, even under a strategy of one device."""
-    build = getattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build", None)
+    trainer_class = find_trainer(trainer)
+    build = getattr(trainer_class, "_maybe_symbolic_build", None)
     if build is None or not _draws(build):
         return False
-    trainer.TensorFlowTrainer._maybe_symbolic_build = patched_build(trainer, build)
+    trainer_class._maybe_symbolic_build = patched_build(trainer, build)
     return True
 
 

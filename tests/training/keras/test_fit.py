@@ -54,7 +54,7 @@ HAS_ORBAX = keras_has("callbacks/orbax_checkpoint.py")
 
 
 def case_names() -> list[str]:
-    """The functions of the program that are marked as cases, in order, if the installed Keras has what they are about."""
+    """The functions of the program that are marked as cases, in order, if the installed Keras has what they need."""
     names = [
         node.name
         for module in (NUMBERS, PROGRAM)

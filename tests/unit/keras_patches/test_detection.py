@@ -361,6 +361,7 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
         results: str = FAULTY_RESULTS,
         seeds: str = FAULTY_SEEDS,
         version: str = "3.99.0",
+        newer_names: bool = False,
     ) -> None:
         modules = {
             "keras.src.version": f'__version__ = "{version}"',
@@ -375,10 +376,17 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
             source.COMMON_TRAINER: results,
             seed_patches.SEED_GENERATOR: seeds,
         }
+        if newer_names:
+            modules = {source.RENAMED.get(name, name): text for name, text in modules.items()}
+            modules[keras_trainer.TRAINER] = modules[keras_trainer.TRAINER].replace("TensorFlowTrainer", "Trainer")
+            modules[source.COMMON_TRAINER] = modules[source.COMMON_TRAINER].replace(
+                "class Trainer", "class BaseTrainer"
+            )
         for name, text in modules.items():
             write_module(tmp_path, name, text)
         # The other patches need more of Keras than is written here; `tests/training/keras/` shows them.
-        monkeypatch.setattr(patching, "PATCHES", [patch for patch in patching.PATCHES if patch[0] in modules])
+        known = [patch for patch in patching.PATCHES if {patch[0], source.RENAMED.get(patch[0])} & {*modules}]
+        monkeypatch.setattr(patching, "PATCHES", known)
         imports = "".join(f"import {name}\n" for name in modules)
         (tmp_path / "keras" / "__init__.py").write_text(imports)
         importlib.invalidate_caches()
@@ -453,6 +461,12 @@ def test_faulty_keras_code_is_patched_and_listed_in_one_log_line(write_keras: Wr
     _, lines = import_patched()
     off = "(--set keras.patch=false turns this off)"
     assert lines == [f"patched Keras 3.99.0 for distributed training: {', '.join(EVERYTHING)} {off}"]
+
+
+def test_faulty_keras_code_is_patched_under_its_newer_names_as_well(write_keras: WriteKeras) -> None:
+    write_keras(newer_names=True)
+    _, (line,) = import_patched()
+    assert f": {', '.join(EVERYTHING)} (" in line
 
 
 def test_keras_code_that_upstream_has_fixed_is_not_patched(write_keras: WriteKeras) -> None:

@@ -29,10 +29,11 @@ from typing import Any
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.servers.data import WorkerData
 from worker_entry.keras_patches.servers.steps import StepFunction, Workers
+from worker_entry.keras_patches.source import find_module, find_trainer
+from worker_entry.keras_patches.variables import VARIABLE
 
 EPOCH_ITERATOR = "keras.src.trainers.epoch_iterator"
 DATA_ADAPTERS = "keras.src.trainers.data_adapters"
-CORE = "keras.src.backend.tensorflow.core"
 REMOTE_VALUES = "tensorflow.python.distribute.coordinator.values"
 
 _workers: weakref.WeakKeyDictionary[Any, Workers] = weakref.WeakKeyDictionary()
@@ -41,11 +42,11 @@ _workers: weakref.WeakKeyDictionary[Any, Workers] = weakref.WeakKeyDictionary()
 def patch_parameter_server(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
     """Replaces the parts of the trainer that fail."""
     place = "fit under ParameterServerStrategy"
-    core = sys.modules.get(CORE)
+    core = find_module(VARIABLE)
     if core is None or not _lacks_coordinator(trainer) or not _is_known(trainer, core):
         yield unpatched(place, fixed=not _lacks_coordinator(trainer))
         return
-    trainer_class = trainer.TensorFlowTrainer
+    trainer_class = find_trainer(trainer)
     trainer.TFEpochIterator = _patched_epoch_iterator(trainer, trainer.TFEpochIterator)
     trainer_class._maybe_symbolic_build = _patched_build(trainer_class._maybe_symbolic_build)
     trainer_class._make_function = _patched_make_function(trainer, trainer_class._make_function)
@@ -59,7 +60,7 @@ def patch_parameter_server(trainer: Any, module: Any, _: Any) -> Iterator[Findin
 
 def _patched_epoch_iterator(trainer: Any, original: Any) -> Any:
     """Returns a class, not a function, because the iterator is used with isinstance."""
-    with_last = _expects_last(trainer.TensorFlowTrainer.fit)
+    with_last = _expects_last(find_trainer(trainer).fit)
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         strategy: Any = kwargs.get("distribute_strategy")
@@ -177,7 +178,7 @@ def _lacks_coordinator(trainer: Any) -> bool:
 
 def _is_known(trainer: Any, core: Any) -> bool:
     """Whether the trainer and TensorFlow's remote values have the methods that this module uses."""
-    trainer_class = trainer.TensorFlowTrainer
+    trainer_class = find_trainer(trainer)
     names = ("_maybe_symbolic_build", "_make_function", "_get_metrics_result_or_logs")
     remote: Any = sys.modules.get(REMOTE_VALUES)
     return (
