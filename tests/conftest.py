@@ -16,7 +16,7 @@ from tests.harness.places import ROOT
 from tests.harness.processes.commands import Distlaunch, Ran, make_distlaunch
 from tests.harness.processes.in_process import run_here
 from tests.harness.processes.warm_python import WarmPython
-from tests.harness.rules import second_chance, tiers
+from tests.harness.rules import second_chance, tiers, version_rows
 from tests.harness.rules.inherited import leave_orphans, read_state, reset_inherited_state
 from tests.harness.rules.scheduling import Longest
 
@@ -81,10 +81,16 @@ def pytest_configure(config: pytest.Config) -> None:
     reset_inherited_state()  # not at import: processes of tests import this module, too, with variables of their own
     config.pluginmanager.register(second_chance)
     config.pluginmanager.register(tiers)
+    config.pluginmanager.register(version_rows)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run all tests, not only those that run by default")
+    parser.addoption(
+        "--versions",
+        action="store_true",
+        help="run nothing but the Keras comparisons and a smoke test with the oldest, newest and nightly TensorFlow",
+    )
     parser.addoption(
         "--since",
         metavar="REVISION",

@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,12 @@ def find_python(version: str) -> str | None:
     """The interpreter `pythonVERSION` of PATH, for a version like `3.9`."""
     show = "import sys; print('%d.%d' % sys.version_info[:2])"
     return find_program(f"python{version}", "-c", show, output=f"{version}\n".encode())
+
+
+def find_any_python(version: str) -> str | None:
+    """An interpreter of this version: of PATH, or one that pyenv has built."""
+    built = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    return find_python(version) or next(map(str, built), None)
 
 
 def find_compiler() -> str | None:

@@ -16,9 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from worker_entry.keras_patches.source import find_trainer
-
 from worker_entry.keras_patches.scope import move_into_scope
+from worker_entry.keras_patches.source import find_trainer
 
 MODEL = "keras.src.models.model"
 

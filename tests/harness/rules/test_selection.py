@@ -194,6 +194,21 @@ def test_a_module_with_costly_tests_names_what_it_covers() -> None:
         refuse_without_covers([item("test_c.py", "slow"), item("test_c.py"), item("test_d.py", "ssh", "smoke")])
 
 
+@pytest.mark.parametrize("options", [(), ("--all",), ("-m", "tensorflow or not tensorflow"), ("--since", "HEAD")])
+def test_tests_of_other_versions_run_only_with_their_option_and_nothing_else_does(options: tuple[str, ...]) -> None:
+    pure, of_versions = "tests/unit/gang/test_decide.py", "tests/versions/test_versions.py"
+    assert collect(*options, pure, of_versions) == {pure}
+    assert collect(*options, "--versions", pure, of_versions) == {of_versions}
+
+
+def collect(*arguments: str) -> set[str]:
+    """The modules of the tests that pytest would run."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "-q", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
+    return {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+
+
 # --- the change ---
 
 

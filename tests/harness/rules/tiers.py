@@ -4,6 +4,8 @@
 2  tests that start processes of this machine: run always
 3  the main promises of each costly part, marked `smoke`: run always in CI; `pytest` runs those of TensorFlow
 4  all other costly tests: run if a change selects them (--since), if the user asks for them, and with --all
+
+Tests of other versions of TensorFlow and Keras belong to no tier: they run with --versions, and nothing else does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.rules import version_rows
 from tests.harness.rules.second_chance import PURE
 from tests.harness.rules.selection import RevisionError, Selection, read_changes, read_tests, select
 
@@ -108,10 +111,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     With DISTLAUNCH_QUICK_PASSED set, as in CI after `pytest` has passed, --all and --since leave out its tests.
     """
     refuse_without_covers(items)
-    if config.option.markexpr:
-        return
-    is_kept = _find_rule(config)
-    kept = {item: is_kept(item, marks_of(item)) for item in items}
+    _keep(config, items, lambda item: version_rows.is_of_versions(_module_of(item)) == config.option.versions)
+    if not config.option.markexpr and not config.option.versions:
+        is_kept = _find_rule(config)
+        _keep(config, items, lambda item: is_kept(item, marks_of(item)))
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], is_kept: Callable[[pytest.Item], bool]) -> None:
+    kept = {item: is_kept(item) for item in items}
     config.hook.pytest_deselected(items=[item for item in items if not kept[item]])
     items[:] = [item for item in items if kept[item]]
 

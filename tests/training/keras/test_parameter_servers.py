@@ -38,6 +38,7 @@ AS_ONE_PROCESS = [
     *("single_batches", "callbacks", "batch_callbacks", "backup_and_restore", "custom_train_step"),
     *("normalized_and_dropped_out", "own_functions", "every_optimizer", "predict_on_batch"),
 ]
+OLDER = f"Keras {OLDER_KERAS}"
 ON_OLDER_KERAS = ["fit_on_dataset", "steps_per_execution", "callbacks"]
 TWO_WORKERS = [
     *("fit_on_dataset", "fit_on_arrays", "steps_per_execution", "evaluate", "custom_train_step", "converges"),
@@ -56,7 +57,7 @@ class Runs:
     def _get(self, configuration: str) -> Results:
         """
         Args:
-            configuration: "one process", "one worker", "two workers", "older Keras" or "tf_keras".
+            configuration: "one process", "one worker", "two workers", OLDER or "tf_keras".
         """
         folder = self._folder / configuration.replace(" ", "-")
         out = folder / "out"
@@ -64,10 +65,10 @@ class Runs:
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         if configuration == "tf_keras":
             env["TF_USE_LEGACY_KERAS"] = "1"
-        if configuration == "older Keras":
+        if configuration == OLDER:
             place = install_keras(OLDER_KERAS, folder / "packages")
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(place), env.get("PYTHONPATH", "")]))
-        some = {"tf_keras": AS_TF_KERAS, "older Keras": ON_OLDER_KERAS, "two workers": TWO_WORKERS}
+        some = {"tf_keras": AS_TF_KERAS, OLDER: ON_OLDER_KERAS, "two workers": TWO_WORKERS}
         cases = some.get(configuration, [])
         program = [str(PROGRAM), str(out), *cases]
         if configuration == "one process":
@@ -75,7 +76,7 @@ class Runs:
         else:
             workers = "2" if configuration == "two workers" else "1"
             options = ["--strategy", "parameter_server", "--workers", workers, "--run-dir", str(folder / "run")]
-            start = distlaunch_command if configuration in ("older Keras", "tf_keras") else self._warm
+            start = distlaunch_command if configuration in (OLDER, "tf_keras") else self._warm
             command = start("local", *options, *program)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TRAIN_S, check=False)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -114,7 +115,7 @@ def seen_names(result: Results) -> list[str]:
     ("keras", "case"),
     [
         *(("one worker", case) for case in AS_TF_KERAS),
-        *(("older Keras", case) for case in ON_OLDER_KERAS),
+        *((OLDER, case) for case in ON_OLDER_KERAS),
     ],
 )
 def test_parameter_server_training_with_one_worker_matches_tf_keras(runs: Runs, keras: str, case: str) -> None:
@@ -195,7 +196,7 @@ def test_a_failed_step_raises_its_error_and_the_next_fit_works(runs: Runs) -> No
     assert "Your input ran out of data" in runs.get("one worker")["log"]
 
 
-@pytest.mark.parametrize("configuration", ["one worker", "older Keras"])
+@pytest.mark.parametrize("configuration", ["one worker", OLDER])
 def test_the_log_has_one_line_about_the_patched_fit(runs: Runs, configuration: str) -> None:
     said = re.findall(r"^distlaunch: patched Keras (\S+) .*", runs.get(configuration)["log"], re.MULTILINE)
     assert said == [runs.get(configuration)["version"]]

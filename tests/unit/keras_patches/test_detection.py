@@ -379,9 +379,7 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
         if newer_names:
             modules = {source.RENAMED.get(name, name): text for name, text in modules.items()}
             modules[keras_trainer.TRAINER] = modules[keras_trainer.TRAINER].replace("TensorFlowTrainer", "Trainer")
-            modules[source.COMMON_TRAINER] = modules[source.COMMON_TRAINER].replace(
-                "class Trainer", "class BaseTrainer"
-            )
+            modules[source.COMMON_TRAINER] = results.replace("class Trainer", "class BaseTrainer")
         for name, text in modules.items():
             write_module(tmp_path, name, text)
         # The other patches need more of Keras than is written here; `tests/training/keras/` shows them.
