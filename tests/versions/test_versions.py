@@ -20,7 +20,7 @@ from tests.harness.processes.keras_runs import OLDER_KERAS
 from tests.harness.rules.version_rows import ROW
 from worker_entry.keras_patches.patching import OLDEST
 
-TESTS = ("tests/training/keras", "tests/training/test_demo.py")
+TESTS = ("tests/training/keras", "tests/training/test_demo.py", "tests/training/test_progress.py")
 RUN_S = 3600.0
 """Ends a run that hangs; two cores need a quarter of an hour."""
 

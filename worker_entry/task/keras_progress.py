@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
+import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -36,6 +38,7 @@ def install(
 def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
     callbacks = getattr(module, "CallbackList", None)
     last = [-1]
+    later = [0]
     under_way = [0]  # calls of callbacks: what one of them trains or evaluates is nested in that call
     length = FitLength(meter)
 
@@ -44,15 +47,19 @@ def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
         meter.resume(read_iterations(callback_list))
         length.begin_train()
         meter.begin()
+        later[0] = count_later_steps(module.__name__, callback_list)
 
     def begin_epoch(callback_list: Any, epoch: Any, logs: Any = None) -> None:
         last[0] = -1
         meter.begin_epoch(int(epoch) + 1)
         length.begin_epoch(callback_list, int(epoch))
 
-    def end_step(_: Any, batch: Any, logs: Any = None) -> None:
-        done = max(int(batch) - last[0], 1)  # several steps with steps_per_execution
-        last[0] = int(batch)
+    def end_step(callback_list: Any, batch: Any, logs: Any = None) -> None:
+        number = int(batch)
+        if later[0]:
+            number = min(number + later[0], int(callback_list.params.get("steps") or sys.maxsize) - 1)
+        done = max(number - last[0], 1)  # several steps with steps_per_execution
+        last[0] = number
         result = result_of(logs)
         if result is None:
             meter.count_step(meter.step + done, logs)
@@ -134,6 +141,22 @@ class FitLength:
 
     def end_epoch(self) -> None:
         self._steps = self._meter.step - self._began
+
+
+def count_later_steps(name: str, callback_list: Any) -> int:
+    """The number of steps of an execution after the one by which Keras numbers it.
+
+    That is the last step; before Keras 3.11, it is the first.
+
+    Args:
+        name: the name of Keras's module.
+        callback_list: its list of callbacks.
+    """
+    version = str(getattr(sys.modules.get("keras.src.version"), "__version__", ""))
+    if not name.startswith("keras.") or [*map(int, re.findall(r"\d+", version)[:2])] >= [3, 11]:
+        return 0
+    model = getattr(callback_list, "_model", None) or callback_list.model
+    return int(getattr(model, "steps_per_execution", 1)) - 1
 
 
 def read_iterations(callback_list: Any) -> Optional[int]:

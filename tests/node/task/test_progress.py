@@ -20,7 +20,7 @@ from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.values import EPOCH_ENDS
 from worker_entry.system import clock
 from worker_entry.task import meter as meters
-from worker_entry.task.keras_progress import FitLength, _watch, read_iterations
+from worker_entry.task.keras_progress import CALLBACK_LISTS, FitLength, _watch, read_iterations
 from worker_entry.task.meter import Meter
 from worker_entry.task.status_file import StatusFile
 
@@ -84,7 +84,8 @@ def test_a_fit_in_a_callback_does_not_change_the_step_count_around_it(place: str
     def fail() -> None:
         fit(on_train_batch_end=lambda: next(iter(())))
 
-    _watch(cast("ModuleType", SimpleNamespace(CallbackList=patched)), cast("Meter", meter), lambda: None)
+    module = SimpleNamespace(CallbackList=patched, __name__="callbacks")
+    _watch(cast("ModuleType", module), cast("Meter", meter), lambda: None)
     fit()
     alone, meter.told, meter.step = [*meter.told], [], 0
     fit(**{place: fit})
@@ -96,6 +97,30 @@ def test_a_fit_in_a_callback_does_not_change_the_step_count_around_it(place: str
     meter.told, meter.step = [], 0
     fit()
     assert meter.told == alone  # the failed fit is no longer active
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"), [("3.10.0", [0, 4, 8]), ("3.11.0", [3, 7, 9]), ("3.15.1", [3, 7, 9]), ("4.0", [3, 7, 9])]
+)
+def test_each_step_of_an_execution_counts_whichever_of_them_keras_names(
+    version: str, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs of ten steps, four in each execution."""
+    monkeypatch.setitem(sys.modules, "keras.src.version", cast("ModuleType", SimpleNamespace(__version__=version)))
+    meter = Counts()
+    patched: Any = type("CallbackList", (Callbacks,), {})
+    module = SimpleNamespace(CallbackList=patched, __name__=CALLBACK_LISTS[0])
+    _watch(cast("ModuleType", module), cast("Meter", meter), lambda: None)
+    callbacks = patched()
+    callbacks.model, callbacks.params = SimpleNamespace(steps_per_execution=4), {"epochs": 2, "steps": 10}
+    callbacks.on_train_begin()
+    for epoch in range(2):
+        callbacks.on_epoch_begin(epoch)
+        for number in numbers:
+            callbacks.on_train_batch_begin(number)
+            callbacks.on_train_batch_end(number, {})
+        assert meter.step == 10 * (epoch + 1)
+        callbacks.on_epoch_end(epoch, {})
 
 
 class TestFitLength:
