@@ -118,11 +118,11 @@ def home(tmp_path: Path) -> Iterator[dict[str, str]]:
     assert_none_left(mark)
 
 
-def install(package: str | Path, python: str, folder: Path) -> Path:
-    """Installs a package into a clean environment, and returns the environment's folder of programs."""
+def install(wheel: Path, python: str, folder: Path) -> Path:
+    """Installs the wheel into a clean environment, and returns the environment's folder of programs."""
     succeed(BIN / "uv", "venv", "--quiet", "--python", python, folder / "clean", cwd=folder)
     programs = folder / "clean" / "bin"
-    succeed(BIN / "uv", "pip", "install", "--quiet", "--python", programs / "python", package, cwd=folder)
+    succeed(BIN / "uv", "pip", "install", "--quiet", "--python", programs / "python", wheel, cwd=folder)
     return programs
 
 
@@ -227,12 +227,11 @@ def test_an_installed_wheel_runs_clusters_without_tensorflow(
 
 
 @pytest.mark.tensorflow
-def test_an_installed_wheel_trains_the_demo_with_tensorflow(
-    wheel: Path, python: str, home: dict[str, str], tmp_path: Path
-) -> None:
-    programs = install(f"distlaunch[tensorflow] @ file://{wheel}", python, tmp_path)
+def test_uvx_trains_the_demo_in_one_command(wheel: Path, python: str, home: dict[str, str], tmp_path: Path) -> None:
+    package = f"distlaunch[tensorflow] @ file://{wheel}"
+    command = [BIN / "uvx", "--quiet", "--python", python, "--from", package, "distlaunch"]
 
-    output = succeed(programs / "distlaunch", "local", "-n", "2", cwd=tmp_path, env=home)
+    output = succeed(*command, "local", "-n", "2", cwd=tmp_path, env=home)
 
     for task in (0, 1):
         [accuracy] = re.findall(rf"worker:{task} of 2: validation accuracy (\d\.\d+)", output)
