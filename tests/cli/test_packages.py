@@ -229,7 +229,7 @@ def test_an_installed_wheel_runs_clusters_without_tensorflow(
 @pytest.mark.tensorflow
 def test_uvx_trains_the_demo_in_one_command(wheel: Path, python: str, home: dict[str, str], tmp_path: Path) -> None:
     package = f"distlaunch[tensorflow] @ file://{wheel}"
-    command = [BIN / "uvx", "--quiet", "--python", python, "--from", package, "distlaunch"]
+    command: list[str | Path] = [BIN / "uvx", "--quiet", "--python", python, "--from", package, "distlaunch"]
 
     output = succeed(*command, "local", "-n", "2", cwd=tmp_path, env=home)
 
