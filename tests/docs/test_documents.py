@@ -39,6 +39,7 @@ from tests.harness.places import ROOT
 from tests.harness.processes.in_process import run_here
 from tests.harness.rules.import_graph import LAUNCHER, WORKER_ENTRY
 from tests.harness.rules.tiers import COSTLY, SMOKE
+from worker_entry.keras_patches.patching import OLDEST
 from worker_entry.protocol import environment
 from worker_entry.protocol.messages import ToController
 from worker_entry.protocol.orders import ToAgent
@@ -383,6 +384,28 @@ def test_every_pytest_marker_is_documented(request: pytest.FixtureRequest) -> No
     ours = {*COSTLY, SMOKE}
     assert ours <= known
     assert ours <= {code(cells[0])[0] for cells in table}
+
+
+def test_every_place_names_the_same_oldest_versions() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    floors = dict(re.findall(r'"(tensorflow|tf_keras|tensorboard)>=([\d.]+)"', project))
+    [(of_readme, keras)] = re.findall(r"TensorFlow ([\d.]+) or newer, and Keras ([\d.]+) or newer", read(README))
+    assert floors == dict.fromkeys(("tensorflow", "tf_keras", "tensorboard"), of_readme)
+    assert keras == OLDEST
+    page = ROOT / "worker_entry" / "README.md"
+    assert f"Keras before {OLDEST} is left as it is" in read(page)
+    oldest = rows(section(page, "versions"))[0]
+    assert [version.rpartition(".")[0] for version in oldest[1:3]] == [of_readme, keras]
+
+
+def test_the_tables_of_versions_have_a_row_for_each_combination() -> None:
+    source = read(ROOT / "tests" / "versions" / "test_versions.py")
+    names = re.findall(r'Combination\(\s*"([\w-]+)",\s*"([\d.]+)"', source)
+    assert len(names) > 2
+    combinations = rows(section(ROOT / "tests" / "README.md", "versions"))
+    assert [(code(cells[0])[0], cells[1]) for cells in combinations] == names
+    measured = rows(section(ROOT / "worker_entry" / "README.md", "versions"))
+    assert [cells[0].rpartition(".")[0] for cells in measured] == [python for _, python in names]
 
 
 def test_every_benchmark_is_documented() -> None:

@@ -44,7 +44,7 @@ FOREIGN: Mapping[str, set[str]] = {
     "git": {"--cached", "--others", "--exclude-standard"},
     "ansible-inventory": {"--list"},
     "docker": {"--rm", "--volumes", "--profile"},
-    "pytest": {"--all", "--pdb", "--since"},
+    "pytest": {"--all", "--pdb", "--since", "--versions"},
     "the benchmarks": {"--runs"},
     "nvidia-smi": {"--query-compute-apps", "--query-gpu", "--format"},
     "tensorboard": {"--logdir", "--host", "--port", "--reload_interval"},
