@@ -7,7 +7,6 @@ TensorFlow then tries again; but TensorFlow before 2.20 aborts the chief.
 from __future__ import annotations
 
 import functools
-import socket
 import time
 from types import ModuleType
 from typing import Any
@@ -46,6 +45,8 @@ def _patch(module: ModuleType) -> None:
 
 def is_served(address: str) -> bool:
     """Whether a server listens at `host:port`: it greets, or at least does not close the connection."""
+    import socket  # only now: a program's own module of this name must not be hidden
+
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), SILENCE_S) as connection:
