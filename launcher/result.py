@@ -50,6 +50,8 @@ def _without(facts: Any, unknown: Collection[tuple[int | str, ...]]) -> Any:
     inner = {key: [place[1:] for place in unknown if place[0] == key] for key, *more in unknown if more}
     if isinstance(facts, list):
         return [_without(value, inner[key]) if key in inner else value for key, value in enumerate(facts)]
+    if not isinstance(facts, dict):  # a union adds the name of its member to the place
+        return facts
     return {
         key: _without(value, inner[key]) if key in inner else value for key, value in facts.items() if key not in last
     }
