@@ -73,7 +73,7 @@ def python39() -> str:
     """The oldest Python that nodes may have."""
     python = find_python("3.9")
     if python is None:
-        pytest.skip("no python3.9 on PATH")
+        pytest.skip("no python3.9 on PATH or from pyenv")
     return python
 
 

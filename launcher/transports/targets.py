@@ -101,7 +101,7 @@ def find_connector(spec: ClusterSpec, node: NodeSpec) -> Connector:
         source = spec.source
         kubectl = Kubectl(source.context, source.namespace) if isinstance(source, PodsSpec) else Kubectl()
         return _by_program(node, [*kubectl.words, "exec", "-i", HOST, "--"], kubectl=True)
-    from launcher.transports.ssh.config import SshOverrides, load_target
+    from launcher.transports.ssh.config import SshOverrides, as_words, load_target
     from launcher.transports.ssh.limits import find_limit
 
     given = SshOverrides(**{**spec.ssh.model_dump(exclude_none=True), **node.ssh.model_dump(exclude_none=True)})
@@ -116,18 +116,20 @@ def find_connector(spec: ClusterSpec, node: NodeSpec) -> Connector:
         options = [*OPENSSH, *given.options(), *given.known_hosts_options(), *target.cipher_options()]
         options += ["GSSAPIDelegateCredentials=no"] if target.delegates else []
         options.append(f"StrictHostKeyChecking={'accept-new' if accept_new else 'yes'}")
-        words = [word for option in options for word in ("-o", option)]
         note = f"node {node.host}: uses your own ssh, because {limit}; `connection:` overrides this" if limit else ""
-        connector = _by_program(node, ["ssh", "-T", *words, "--", HOST, COMMAND], target.hostname, note)
-        return replace(connector, hints=_make_ssh_hints(node.host, [*given.options(), *given.known_hosts_options()]))
+        connector = _by_program(node, ["ssh", "-T", *as_words(options), "--", HOST, COMMAND], target.hostname, note)
+        own = as_words([*given.options(), *given.known_hosts_options()])
+        return replace(connector, hints=_make_ssh_hints(node.host, own))
     from launcher.transports.ssh.connector import ParamikoConnector
 
     return ParamikoConnector(target, accept_new=accept_new)
 
 
-def _make_ssh_hints(host: str, options: list[str]) -> tuple[tuple[str, str], ...]:
-    """What to do about the errors of `ssh` on the way to a new host; a person can answer what BatchMode refuses."""
-    words = [word for option in options for word in ("-o", option)]
+def _make_ssh_hints(host: str, words: list[str]) -> tuple[tuple[str, str], ...]:
+    """What to do about the errors of `ssh` on the way to a new host; a person can answer what BatchMode refuses.
+
+    `words`: the options that the user has given.
+    """
     ask, let_in = shlex.join(["ssh", *words, host, "true"]), shlex.join(["ssh-copy-id", *words, host])
     return (
         ("Host key verification failed", f"to see and compare its fingerprint, run: {ask}"),

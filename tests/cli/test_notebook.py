@@ -13,8 +13,9 @@ from nbclient import NotebookClient
 
 from launcher.report.models import RunReport
 from launcher.report.notebook import SHOWN_TASKS, render_report, render_status
-from launcher.report.status_report import RunStatus, TaskState
+from launcher.report.status_report import TaskState
 from launcher.verdict.models import Verdict
+from tests.harness.builders.statuses import make_status
 from tests.harness.witness import MARK, await_none_left, make_mark
 
 COVERS = ("launcher/python", "launcher/public", "launcher/report/notebook.py")
@@ -89,15 +90,9 @@ def test_a_notebook_cell_shows_a_running_cluster_and_then_its_report(
     assert "worker:0|local|exit status 1|" in text_of(failed["text/html"])
 
 
-def status_of(*tasks: TaskState) -> RunStatus:
-    return RunStatus(
-        run_id="<run>", name="x", directory="/", state="running", attempt=1, restarts=0, started=0.0, now=5.0,
-        tasks=[*tasks], nodes=[],
-    )  # fmt: skip
-
-
 def test_the_notebook_table_escapes_html_in_names_and_states() -> None:
-    page = render_status(status_of(TaskState(task="worker:0", node="<b>", state="<script>", metrics={}, gpus=[])))
+    task = TaskState(task="worker:0", node="<b>", state="<script>", metrics={}, gpus=[])
+    page = render_status(make_status(task, run_id="<run>", now=5.0))
     assert "<script>" not in page
     assert "<run>: running, attempt 1, 5 s" in text_of(page)
     assert "worker:0|<b>|<script>|" in text_of(page)
@@ -106,7 +101,7 @@ def test_the_notebook_table_escapes_html_in_names_and_states() -> None:
 
 def test_the_notebook_table_is_truncated_for_many_tasks() -> None:
     task = TaskState(task="worker:0", node="a", state="running", metrics={}, gpus=[])
-    page = render_status(status_of(*[task] * (SHOWN_TASKS + 1000)))
+    page = render_status(make_status(*[task] * (SHOWN_TASKS + 1000)))
     assert page.count("<td>worker:0</td>") == SHOWN_TASKS
     assert "and 1,000 more tasks" in page
 

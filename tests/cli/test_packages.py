@@ -18,6 +18,7 @@ import pytest
 from launcher.cli.main import cli
 from tests.harness.available import find_program, find_python
 from tests.harness.places import ROOT
+from tests.harness.processes.environments import clean_env
 from tests.harness.processes.in_process import run_here
 from tests.harness.witness import assert_none_left, make_mark
 
@@ -45,11 +46,10 @@ print(len(names))
 
 
 def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
-        env={**inherited, "UV_PYTHON_DOWNLOADS": "never", **(env or {})},
+        env={**clean_env(), "UV_PYTHON_DOWNLOADS": "never", **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -103,7 +103,7 @@ def wheel(dist: Path) -> Path:
 def python(request: pytest.FixtureRequest) -> str:
     found = find_python(request.param)
     if found is None:
-        pytest.skip(f"no python{request.param} on PATH")
+        pytest.skip(f"no python{request.param} on PATH or from pyenv")
     return found
 
 

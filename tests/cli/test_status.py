@@ -22,11 +22,12 @@ from launcher.gang.events import TaskExited, TaskReported
 from launcher.gang.state import AttemptState, Phase
 from launcher.report.goodput import KINDS
 from launcher.report.journal_line import Message
-from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState, estimate_eta_s
+from launcher.report.status_report import GpuState, NodeState, TaskState, estimate_eta_s
 from launcher.report.status_text import COLUMNS, make_node_rows, make_rows, render_header
 from launcher.rundir.directory import RunDir
 from launcher.wording import render_age
 from tests.harness.builders.gang import W0, W1, make_policy
+from tests.harness.builders.statuses import make_status
 from tests.harness.polling import eventually
 from tests.harness.processes.commands import Distlaunch, both, distlaunch_command
 from tests.harness.terminals import terminal
@@ -240,18 +241,7 @@ TASK = TaskState(
 
 
 def test_a_status_row_shows_known_values_and_dashes_for_unknown_ones() -> None:
-    status = RunStatus(
-        run_id="r",
-        name="n",
-        directory="/",
-        state="running",
-        attempt=2,
-        restarts=1,
-        started=0.0,
-        now=200.0,
-        tasks=[TASK],
-        nodes=[],
-    )
+    status = make_status(TASK, run_id="r", attempt=2, restarts=1)
     assert make_rows(status) == [
         [
             "worker:0",
@@ -322,16 +312,11 @@ GPUS = [
 NODE = NodeState(
     node="gpu-a", cores=8, cpu=5.05, memory=10 << 30, memory_total=40 << 30, received_s=1 << 20, sent_s=512, gpus=GPUS
 )
-STATUS = RunStatus(
+STATUS = make_status(
+    TASK,
+    TASK.model_copy(update={"task": "worker:1"}),
+    TASK.model_copy(update={"node": "gpu-b"}),
     run_id="r",
-    name="n",
-    directory="/",
-    state="running",
-    attempt=1,
-    restarts=0,
-    started=0.0,
-    now=200.0,
-    tasks=[TASK, TASK.model_copy(update={"task": "worker:1"}), TASK.model_copy(update={"node": "gpu-b"})],
     nodes=[NODE],
 )
 

@@ -32,15 +32,12 @@ def find_program(name: str, *arguments: str, output: bytes | None = None) -> str
 
 
 def find_python(version: str) -> str | None:
-    """The interpreter `pythonVERSION` of PATH, for a version like `3.9`."""
+    """An interpreter of a version like `3.9`: `pythonVERSION` of PATH, or one that pyenv has built."""
     show = "import sys; print('%d.%d' % sys.version_info[:2])"
-    return find_program(f"python{version}", "-c", show, output=f"{version}\n".encode())
-
-
-def find_any_python(version: str) -> str | None:
-    """An interpreter of this version: of PATH, or one that pyenv has built."""
     built = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
-    return find_python(version) or next(map(str, built), None)
+    names = (f"python{version}", *map(str, built))
+    found = (find_program(name, "-c", show, output=f"{version}\n".encode()) for name in names)
+    return next(filter(None, found), None)
 
 
 def find_compiler() -> str | None:

@@ -22,9 +22,10 @@ from launcher.exporters.tensorboard import POINTS, ScalarSender, make_points
 from launcher.report.goodput import Goodput
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import AttemptEnded
-from launcher.report.status_report import RunStatus, TaskState
+from launcher.report.status_report import TaskState
 from launcher.rundir.journal import Journal
 from launcher.verdict.models import Verdict
+from tests.harness.builders.statuses import make_status
 from tests.harness.places import ROOT
 from tests.harness.witness import open_descriptors
 from worker_entry.agent import tensorboard
@@ -198,30 +199,16 @@ def test_no_scalar_order_can_leave_the_log_directory(folder: str) -> None:
 # --- what is sent ---
 
 
-def make_status(tasks: list[TaskState], goodput: Goodput | None = None) -> RunStatus:
-    return RunStatus(
-        run_id="r-1",
-        name="mnist",
-        directory="/runs/r-1",
-        state="running",
-        attempt=1,
-        restarts=0,
-        started=1.0,
-        now=50.0,
-        tasks=tasks,
-        nodes=[],
-        goodput=goodput,
-    )
-
-
 def state_of(task: str, step: int | None, **seconds: float) -> TaskState:
     return TaskState(task=task, node="gpu-a", state="training", step=step, metrics={}, gpus=[], **seconds)  # type: ignore[arg-type]
 
 
 def test_points_have_the_step_time_of_tasks_and_goodput_of_the_run() -> None:
     status = make_status(
-        [state_of("worker:0", 7, step_s=0.5, own_s=0.125), state_of("worker:1", 6, step_s=0.5, data_s=0.25)],
-        Goodput(training_s=3.0, share=0.75),
+        state_of("worker:0", 7, step_s=0.5, own_s=0.125),
+        state_of("worker:1", 6, step_s=0.5, data_s=0.25),
+        now=50.0,
+        goodput=Goodput(training_s=3.0, share=0.75),
     )
     first, second, run = make_points(status, {})
     assert (first.folder, first.step, first.time) == ("distlaunch/worker-0", 7, 50.0)
@@ -237,7 +224,7 @@ def test_points_have_the_step_time_of_tasks_and_goodput_of_the_run() -> None:
 
 def test_a_task_without_a_new_step_has_no_new_point() -> None:
     status = make_status(
-        [state_of("worker:0", 7, step_s=0.5), state_of("worker:1", None, step_s=0.5), state_of("ps:0", 7)]
+        state_of("worker:0", 7, step_s=0.5), state_of("worker:1", None, step_s=0.5), state_of("ps:0", 7)
     )
     assert [point.folder for point in make_points(status, {})] == ["distlaunch/worker-0"]
     assert [*make_points(status, {"worker:0": 7})] == []
@@ -276,7 +263,7 @@ ENDED = AttemptEnded(
 def test_the_last_points_of_an_attempt_are_sent_to_the_tensorboard_node(
     heard: bool, tasks: list[str], sent: list[tuple[str, list[str]]], tmp_path: Path
 ) -> None:
-    status = make_status([state_of(task, 7 if task == "worker:0" else None, step_s=0.5) for task in tasks])
+    status = make_status(*(state_of(task, 7 if task == "worker:0" else None, step_s=0.5) for task in tasks))
     journal, links = Journal(tmp_path / "events.jsonl", lambda: 1.0), Links(heard)
     sender = ScalarSender("/logs", lambda: status, journal, cast(NodeLinks, links))
     with closing(journal), closing(sender):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.available import find_any_python
+from tests.harness.available import find_python
 from tests.harness.places import ROOT
 from tests.harness.processes.environments import Environment, NotInstallableError
 from tests.harness.processes.keras_runs import OLDER_KERAS
@@ -64,7 +64,7 @@ COMBINATIONS = [
 def test_keras_trains_with_these_versions_as_one_process_does(
     combination: Combination, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    interpreter = find_any_python(combination.python)
+    interpreter = find_python(combination.python)
     if interpreter is None:
         pytest.skip(f"no python{combination.python} on PATH or from pyenv")
     environment = Environment(f"{combination.name}-{combination.python}", interpreter)

@@ -138,10 +138,15 @@ def _load_configured(host: str, options: Sequence[str]) -> SshTarget:
     return parse_target(host, "\n".join(lines))
 
 
+def as_words(options: Iterable[str]) -> list[str]:
+    """The options as words of a command line of OpenSSH's programs."""
+    return [word for option in options for word in ("-o", option)]
+
+
 def _ask_openssh(host: str, options: Iterable[str]) -> str:
     # OpenSSH expands this option in its answer, and alone knows what its version hashes for `%C`.
     options = [*options, f"{HASHED}=%C"]
-    command = ["ssh", "-G", *(word for option in options for word in ("-o", option)), "--", host]
+    command = ["ssh", "-G", *as_words(options), "--", host]
     try:
         process: subprocess.Popen[bytes] = helpers.start(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -19,8 +19,6 @@ POLL_S = 1.0
 """How often paramiko checks whether its socket was closed."""
 BANNER_LIMIT = 200
 """First bytes of a connection that are kept for an error."""
-
-
 _OTHER_ADDRESS = "if the address is wrong, give another with ssh.hostname"
 
 

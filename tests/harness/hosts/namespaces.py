@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.transports.ssh.config import as_words
 from tests.harness.hosts.sshd import PORT, SSHD
 from tests.harness.places import ROOT
 from tests.harness.processes.commands import Ran, distlaunch_command
@@ -312,7 +313,12 @@ def sshd_command(folder: Path, addresses: Iterable[str], *, log_level: str = "IN
         f"LogLevel={log_level}",
         *("PidFile=none", "StrictModes=no", "UsePAM=no", "PasswordAuthentication=no", "UseDNS=no"),
     ]
-    return [SSHD, "-D", "-e", "-f", "/dev/null", *(word for option in options for word in ("-o", option))]
+    return sshd_words(options)
+
+
+def sshd_words(options: Iterable[str]) -> list[str]:
+    """An sshd with these options only; its log goes to stderr."""
+    return [SSHD, "-D", "-e", "-f", "/dev/null", *as_words(options)]
 
 
 def _listens(host: Host) -> bool:

@@ -72,7 +72,7 @@ class Environment:
         """
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         create = [self._interpreter, "-m", "venv", str(self._folder)]
-        subprocess.run(create, check=True, timeout=INSTALL_S, env=_clean_env(), capture_output=True)
+        subprocess.run(create, check=True, timeout=INSTALL_S, env=clean_env(), capture_output=True)
         packages = ["-e", str(ROOT), *_find_requirements(), *requirements]
         done = self._run("-m", "pip", "install", "--quiet", "--upgrade", *packages, timeout=INSTALL_S)
         if done.returncode != 0:
@@ -109,13 +109,14 @@ class Environment:
 
     def _run(self, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
         command = [str(self._folder / "bin" / "python"), *arguments]
-        env = {**_clean_env(), "PATH": f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        env = {**clean_env(), "PATH": f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
         return subprocess.run(
             command, cwd=ROOT, env=env, capture_output=True, text=True, errors="replace", timeout=timeout, check=False
         )
 
 
-def _clean_env() -> dict[str, str]:
+def clean_env() -> dict[str, str]:
+    """This process's variables, without those of its own environment."""
     return {name: value for name, value in os.environ.items() if not INHERITED.match(name)}
 
 

@@ -25,8 +25,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.available import find_program
-from tests.harness.hosts.namespaces import Host, Network, Run, needs_namespaces, running_network
-from tests.harness.hosts.sshd import SSHD
+from tests.harness.hosts.namespaces import Host, Network, Run, needs_namespaces, running_network, sshd_words
 from tests.harness.places import ROOT
 from tests.harness.witness import wait_until
 
@@ -209,7 +208,7 @@ def _front_door(host: Host) -> Iterator[None]:
         *("PidFile=none", "StrictModes=no", "UsePAM=no", "UseDNS=no"),
     ]
     log = host.folder / "front_door.log"
-    command = [*host.enter, SSHD, "-D", "-e", "-f", "/dev/null", *(word for each in options for word in ("-o", each))]
+    command = [*host.enter, *sshd_words(options)]
     with log.open("wb") as errors, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=errors) as daemon:
         try:
             wait_until(lambda: log.read_text().count("Server listening on") == 2, "sshd listens")

@@ -28,6 +28,7 @@ from launcher.report.metrics import make_families, make_registry
 from launcher.report.state_names import StateName
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.spec.fields import Endpoint, parse_endpoint
+from tests.harness.builders.statuses import make_status
 from tests.harness.documents import code, rows, section
 from tests.harness.places import ROOT
 from tests.harness.polling import eventually
@@ -46,40 +47,34 @@ HOSTILE = 'a"b\\c\nd{}=,\t\0é\u202e # TYPE x counter'
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def make_status(task: str = "worker:0", **metrics: float | None) -> RunStatus:
-    return RunStatus(
-        run_id="r-1",
-        name="mnist",
-        directory="/runs/r-1",
-        state="running",
+def status_of(task: str = "worker:0", **metrics: float | None) -> RunStatus:
+    return make_status(
+        TaskState(
+            task=task,
+            node="gpu-a",
+            state="training",
+            epoch=3,
+            step=120,
+            step_s=0.5,
+            own_s=0.2,
+            data_s=0.1,
+            total_steps=500,
+            total_epochs=9,
+            metrics=metrics,
+            cpu=1.5,
+            starved=0.1,
+            memory=1 << 30,
+            swapped=7,
+            threads=33,
+            read_s=10.0,
+            written_s=20.0,
+            gpus=["0"],
+        ),
+        TaskState(task="worker:1", node="gpu-b", state="waiting for its start", metrics={}, gpus=[]),
         attempt=2,
         restarts=1,
         started=1000.5,
         now=1100.0,
-        tasks=[
-            TaskState(
-                task=task,
-                node="gpu-a",
-                state="training",
-                epoch=3,
-                step=120,
-                step_s=0.5,
-                own_s=0.2,
-                data_s=0.1,
-                total_steps=500,
-                total_epochs=9,
-                metrics=metrics,
-                cpu=1.5,
-                starved=0.1,
-                memory=1 << 30,
-                swapped=7,
-                threads=33,
-                read_s=10.0,
-                written_s=20.0,
-                gpus=["0"],
-            ),
-            TaskState(task="worker:1", node="gpu-b", state="waiting for its start", metrics={}, gpus=[]),
-        ],
         nodes=[
             NodeState(
                 node="gpu-a",
@@ -122,7 +117,7 @@ def at(samples: Samples, metric: str, /, **labels: str) -> float:
 
 class TestFamilies:
     def test_metrics_contain_all_values_of_the_status(self) -> None:
-        samples = served(make_status(loss=0.25))
+        samples = served(status_of(loss=0.25))
         worker, gpu = {"task": "worker:0", "node": "gpu-a"}, {"node": "gpu-a", "gpu": "0"}
         assert at(samples, "distlaunch_run_info", name="mnist", directory="/runs/r-1") == 1
         assert at(samples, "distlaunch_run_attempt") == 2
@@ -146,14 +141,14 @@ class TestFamilies:
     def test_exactly_one_run_state_metric_is_true(self) -> None:
         states = {
             dict(labels)["distlaunch_run_state"]: value
-            for (name, labels), value in served(make_status()).items()
+            for (name, labels), value in served(status_of()).items()
             if name == "distlaunch_run_state"
         }
         assert set(states) == set(get_args(StateName))
         assert [state for state, value in states.items() if value] == ["running"]
 
     def test_unknown_values_have_no_metric_sample(self) -> None:
-        samples = served(make_status(nan=None, endless=float("inf")))
+        samples = served(status_of(nan=None, endless=float("inf")))
         of_second = {name for name, labels in samples if ("task", "worker:1") in labels}
         assert of_second == {"distlaunch_task_info"}
         assert not [name for name, _ in samples if name == "distlaunch_task_metric"]
@@ -161,18 +156,18 @@ class TestFamilies:
         assert [dict(labels)["gpu"] for labels in power] == ["0"]
 
     def test_metrics_of_a_run_without_tasks_have_only_values_of_the_run(self) -> None:
-        status = make_status().model_copy(update={"tasks": [], "nodes": [], "goodput": None})
+        status = status_of().model_copy(update={"tasks": [], "nodes": [], "goodput": None})
         names = {name for name, _ in served(status)}
         assert names == {f"distlaunch_run_{name}" for name in NAMES_OF_RUN}
 
     def test_hostile_text_in_metrics_stays_inside_a_label_value(self) -> None:
-        samples = served(make_status(task=HOSTILE, **{HOSTILE: 1.5}))
+        samples = served(status_of(task=HOSTILE, **{HOSTILE: 1.5}))
         shown = printable(HOSTILE)  # as in all results
         assert at(samples, "distlaunch_task_metric", task=shown, node="gpu-a", name=shown) == 1.5
         assert {name.partition("_")[0] for name, _ in samples} == {"distlaunch"}
 
     def test_metric_names_follow_the_prometheus_conventions(self) -> None:
-        for family in make_families(make_status(loss=0.25)):
+        for family in make_families(status_of(loss=0.25)):
             assert re.fullmatch(r"distlaunch_(run|task|node|gpu|goodput)(_[a-z]+)*", family.name), family.name
             assert family.documentation.endswith("."), family.name
             for sample in family.samples:
@@ -180,7 +175,7 @@ class TestFamilies:
                 assert "run" in sample.labels, sample
 
     def test_the_readme_documents_every_metric_name(self) -> None:
-        known = {sample.name for family in make_families(make_status(loss=0.25)) for sample in family.samples}
+        known = {sample.name for family in make_families(status_of(loss=0.25)) for sample in family.samples}
         shown = [name for cells in rows(section(ROOT / "launcher" / "README.md", "metrics")) for name in code(cells[0])]
         assert sorted(shown) == sorted(known)
 
@@ -216,7 +211,7 @@ def test_an_invalid_metrics_address_is_rejected(text: str) -> None:
 
 
 @contextmanager
-def serving(make: Callable[[], RunStatus] = make_status) -> Iterator[int]:
+def serving(make: Callable[[], RunStatus] = status_of) -> Iterator[int]:
     """Runs a server; yields its port."""
     server = MetricsServer(Endpoint("127.0.0.1", free_port()))
     with closing(server):
@@ -278,12 +273,12 @@ class TestFile:
     def test_the_metrics_file_is_complete_and_ends_with_the_last_state(self, tmp_path: Path) -> None:
         path = tmp_path / "run.prom"
         file = MetricsFile(path)
-        current = [make_status()]
+        current = [status_of()]
         file.begin(lambda: current[0], lambda _: None)
         wait_until(path.exists, "it is written")
         first = read(parse_text(path.read_text()))
         assert at(first, "distlaunch_run_state", distlaunch_run_state="running") == 1
-        current[0] = make_status().model_copy(update={"state": "succeeded"})
+        current[0] = status_of().model_copy(update={"state": "succeeded"})
         file.close()
         last = read(parse_text(path.read_text()))
         assert at(last, "distlaunch_run_state", distlaunch_run_state="succeeded") == 1
@@ -296,7 +291,7 @@ class TestFile:
         file = MetricsFile(folder / "run.prom")
         folder.rmdir()
         warnings: list[str] = []
-        file.begin(make_status, warnings.append)
+        file.begin(status_of, warnings.append)
         eventually(lambda: check(warnings != []))
         file.close()
         assert warnings == [

@@ -28,6 +28,7 @@ from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import NotifySpec
 from launcher.verdict.models import Verdict
+from tests.harness.builders.statuses import make_status
 from tests.harness.polling import eventually
 from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.web_servers import Request, WebServer, serving
@@ -255,19 +256,7 @@ def make_tls(folder: Path) -> ssl.SSLContext:
 
 
 def status() -> RunStatus:
-    return RunStatus(
-        run_id="r-1",
-        name="mnist",
-        directory="/runs/r-1",
-        state="running",
-        attempt=1,
-        restarts=0,
-        started=1.0,
-        now=2.0,
-        tasks=[],
-        nodes=[],
-        goodput=Goodput(training_s=3.0, connecting_s=1.0, share=0.75),
-    )
+    return make_status(goodput=Goodput(training_s=3.0, connecting_s=1.0, share=0.75))
 
 
 FAILED = Record(11.0, 1, Ended("failed", 1, "task-failed", "it broke"))

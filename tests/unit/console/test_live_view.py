@@ -18,6 +18,7 @@ from launcher.console.terminal import FRAME_S, Size, TerminalSink
 from launcher.console.writer import LiveArea
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.tasks import TaskId
+from tests.harness.builders.statuses import make_status
 from tests.harness.pictures import draw, keep, read_description
 from tests.harness.terminals import Screen, screen_of
 
@@ -31,22 +32,8 @@ def task(name: str, state: str = "training", **fields: Any) -> TaskState:
 
 
 def status(*tasks: TaskState, age_s: float = 200.0, **fields: object) -> RunStatus:
-    return RunStatus.model_validate(
-        {
-            "run_id": "20261122-two",
-            "name": "two",
-            "directory": "/runs/two",
-            "state": "running",
-            "attempt": 2,
-            "restarts": 1,
-            "started": NOW - age_s,
-            "now": NOW,
-            "tasks": tasks,
-            "nodes": [],
-            "eta_s": 75.0,
-            **fields,
-        }
-    )
+    known = {"name": "two", "attempt": 2, "restarts": 1, "started": NOW - age_s, "now": NOW, "eta_s": 75.0}
+    return make_status(*tasks, **{**known, **fields})
 
 
 def training(number: int, **fields: Any) -> TaskState:

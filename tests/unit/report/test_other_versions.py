@@ -8,19 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from launcher.report.status_report import NodeState, RunStatus, TaskState
+from tests.harness.builders.statuses import make_status
 
-STATUS = RunStatus(
-    run_id="20261129-two",
-    name="two",
-    directory="/runs/two",
-    state="running",
-    attempt=1,
-    restarts=0,
-    started=1.0,
-    now=2.0,
-    tasks=[TaskState(task=f"worker:{index}", node="gpu-a", state="training", metrics={}, gpus=[]) for index in (0, 1)],
-    nodes=[NodeState(node="gpu-a", cores=2, memory=1, memory_total=2, gpus=[])],
-)
+TASKS = [TaskState(task=f"worker:{index}", node="gpu-a", state="training", metrics={}, gpus=[]) for index in (0, 1)]
+STATUS = make_status(*TASKS, nodes=[NodeState(node="gpu-a", cores=2, memory=1, memory_total=2, gpus=[])])
 
 
 @pytest.fixture
