@@ -7,7 +7,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.sim.storm.kernels import SimulatedKernel
 from tests.sim.storm.simulation import Killed, Process
@@ -16,7 +16,8 @@ from worker_entry.agent.connection.connection import Opening
 from worker_entry.agent.connection.lease import LoopCounter
 from worker_entry.agent.connection.reattach_folder import ReattachFolder
 from worker_entry.agent.guardian import FIRST_LIMIT_S
-from worker_entry.protocol.messages import Message
+from worker_entry.protocol.frozen import replace
+from worker_entry.protocol.messages import Message, Ready
 from worker_entry.protocol.orders import Goodbye, Prepare, Stop
 from worker_entry.protocol.values import Problem, TaskExit
 
@@ -26,6 +27,17 @@ if TYPE_CHECKING:
     from tests.sim.storm.tasks import TaskProcess
 
 PIPE = 1 << 20
+MACHINE: dict[str, Any] = {
+    "pid": 4000,
+    "hostname": "laptop",
+    "python": "3.11.2",
+    "executable": "/usr/bin/python3",
+    "cores": 2,
+    "gpus": [],
+    "tensorflow": "2.21.0",
+    "process_view": "00000000-0000-4000-8000-000000000000 pid:[4026531836] laptop",
+}
+"""What every simulated agent says of its machine."""
 
 
 class ObservedAgent(Agent):
@@ -35,6 +47,12 @@ class ObservedAgent(Agent):
 
     def _tick(self) -> float:
         return super()._tick() if self._runner.is_stopping else IDLE_TICK_S  # simulated logs and ports may be seen late
+
+    def _send(self, message: Message, body: bytes = b"") -> None:
+        """Sends what the agent says; of itself, the same on all machines of ours: a seed cuts connections at a byte."""
+        if isinstance(message, Ready):
+            message = replace(message, **MACHINE)
+        super()._send(message, body)
 
     def _handle(self, message: Message, body: bytes) -> None:
         self.node.note_order(message)
