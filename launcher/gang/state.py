@@ -350,4 +350,12 @@ class AttemptState:
     def _not_up(self) -> frozenset[TaskId]:
         ended = self.exits.keys() - self.stopped
         joined = self.listening.keys() - (self.not_joined or ())
-        return self.policy.forming - joined - ended
+        return (self.policy.forming - joined - ended) | (self._silent - ended)
+
+    @property
+    def _silent(self) -> frozenset[TaskId]:
+        """The trainers that should report that they join the cluster, and have reported anything but that."""
+        if not self.policy.strategy.reports_joining:
+            return frozenset()
+        known = self.policy.trainers & self.status.keys()
+        return frozenset(task for task in known if not self.status[task].strategy and not self._has_trained(task))

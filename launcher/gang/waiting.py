@@ -27,7 +27,11 @@ def render_waiting(state: AttemptState, now: float) -> str:
 def _render_task(state: AttemptState, task: TaskId, now: float) -> str:
     node = next(name for name, tasks in state.policy.nodes.items() if task in tasks)
     not_joined = task in state.listening
-    known = [f"port {state.ports[task]} {'open' if not_joined else 'not open'}"] if task in state.ports else []
+    known = (
+        [f"port {state.ports[task]} {'open' if not_joined else 'not open'}"]
+        if task in state.ports and task in state.policy.forming
+        else []
+    )
     if not_joined:
         known.append(f"{find_leader(state.policy.tasks)} has not heard from it")
     if task in state.halted:

@@ -11,6 +11,7 @@ from launcher.spec.nodes import NodeSpec
 from launcher.spec.parts import RestartSpec, TimeoutsSpec
 from launcher.spec.pods import PodsSpec
 from launcher.spec.redaction import hide_words
+from launcher.spec.strategies import FRAMEWORKS
 from launcher.tasks import TASK_TYPES
 
 _NO_CONTROLLER = "needs a controller, and exported pods have none; remove it, or run the spec with `up`"
@@ -106,8 +107,8 @@ def _refuse_roles(spec: ClusterSpec, kind: Kind) -> Iterator[tuple[str, str]]:
         for task_type in TASK_TYPES:
             if task_type != "worker" and any(node.count(task_type) for node in spec.nodes):
                 yield f"nodes.tasks.{task_type}", _WORKERS_ONLY[kind]
-    if kind == "tfjob" and spec.framework == "torch":
-        yield "framework", "a TFJob sets TF_CONFIG and nothing for PyTorch; use --as jobset"
+    if kind == "tfjob" and spec.framework in FRAMEWORKS:
+        yield "framework", f"a TFJob sets TF_CONFIG and nothing for {FRAMEWORKS[spec.framework][0]}; use --as jobset"
 
 
 def _refuse_restarts(restart: RestartSpec) -> Iterator[tuple[str, str]]:

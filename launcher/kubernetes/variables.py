@@ -10,9 +10,9 @@ from launcher.errors import UsageError
 from launcher.kubernetes.exported import Export, Role
 from launcher.kubernetes.pod import HOME
 from launcher.kubernetes.yaml_comments import noted
+from launcher.plan.framework_env import make_rank_env
 from launcher.plan.launch_plan import own_env
-from launcher.plan.tf_config import make_tf_configs
-from launcher.plan.torch_env import make_torch_envs
+from launcher.plan.tf_config import format_address, make_tf_configs
 from launcher.spec.redaction import is_secret
 from launcher.tasks import TaskId
 from worker_entry.protocol import environment
@@ -73,9 +73,11 @@ def _own(export: Export, role: Role) -> Iterator[dict[str, Any]]:
         if len(text) > _VALUE_LIMIT:
             raise UsageError(f"nodes: TF_CONFIG of {export.size:,} pods is too long for an environment variable")
         env[environment.TF_CONFIG] = text.replace('"index":0}', f'"index":{_REFERENCE}}}')
+    if spec.framework != "tensorflow":
+        first = format_address(export.host(task), export.port)
+        env.update(make_rank_env(spec.framework, first, _REFERENCE, export.size))
     if spec.framework == "torch":
-        env.update(make_torch_envs([("", task)], (export.host(task), export.port))[task])
-        env.update(RANK=_REFERENCE, WORLD_SIZE=str(export.size))
+        env.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     comments = {
         environment.TF_CONFIG: "nodes: the pods' names are known before they exist.",
         environment.STRATEGY: "strategy",
@@ -85,6 +87,7 @@ def _own(export: Export, role: Role) -> Iterator[dict[str, Any]]:
         environment.LOG_DIR: "log_directory",
         environment.CHECKPOINT_DIR: "checkpoint_directory",
         "MASTER_ADDR": "framework",
+        environment.JAX_COORDINATOR: "framework",
         "HOME": "The security context's user has no home folder in the image.",
     }
     given = {*export.env, *export.spec.env_from}

@@ -203,6 +203,6 @@ def make_network_policy(export: Export) -> Manifest:
 
 
 def _opens_other_ports(export: Export) -> bool:
-    """Whether the tasks open ports that they choose themselves, as NCCL and PyTorch do."""
+    """Whether the tasks open ports that they choose themselves, as NCCL, gloo and PyTorch do."""
     spec = export.spec
-    return spec.framework == "torch" or (bool(export.pods.gpus) and spec.communication != "ring")
+    return spec.framework != "tensorflow" or (bool(export.pods.gpus) and spec.communication != "ring")

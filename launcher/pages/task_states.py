@@ -10,6 +10,7 @@ from launcher.gang.events import NodeLost, TaskExited, TaskHalted, TaskListening
 from launcher.report.models import TaskReport
 from launcher.report.run_events import Record, State
 from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.values import HAS_IMPORTED
 
 TaskStateName = Literal[
     "connecting", "importing", "forming", "training", "finishing", "held", "succeeded", "stopped", "failed", "lost"
@@ -94,7 +95,7 @@ def _find_reported(event: TaskReported) -> Iterator[Change]:
     progress = event.progress
     if progress is not None and progress.first_step is not None:
         yield (progress.began, "training") if progress.training else (event.since, "finishing")
-    elif progress is not None or event.phase == "has imported TensorFlow":
+    elif progress is not None or event.phase in HAS_IMPORTED:
         yield event.since, "forming"
 
 

@@ -196,7 +196,9 @@ def plan_node(
         own = own_env(spec, task, config)
         own |= {environment.CACHE: spec.cache} if spec.cache is not None else {}
         users = {**spec.env, **node.env, **secrets}
-        env = {**own, **layout.torch_envs.get(task, {}), **shares[task], **users}
+        share = shares[task]
+        of_framework = {**layout.framework_envs.get(task, {}), **_local_devices(spec, share)}
+        env = {**own, **of_framework, **share, **users}
         yield TaskPlan(
             task=task,
             node=node.host,
@@ -226,7 +228,7 @@ def _plan_board(spec: ClusterSpec, layout: Layout, beside: TaskPlan) -> TaskPlan
     TensorBoard gets the variables of a task on the same node, except for those that describe the cluster, so that it
     finds the same storage, and can be forked from the same process.
     """
-    of_cluster = {*environment.OF_TASKS, REUSE_PORT, *spec.rules.env, *layout.torch_envs.get(beside.task, ())}
+    of_cluster = {*environment.OF_TASKS, REUSE_PORT, *spec.rules.env, *layout.framework_envs.get(beside.task, ())}
     shared = {name: value for name, value in beside.env.items() if name not in of_cluster}
     port = layout.ports[TENSORBOARD]
     words = ["--logdir", spec.logs or "", "--host", LOOPBACK, "--port", str(port), "--reload_interval", "5"]
@@ -299,6 +301,8 @@ def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[st
         env["TF_CPP_MIN_LOG_LEVEL"] = "0"
     if spec.devices is not None:
         env[environment.DEVICES] = str(spec.devices)
+        if spec.framework == "jax":
+            env["JAX_NUM_CPU_DEVICES"] = str(spec.devices)
     if spec.communication != "auto" or spec.isolation == "tunnel":  # NCCL opens its own connections
         env[environment.COMMUNICATION] = "ring" if spec.communication == "auto" else spec.communication
     if spec.cross_device is not None:
@@ -314,9 +318,17 @@ def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[st
     return env
 
 
+def _local_devices(spec: ClusterSpec, share: Mapping[str, str]) -> dict[str, str]:
+    """The variable that keeps a process of JAX from taking one GPU only, because it sees a job of Slurm or MPI."""
+    gpus = share.get("CUDA_VISIBLE_DEVICES", NO_GPU)
+    if spec.framework != "jax" or gpus == NO_GPU:
+        return {}
+    return {environment.JAX_DEVICES: ",".join(map(str, range(len(gpus.split(",")))))}
+
+
 def _opens_port(spec: ClusterSpec, task: TaskId, config: TfConfig | None, size: int) -> bool:
-    """Whether the framework opens the task's port: TensorFlow for every task of a cluster except the evaluator, PyTorch
+    """Whether the framework opens the task's port: TensorFlow for every task of a cluster except the evaluator, others
     only for rank 0, to which all tasks connect."""
-    if spec.framework == "torch":
+    if spec.framework != "tensorflow":
         return size > 1 and task == TaskId("worker", 0)
     return config is not None and task.type != "evaluator"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
+from launcher.plan.framework_env import make_framework_envs
 from launcher.plan.tf_config import TfConfig, format_address, make_tf_configs
-from launcher.plan.torch_env import make_torch_envs
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.tasks import TENSORBOARD, TaskId, find_leader
@@ -18,8 +18,8 @@ class Layout:
     """All tasks with their nodes, ports and addresses.
 
     `tasks`: the tasks of each host, in order. `chief`: the host of the task that acts as chief, if any. `addresses`:
-    `host:port`, as the tasks see it. `routes`: with a tunnel, the hosts that these addresses stand for. `torch_envs`:
-    PyTorch's variables.
+    `host:port`, as the tasks see it. `routes`: with a tunnel, the hosts that these addresses stand for.
+    `framework_envs`: the variables of a framework other than TensorFlow.
     """
 
     tasks: Mapping[str, Sequence[TaskId]]
@@ -27,7 +27,7 @@ class Layout:
     ports: Mapping[TaskId, int]
     addresses: Mapping[TaskId, str]
     configs: Mapping[TaskId, TfConfig | None]
-    torch_envs: Mapping[TaskId, Mapping[str, str]]
+    framework_envs: Mapping[TaskId, Mapping[str, str]]
     routes: Mapping[str, str]
 
     @property
@@ -54,11 +54,7 @@ def lay_out(spec: ClusterSpec, ports: Mapping[TaskId, int] | None, chosen_addres
     inside = dict(zip(hosts, routes or hosts.values(), strict=True))
     addresses = {task: format_address(inside[node.host], ports[task]) for node, task in placements}
     configs = make_tf_configs(addresses)
-    torch_envs: dict[TaskId, Mapping[str, str]] = {}
-    if spec.framework == "torch":
-        node, first = placements[0]
-        master = hosts[node.host], ports[first]
-        torch_envs = make_torch_envs([(node.host, task) for node, task in placements], master)
+    if spec.framework != "tensorflow":
         configs = dict.fromkeys(configs)
     tasks: dict[str, list[TaskId]] = {node.host: [] for node in spec.nodes}
     for node, task in placements:
@@ -69,7 +65,7 @@ def lay_out(spec: ClusterSpec, ports: Mapping[TaskId, int] | None, chosen_addres
         ports=ports,
         addresses=addresses,
         configs=configs,
-        torch_envs=torch_envs,
+        framework_envs=make_framework_envs(spec.framework, [(node.host, task) for node, task in placements], addresses),
         routes=routes,
     )
 

@@ -14,6 +14,8 @@ from worker_entry.protocol.messages import Ready
 
 NO_GPU = "-1"
 """CUDA_VISIBLE_DEVICES of a task that must see no GPU; an empty value also works, but is less clear to a reader."""
+MEMORY_GROWS = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""The variables by which TensorFlow and JAX take a GPU's memory as they need it, instead of most of it at once."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def _check_gpus(node: NodeSpec, trainers: int, gpus: Sequence[str], facts: NodeF
         )
     absent = [gpu for gpu in gpus if gpu.isdigit() and gpu not in facts.gpus]
     if absent:
-        warnings.append(f"{node.host} has no GPU {', '.join(absent)}: TensorFlow would train on the CPU instead")
+        warnings.append(f"{node.host} has no GPU {', '.join(absent)}: the program would train on the CPU instead")
 
 
 def _share_gpus(
@@ -130,7 +132,7 @@ def _share_gpus(
         )
         for index, task in enumerate(trainers):
             shares[task]["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
-            shares[task]["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+            shares[task].update(MEMORY_GROWS)
         return ()
     size = node.gpus_per_worker or len(gpus) // max(1, len(trainers))
     for index, task in enumerate(trainers):

@@ -60,7 +60,7 @@ def local_spec(
         ps: the number of parameter servers; by default one, for `parameter_server` only.
         evaluator: whether to add an evaluator.
         strategy: the strategy of tf.distribute that the program uses.
-        framework: `tensorflow`, or `torch` for torchrun's variables.
+        framework: `tensorflow`, or `torch` or `jax` for their variables.
         devices: splits each task's CPU into this many devices if there is no GPU.
         env: environment variables of all tasks, in addition to those of this process.
         python: the interpreter of the tasks; by default, the interpreter of this process.

@@ -15,7 +15,7 @@ from launcher.spec.hosts import Host, HostError, parse_hosts, parse_lines
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM, NodeSpec
 from launcher.spec.parts import ProgramSpec
-from launcher.spec.strategies import RULES, Framework, find_role_problem
+from launcher.spec.strategies import FRAMEWORKS, RULES, Framework, find_role_problem
 from launcher.tasks import LOCAL, TaskType
 from launcher.wording import count_of, name_errors, shorten
 from worker_entry.protocol.strategy_names import StrategyName
@@ -115,10 +115,12 @@ def make_spec(
     Raises:
         UsageError: the spec would not be valid; the error names every option at fault.
     """
-    if framework == "torch" and (program is None or strategy != "multi_worker_mirrored" or set(tasks) > {"worker"}):
-        raise UsageError("--framework torch has no strategies or demo", hint="name a program, and use only --workers")
+    if framework in FRAMEWORKS and (strategy != "multi_worker_mirrored" or set(tasks) > {"worker"}):
+        raise UsageError(f"--framework {framework} has no strategies", hint="use only --workers")
+    if framework == "torch" and program is None:
+        raise UsageError("--framework torch has no demo", hint="name a program")
     given: dict[str, Any] = {} if program is None else {"program": program}
-    given |= {"framework": framework} if framework == "torch" else {"strategy": strategy}
+    given |= {"framework": framework} if framework in FRAMEWORKS else {"strategy": strategy}
     try:
         return ClusterSpec(
             name=f"local-{sum(tasks.values())}", nodes=[NodeSpec(host=LOCAL, tasks=tasks)], ports=PORTS, **given

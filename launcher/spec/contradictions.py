@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.spec.parts import SlurmSpec
 from launcher.spec.pods import PodsSpec
-from launcher.spec.strategies import StrategyRules, find_role_problem
+from launcher.spec.strategies import FRAMEWORKS, Framework, StrategyRules, find_role_problem
 from launcher.tasks import TASK_TYPES, TRAINING_TYPES, TaskId
 from launcher.wording import count_of
 from worker_entry.protocol import environment
@@ -18,8 +18,13 @@ from launcher.spec.nodes import NodeSpec
 
 OWN_VARIABLES = (environment.TF_CONFIG, "TF_GRPC_REUSE_PORT", *environment.OF_TASKS)
 """Environment variables that distlaunch sets itself."""
-TORCH_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Environment variables that distlaunch sets for PyTorch."""
+KERAS_VARIABLES = tuple(f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"))
+FRAMEWORK_VARIABLES: Mapping[Framework, tuple[str, ...]] = {
+    "tensorflow": (),
+    "torch": ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", *KERAS_VARIABLES),
+    "jax": (*environment.OF_JAX, *KERAS_VARIABLES),
+}
+"""Environment variables that distlaunch sets for each framework."""
 
 TASKS_LIMIT = 100_000
 """The maximum number of tasks of a cluster; a larger number is a typing error."""
@@ -55,12 +60,13 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         )
     if spec.isolation == "namespace" and len(spec.nodes) > 1:
         yield ("isolation",), "namespace works on one machine only; for several, choose tunnel"
-    if spec.isolation == "tunnel" and spec.framework == "torch":
-        yield ("isolation",), "PyTorch opens ports that no tunnel forwards; remove it, or `framework: torch`"
+    if spec.isolation == "tunnel" and spec.framework in FRAMEWORKS:
+        name = FRAMEWORKS[spec.framework][0]
+        yield ("isolation",), f"{name} opens ports that no tunnel forwards; remove it, or `framework: {spec.framework}`"
     if spec.isolation == "tunnel" and spec.communication == "nccl":
         yield ("communication",), "NCCL opens ports that no tunnel forwards; choose ring, or remove `isolation:`"
-    if spec.framework == "torch" and "strategy" in spec.model_fields_set:
-        yield ("strategy",), "applies only to TensorFlow; with `framework: torch`, remove it"
+    if spec.framework in FRAMEWORKS and "strategy" in spec.model_fields_set:
+        yield ("strategy",), f"applies only to TensorFlow; with `framework: {spec.framework}`, remove it"
     if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":
         yield ("communication",), "applies only to multi_worker_mirrored; remove it"
     if spec.cross_device is not None and spec.strategy != "mirrored":
@@ -168,7 +174,7 @@ def _gpu_contradictions(node: NodeSpec, rules: StrategyRules, path: Path) -> Ite
 def _env_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     places: list[tuple[Path, dict[str, str]]] = [(("env",), spec.env)]
     places += [(("nodes", index, "env"), node.env) for index, node in enumerate(spec.nodes)]
-    for name in OWN_VARIABLES if spec.framework == "tensorflow" else (*OWN_VARIABLES, *TORCH_VARIABLES):
+    for name in (*OWN_VARIABLES, *FRAMEWORK_VARIABLES[spec.framework]):
         for path, env in places:
             if name in env:
                 yield (*path, name), "is set by distlaunch for each task; remove it"

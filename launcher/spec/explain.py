@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from launcher.errors import UsageError
 from launcher.printable import has_control
-from launcher.spec.contradictions import OWN_VARIABLES, TORCH_VARIABLES, Path, render_path
+from launcher.spec.contradictions import FRAMEWORK_VARIABLES, OWN_VARIABLES, Path, render_path
 from launcher.spec.fields import MANY, ONE, PODS
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import ListedNodesSpec, NodeSpec, PodNodesSpec
@@ -21,6 +21,10 @@ from launcher.spec.redaction import hide_login, hide_text
 from launcher.tasks import TASK_TYPES
 from launcher.wording import name_errors, shorten
 from worker_entry.protocol.frozen import dataclass
+
+
+_NAMES = {*TASK_TYPES, *OWN_VARIABLES, *(name for names in FRAMEWORK_VARIABLES.values() for name in names)}
+"""The keys of mappings that a contradiction may name."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ def find_errors(error: ValidationError) -> Iterator[FieldError]:
     for detail in error.errors():
         if detail["type"] == "contradictions":
             for path, message in detail["ctx"]["errors"]:
-                is_key = path[-1] in TASK_TYPES or path[-1] in (*OWN_VARIABLES, *TORCH_VARIABLES)
+                is_key = path[-1] in _NAMES
                 yield FieldError(path, message, is_key=is_key)
             continue
         path, is_key = _place(detail)

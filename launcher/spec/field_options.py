@@ -41,9 +41,9 @@ STRATEGY = FieldOption(
 FRAMEWORK = FieldOption(
     "framework",
     "Cluster",
-    "Train with tensorflow or torch.",
+    "Train with tensorflow, torch or jax.",
     metavar="NAME",
-    choices=("tensorflow", "torch"),
+    choices=("tensorflow", "torch", "jax"),
     default_text="tensorflow",
 )
 DEVICES = FieldOption("devices", "Cluster", "Split a CPU into N devices if there is no GPU.", metavar="N")

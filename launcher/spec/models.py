@@ -42,7 +42,7 @@ from launcher.spec.parts import (
     TimeoutsSpec,
 )
 from launcher.spec.pods import PodsSpec
-from launcher.spec.strategies import RULES, TORCH, Framework, StrategyRules
+from launcher.spec.strategies import FRAMEWORKS, RULES, Framework, StrategyRules
 from launcher.tasks import TASK_TYPES, TaskId, TaskType
 from worker_entry.protocol.strategy_names import Communication, CrossDevice, StrategyName
 
@@ -61,7 +61,8 @@ class ClusterSpec(Model):
     program: ProgramSpec = ProgramSpec(module=DEMO_MODULE)
     """The program that every task runs. Default: the built-in demo."""
     framework: Annotated[Framework, field_options.FRAMEWORK] = "tensorflow"
-    """The framework of the program; `torch` sets the variables of `torchrun` instead of TF_CONFIG."""
+    """The framework of the program. Instead of TF_CONFIG, `torch` sets the variables of `torchrun`, and `jax` those of
+    `jax.distributed`; both set those of `keras.distribution`."""
     strategy: Annotated[StrategyName, field_options.STRATEGY] = "multi_worker_mirrored"
     """The tf.distribute strategy that the program uses."""
     devices: Annotated[
@@ -95,7 +96,7 @@ class ClusterSpec(Model):
     collect_limit_gib: Annotated[float, Field(gt=0), AtMost(1_000_000, "no disk has more")] = 20.0
     """The limit of collected files, in GiB; if a node's files would exceed it, none of them is collected."""
     cache: Annotated[str, StringConstraints(pattern=r"^(~/|/)[^\x00\s'\"]*$")] | None = None
-    """A folder on each node, which nodes may share, that keeps the code compiled by XLA or PyTorch for later runs."""
+    """A folder on each node, which nodes may share, that keeps the code compiled by XLA, JAX or PyTorch for later runs."""
     stdin: Literal["chief", "all", "none"] = "chief"
     """Which tasks read distlaunch's stdin from a pipe or a file: the chief, or the first worker if there is no chief;
     all tasks that run the program; or none. All other tasks read /dev/null."""
@@ -204,8 +205,8 @@ class ClusterSpec(Model):
 
     @property
     def rules(self) -> StrategyRules:
-        """The rules of the strategy; PyTorch has no strategies but its own rules."""
-        return TORCH if self.framework == "torch" else RULES[self.strategy]
+        """The rules of the strategy, or of a framework that has no strategies."""
+        return FRAMEWORKS[self.framework][1] if self.framework in FRAMEWORKS else RULES[self.strategy]
 
     def tasks_for(self, workers: int, index: int) -> dict[TaskType, int]:
         """The tasks of the node at `index` if each node has this many workers; the first node also gets the other

@@ -11,7 +11,7 @@ from worker_entry.protocol.strategy_names import CLASSES, StrategyName
 
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 
-Framework = Literal["tensorflow", "torch"]
+Framework = Literal["tensorflow", "torch", "jax"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class StrategyRules:
     """Whether the strategy runs one process with all devices: there is no cluster, and no TF_CONFIG."""
     collective: bool = False
     """Whether the tasks meet at a leader, and wait for each other in every step."""
+    reports_joining: bool = False
+    """Whether each process reports when it joins the cluster; only the leader opens a port."""
     shares_gpus: bool = True
     """Whether each process sees only its share of a node's GPUs; otherwise it sees all and selects its own."""
     patches_keras: bool = False
@@ -77,15 +79,23 @@ SEPARATE_CLASSES = tuple(CLASSES[name] for name, rules in RULES.items() if rules
 
 TORCH = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), shares_gpus=False)
 """The rules of PyTorch: all processes are alike, and the run succeeds only if all succeed."""
+JAX = replace(TORCH, collective=True, shares_gpus=True, patches_keras=True, reports_joining=True)
+"""The rules of JAX: as PyTorch's, but each process sees only its own GPUs."""
+FRAMEWORKS: Mapping[Framework, tuple[str, StrategyRules]] = {"torch": ("PyTorch", TORCH), "jax": ("JAX", JAX)}
+"""The name and the rules of each framework that has no strategies."""
 
 
 def find_role_problem(
     name: StrategyName, counts: Mapping[TaskType, int], framework: Framework = "tensorflow"
 ) -> tuple[TaskType | None, str] | None:
     """Finds what is wrong with these numbers of tasks: the task type at fault, if there is a single one, and why."""
-    if framework == "torch":
+    if framework in FRAMEWORKS:
         wrong = next((task_type for task_type, count in counts.items() if count and task_type != "worker"), None)
-        return None if wrong is None else (wrong, "PyTorch has only workers; write `tasks: {worker: 1}`")
+        return (
+            None
+            if wrong is None
+            else (wrong, f"{FRAMEWORKS[framework][0]} has only workers; write `tasks: {{worker: 1}}`")
+        )
     rules = RULES[name]
     total = sum(counts.values())
     if rules.alone and total > 1:

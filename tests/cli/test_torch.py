@@ -12,7 +12,7 @@ import pytest
 
 from launcher.plan.launch_plan import make_plan
 from launcher.plan.resources import NodeFacts
-from launcher.plan.torch_env import make_torch_envs
+from launcher.plan.framework_env import make_framework_envs
 from launcher.spec.loading import parse_spec
 from launcher.tasks import TaskId
 from tests.harness.places import PROGRAMS
@@ -95,7 +95,10 @@ def test_framework_torch_rejects_strategies_and_the_demo(distlaunch: Distlaunch)
 
 def test_torch_ranks_count_over_all_nodes_and_local_ranks_within_each() -> None:
     workers = [TaskId("worker", index) for index in range(3)]
-    envs = make_torch_envs([("a", workers[0]), ("b", workers[1]), ("b", workers[2])], ("10.0.0.1", 20000))
+    places = [("a", workers[0]), ("b", workers[1]), ("b", workers[2])]
+    envs = make_framework_envs(
+        "torch", places, dict(zip(workers, ["10.0.0.1:20000", "10.0.0.2:1", "10.0.0.2:2"], strict=True))
+    )
     assert [envs[worker]["RANK"] for worker in workers] == ["0", "1", "2"]
     assert [envs[worker]["LOCAL_RANK"] for worker in workers] == ["0", "0", "1"]
     assert [envs[worker]["LOCAL_WORLD_SIZE"] for worker in workers] == ["1", "2", "2"]

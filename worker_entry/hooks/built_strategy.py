@@ -9,11 +9,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from worker_entry.hooks import jax_cluster
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.protocol.strategy_names import JAX, OTHER_NAMES
 
-CONNECTING = ("horovod", "mpi4py", "byteps", "jax", "keras_tuner", "kerastuner", "ray", "torch")
-"""Modules with which processes can train together, or divide their work, without a strategy of TensorFlow's."""
+CONNECTING = ("horovod", "mpi4py", "byteps", "keras_tuner", "kerastuner", "ray", "torch")
+"""Modules with which processes can train together, or divide their work, without a strategy of TensorFlow's.
+
+JAX is not one of them: where it is installed, TensorFlow imports it.
+"""
 STRATEGIES = "tensorflow.python.distribute.distribute_lib"
 PREEMPTION = "tensorflow.python.distribute.failure_handling.failure_handling"
 DEFAULT = "_DefaultDistributionStrategy"
@@ -27,7 +31,7 @@ def watch_jax(report: Callable[[str], None]) -> None:
 
 def is_connected() -> bool:
     """Whether the program may connect its processes, or divide their work, without a strategy of TensorFlow's."""
-    return any(name in sys.modules for name in CONNECTING)
+    return jax_cluster.is_connected() or any(name in sys.modules for name in CONNECTING)
 
 
 def find_name(strategy: Any) -> str:

@@ -17,8 +17,16 @@ COMMUNICATION = "DISTLAUNCH_COMMUNICATION"
 CROSS_DEVICE = "DISTLAUNCH_CROSS_DEVICE"
 LOG_DIR = "DISTLAUNCH_LOG_DIR"
 CHECKPOINT_DIR = "DISTLAUNCH_CHECKPOINT_DIR"
-OF_TASKS = (RUN_ID, TASK, ATTEMPT, STRATEGY, DEVICES, COMMUNICATION, CROSS_DEVICE, LOG_DIR, CHECKPOINT_DIR)
+ADDRESS = "DISTLAUNCH_ADDRESS"
+OF_TASKS = (RUN_ID, TASK, ATTEMPT, STRATEGY, DEVICES, COMMUNICATION, CROSS_DEVICE, LOG_DIR, CHECKPOINT_DIR, ADDRESS)
 """Variables that users' programs may read."""
+
+JAX_COORDINATOR = "JAX_COORDINATOR_ADDRESS"
+JAX_PROCESSES = "JAX_NUM_PROCESSES"
+JAX_PROCESS = "JAX_PROCESS_ID"
+JAX_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+OF_JAX = (JAX_COORDINATOR, JAX_PROCESSES, JAX_PROCESS, JAX_DEVICES)
+"""Variables that connect JAX's processes; JAX itself reads the first and the last."""
 
 WEBHOOK = "DISTLAUNCH_WEBHOOK"
 """Where `distlaunch resume` finds the URL of the spec's webhook: the run's files do not contain the URL."""
@@ -51,7 +59,10 @@ SLURM_STEPS = "DISTLAUNCH_SLURM_STEPS"
 PORTABLE = "DISTLAUNCH_PORTABLE"
 """If set, only portable calls are used, even on Linux: for tests of the fall-backs."""
 
-DEFAULTS = ("TF_CPP_MIN_LOG_LEVEL", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+DEFAULTS = (
+    *("TF_CPP_MIN_LOG_LEVEL", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
+    *("KERAS_BACKEND", "JAX_NUM_CPU_DEVICES"),
+)
 """Variables that distlaunch sets by default; a value in the user's shell, or in the node's environment, wins."""
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")

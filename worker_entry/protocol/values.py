@@ -151,6 +151,8 @@ class ModelDigest:
 
 NOT_IMPORTED = "has not imported TensorFlow"
 """The first phase of a program."""
+HAS_IMPORTED = ("has imported TensorFlow", "has imported JAX")
+"""The phase when the program has its framework, and has not joined its cluster yet."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import atexit
 import builtins
 import contextlib
 import faulthandler
+import functools
 import importlib.machinery
 import io
 import json
@@ -32,6 +33,7 @@ from worker_entry.hooks import (
     devices,
     import_garbage,
     input_time,
+    jax_cluster,
     own_resolver,
     own_tf_config,
     python_data,
@@ -39,13 +41,18 @@ from worker_entry.hooks import (
 )
 from worker_entry.keras_patches import patching
 from worker_entry.protocol import child_order, environment
-from worker_entry.protocol.strategy_names import NO_STRATEGY
+from worker_entry.protocol.strategy_names import JAX, NO_STRATEGY
 from worker_entry.protocol.values import Injection, KerasPatch, ModelDigest, Program, Progress, TaskOrder
 from worker_entry.system import clock
 from worker_entry.task import crash_record, faults, keras_progress, status_file
 from worker_entry.task.meter import Meter
 from worker_entry.task.meter import install as install_meter
-from worker_entry.task.signal_handlers import restore_in_children, watch_interrupts, watch_term_handlers
+from worker_entry.task.signal_handlers import (
+    note_term_handler,
+    restore_in_children,
+    watch_interrupts,
+    watch_term_handlers,
+)
 
 
 def run(order: TaskOrder) -> None:
@@ -127,9 +134,10 @@ def _prepare(order: TaskOrder) -> None:
     patches: list[KerasPatch] = []
     note_patch = patches.append
     note_model: Callable[[ModelDigest], None] = _ignore
+    note_joining: Callable[[], None] = _nothing
     if order.status_file is not None:
         status = status_file.StatusFile(order.status_file, order.not_forked)
-        status_file.report_phases(status)
+        status_file.report_phases(status, JAX if jax_cluster.is_here() else status_file.TENSORFLOW)
         note_model = status.report_model
         watchers: list[Callable[[Progress], None]] = []
         built: list[str] = []
@@ -149,7 +157,7 @@ def _prepare(order: TaskOrder) -> None:
                 begin_training()
 
             def begin_training() -> None:
-                if in_cluster and not built and not built_strategy.is_connected():
+                if (in_cluster or jax_cluster.is_here()) and not built and not built_strategy.is_connected():
                     note_strategy(NO_STRATEGY)
 
             keras_progress.install(meter, begin_keras, begin_training)
@@ -158,13 +166,16 @@ def _prepare(order: TaskOrder) -> None:
             note_patch = status.report_keras
         faults.install(order.injections, status, watchers)
         built_strategy.watch_preemption_handlers(status.report_preemption_handler)
+        if jax_cluster.is_here():
+            note_joining = functools.partial(status.report_strategy, JAX)
+            jax_cluster.watch_preemption(functools.partial(_note_saving, order, status))
         if in_cluster:
             built_strategy.watch_strategies(lambda strategy: note_strategy(built_strategy.find_name(strategy)))
             built_strategy.watch_jax(note_strategy)
             own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
             if not order.keep_own_tf_config:
                 own_resolver.install(status.report_own_resolver)
-    patch_libraries(order, note_patch, note_model)
+    patch_libraries(order, note_patch, note_model, note_joining)
     import_garbage.install()
     os.environ.update(child_order.make_child_env(order, os.environ))
 
@@ -173,10 +184,22 @@ def _ignore(_: ModelDigest) -> None:
     pass
 
 
+def _nothing() -> None:
+    pass
+
+
+def _note_saving(order: TaskOrder, status: status_file.StatusFile) -> None:
+    """Notes that the program saves when it gets SIGTERM, which JAX handles for it, and then ends by itself."""
+    status.report_preemption_handler()
+    if order.handler_file is not None:
+        note_term_handler(order.handler_file)
+
+
 def patch_libraries(
     order: TaskOrder,
     report: Callable[[KerasPatch], None] = lambda _: None,
     report_model: Callable[[ModelDigest], None] = _ignore,
+    join: Callable[[], None] = _nothing,
     *,
     quiet: bool = False,
 ) -> None:
@@ -186,12 +209,15 @@ def patch_libraries(
         order: selects the patches.
         report: called with the patch of Keras, if anything was patched.
         report_model: called with each digest of a model that is trained.
+        join: called when the program connects its process to a cluster of JAX.
         quiet: whether to patch without logging it.
     """
     if order.coordination_timeout_s and "TF_CONFIG" in os.environ:
         coordination_timeout.lengthen(order.coordination_timeout_s)
     if own_tf_config.NAME in os.environ:
         served_ports.install()
+    if jax_cluster.is_here():
+        jax_cluster.install(order.coordination_timeout_s, join)
     python_data.install()
     if os.environ.get(environment.DEVICES):
         devices.install(int(os.environ[environment.DEVICES]))

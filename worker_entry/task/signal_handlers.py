@@ -77,6 +77,11 @@ def watch_interrupts(path: str) -> None:
     _note_before(low_level, "signal", handler._path, lambda signum, new: signum == signal.SIGINT and new not in known)
 
 
+def note_term_handler(path: str) -> None:
+    """Creates the file because a library handles SIGTERM for the program."""
+    _create(os.path.abspath(path))
+
+
 def _create(path: str) -> None:
     with contextlib.suppress(OSError):  # such as a full disk: the program must continue
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))

@@ -16,10 +16,12 @@ from typing import Any, Optional
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.protocol.frozen import asdict, replace
 from worker_entry.protocol.node_local import STACKS_SIGNAL
+from worker_entry.protocol.strategy_names import JAX
 from worker_entry.protocol.values import NOT_IMPORTED, KerasPatch, ModelDigest, Progress, TaskStatus
 from worker_entry.system import clock
 
 TENSORFLOW = "tensorflow"
+LIBRARIES = {TENSORFLOW: "TensorFlow", JAX: "JAX"}
 OUT_OF_THE_WAY = 200
 """Our descriptors begin here, so that the program's own begin at 3, as in plain Python."""
 
@@ -82,12 +84,13 @@ class StatusFile:
                     os.pwrite(self._descriptor, text.ljust(self._length).encode(), 0)
 
 
-def report_phases(status: StatusFile) -> None:
-    """Reports the beginning and the end of TensorFlow's import."""
+def report_phases(status: StatusFile, library: str = TENSORFLOW) -> None:
+    """Reports the beginning and the end of the import of TensorFlow or JAX."""
+    name = LIBRARIES[library]
     after_import(
-        TENSORFLOW,
-        lambda _: status.report_phase("has imported TensorFlow"),
-        before=lambda: status.report_phase("is importing TensorFlow"),
+        library,
+        lambda _: status.report_phase(f"has imported {name}"),
+        before=lambda: status.report_phase(f"is importing {name}"),
     )
 
 

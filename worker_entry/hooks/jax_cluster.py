@@ -1,0 +1,185 @@
+"""Connects JAX's processes as the launcher has placed them, when a program calls `jax.distributed.initialize()`.
+
+JAX reads only the coordinator's address from its environment. What else a call leaves open, JAX takes from the first
+environment that it knows: in a job of Slurm or MPI, from their variables, although the launcher has placed the
+processes. So this module adds an environment of its own before them.
+
+It also sets what JAX has no variables for. JAX's time-outs abort all processes with an error that names no cause; the
+launcher's end the run with one, so JAX's are longer. The coordinator and gloo listen on the cluster's network only.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Optional
+
+from worker_entry.hooks.import_hooks import after_import
+from worker_entry.protocol import environment
+
+CLUSTERS = "jax._src.clusters.cluster"
+DISTRIBUTED = "jax._src.distributed"
+MULTIHOST = "jax.experimental.multihost_utils"
+NATIVE = ("jaxlib._jax", "jaxlib.xla_extension")
+"""The module of JAX's C++ code, by its name now and before jaxlib 0.6."""
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"
+LONG_S = 604_800
+"""JAX's time-outs for a start and an end, which the launcher limits."""
+
+
+def is_here() -> bool:
+    """Whether the launcher has made this process part of a cluster of JAX."""
+    return all(environ_has(name) for name in (environment.JAX_COORDINATOR, environment.JAX_PROCESSES))
+
+
+def environ_has(name: str) -> bool:
+    return bool(os.environ.get(name))
+
+
+def install(heartbeat_s: float, join: Callable[[], None] = lambda: None) -> None:
+    """Changes JAX when it is imported.
+
+    Args:
+        heartbeat_s: how long the processes wait for each other's heartbeats; 0: JAX's default.
+        join: called when the program connects its process.
+    """
+    coordinator = os.environ[environment.JAX_COORDINATOR]
+    count, number = int(os.environ[environment.JAX_PROCESSES]), int(os.environ[environment.JAX_PROCESS])
+    own = os.environ.get(environment.ADDRESS, "")
+    after_import(CLUSTERS, lambda module: _add_environment(module, coordinator, count, number))
+    after_import(DISTRIBUTED, lambda module: _patch_state(module, coordinator, heartbeat_s, join))
+    for name in NATIVE:
+        after_import(name, lambda module: _patch_gloo(module, own))
+
+
+def watch_preemption(then: Callable[[], None]) -> None:
+    """Calls `then` when the program first asks JAX whether it is preempted: it then saves, and ends by itself."""
+
+    def patch(module: ModuleType) -> None:
+        asks = getattr(module, "reached_preemption_sync_point", None)
+        if asks is None:
+            return
+        waits = [then]
+
+        @functools.wraps(asks)
+        def note_and_ask(*args: Any, **kwargs: Any) -> Any:
+            if waits:
+                waits.pop()()
+            return asks(*args, **kwargs)
+
+        module.__dict__["reached_preemption_sync_point"] = note_and_ask
+
+    after_import(MULTIHOST, patch)
+
+
+def is_connected() -> bool:
+    """Whether the program has connected its process with `jax.distributed`."""
+    state = getattr(sys.modules.get(DISTRIBUTED), "global_state", None)
+    return getattr(state, "client", None) is not None
+
+
+def _add_environment(module: ModuleType, coordinator: str, count: int, number: int) -> None:
+    base: Any = getattr(module, "ClusterEnv", None)
+    known: Any = getattr(base, "_cluster_types", None)
+    if not isinstance(known, list):
+        return
+
+    class DistlaunchCluster(base):  # type: ignore[misc]  # its base is only known at run time
+        name = "distlaunch"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return True
+
+        @classmethod
+        def get_coordinator_address(cls, *_: Any, **__: Any) -> str:  # its parameters differ between versions
+            return coordinator
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return count
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return number
+
+        @classmethod
+        def get_local_process_id(cls) -> Optional[int]:
+            return None  # the process uses all devices that it sees
+
+    known[:] = [DistlaunchCluster, *(each for each in known if each is not DistlaunchCluster)]
+
+
+def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, join: Callable[[], None]) -> None:
+    state: Any = getattr(module, "State", None)
+    initialize, shutdown = getattr(state, "initialize", None), getattr(state, "shutdown", None)
+    if initialize is None or shutdown is None:
+        return
+    signature = inspect.signature(initialize)
+
+    @functools.wraps(initialize)
+    def initialize_as_placed(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        ours = {"initialization_timeout": LONG_S, "shutdown_timeout_seconds": LONG_S}
+        if heartbeat_s:
+            ours["heartbeat_timeout_seconds"] = max(1, round(heartbeat_s))
+        for name, value in ours.items():
+            parameter = signature.parameters.get(name)
+            if parameter is not None and given.arguments[name] == parameter.default:
+                given.arguments[name] = value
+        if (
+            given.arguments.get("coordinator_bind_address", "") is None
+            and not environ_has(BIND)
+            and given.arguments["coordinator_address"] in (None, coordinator)
+            and _is_of_machine(coordinator)
+        ):
+            given.arguments["coordinator_bind_address"] = coordinator
+        join()
+        return initialize(*given.args, **given.kwargs)
+
+    @functools.wraps(shutdown)
+    def shut_down_unless_failed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Python's name for the exception that has ended the program. The others wait for this process in a step, so
+        # it must not wait for them at its exit.
+        if getattr(sys, "last_value", None) is None:
+            return shutdown(self, *args, **kwargs)
+        return None
+
+    state.initialize, state.shutdown = initialize_as_placed, shut_down_unless_failed
+
+
+def _patch_gloo(module: ModuleType, own: str) -> None:
+    """Lets gloo listen at the address by which the others know this process; by default, it looks up its host's name."""
+    make = getattr(module, "make_gloo_tcp_collectives", None)
+    if make is None or not own:
+        return
+
+    @functools.wraps(make)
+    def make_here(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2 and not {"hostname", "interface"} & kwargs.keys() and _is_of_machine(f"{own}:0"):
+            kwargs["hostname"] = own
+        return make(*args, **kwargs)
+
+    module.__dict__["make_gloo_tcp_collectives"] = make_here
+
+
+def _is_of_machine(address: str) -> bool:
+    """Whether this machine has the address, which others may reach through a translation only.
+
+    A name that leads to the loopback interface does not count: other machines know it for another address.
+    """
+    import socket  # only now: a program's own module of this name must not be hidden
+
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return not str(place[0]).startswith("127.") or host == place[0]
