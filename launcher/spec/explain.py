@@ -22,7 +22,6 @@ from launcher.tasks import TASK_TYPES
 from launcher.wording import name_errors, shorten
 from worker_entry.protocol.frozen import dataclass
 
-
 _NAMES = {*TASK_TYPES, *OWN_VARIABLES, *(name for names in FRAMEWORK_VARIABLES.values() for name in names)}
 """The keys of mappings that a contradiction may name."""
 

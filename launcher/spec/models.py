@@ -96,7 +96,7 @@ class ClusterSpec(Model):
     collect_limit_gib: Annotated[float, Field(gt=0), AtMost(1_000_000, "no disk has more")] = 20.0
     """The limit of collected files, in GiB; if a node's files would exceed it, none of them is collected."""
     cache: Annotated[str, StringConstraints(pattern=r"^(~/|/)[^\x00\s'\"]*$")] | None = None
-    """A folder on each node, which nodes may share, that keeps the code compiled by XLA, JAX or PyTorch for later runs."""
+    """A folder on each node, which nodes may share, that keeps the code that XLA or PyTorch compiles for later runs."""
     stdin: Literal["chief", "all", "none"] = "chief"
     """Which tasks read distlaunch's stdin from a pipe or a file: the chief, or the first worker if there is no chief;
     all tasks that run the program; or none. All other tasks read /dev/null."""

@@ -154,7 +154,7 @@ def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, join:
 
 
 def _patch_gloo(module: ModuleType, own: str) -> None:
-    """Lets gloo listen at the address by which the others know this process; by default, it looks up its host's name."""
+    """Lets gloo listen at the address by which the others know this process, instead of that of the host's name."""
     make = getattr(module, "make_gloo_tcp_collectives", None)
     if make is None or not own:
         return

@@ -33,9 +33,10 @@ FOLDERS = {
     "hosts/prometheus": "prometheus",
     "hosts/slurm": "slurm",
     "hosts/ssh": "ssh",
+    "jax": "jax",
 }
 """The folders of `tests/` in which all tests have the same requirement, and its mark."""
-REQUIREMENTS = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kubernetes", "packages"}
+REQUIREMENTS = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kubernetes", "packages", "jax"}
 COSTLY = {*REQUIREMENTS, "slow"}
 """Marks of tests that run always only if they are marked `smoke` as well."""
 SMOKE = "smoke"

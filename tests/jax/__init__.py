@@ -1,0 +1,1 @@
+"""Training with Keras on JAX, on several processes of the CPU."""
