@@ -110,7 +110,8 @@ def _render_change(before: AttemptState, after: AttemptState) -> str | None:
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
         first = min(event.time for event in after.started.values())
         seconds = max(0.0, *(event.time - first for event in after.listening.values()))
-        count = len(after.policy.forming)
+        joining = after.policy.trainers if after.policy.strategy.reports_joining else after.policy.forming
+        count = len(joining)
         return f"The cluster is up after {render_duration(seconds)}: {count_of(count, 'task')}"
     return None
 

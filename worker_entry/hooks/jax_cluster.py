@@ -148,9 +148,18 @@ def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, join:
         # it must not wait for them at its exit.
         if getattr(sys, "last_value", None) is None:
             return shutdown(self, *args, **kwargs)
+        for part in (self.client, self.service):
+            _keep_for_ever(part)
         return None
 
     state.initialize, state.shutdown = initialize_as_placed, shut_down_unless_failed
+
+
+def _keep_for_ever(part: Any) -> None:
+    """Keeps Python from destroying the object when it exits: a client aborts the process when its service is gone."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
 
 
 def _patch_gloo(module: ModuleType, own: str) -> None:

@@ -59,19 +59,24 @@ def _patched_save(trainer: Any, original: Callable[..., None]) -> Callable[..., 
             return
         if not _is_chief(self.model):
             return
-        folder = os.fspath(self.backup_dir)
-        if "://" in folder or self.double_checkpoint:
-            original(self, *args, **kwargs)
-            return
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=PART, dir=folder) as staging:
-            with _directed_to(self, staging):
-                original(self, *args, **kwargs)
-            # The epoch comes last: weights that are newer than the epoch are just trained a little longer.
-            for name in sorted(os.listdir(staging), key=lambda name: (name.endswith(".json"), name)):
-                os.replace(os.path.join(staging, name), os.path.join(folder, name))
+        write_whole(functools.partial(original, **kwargs), self, *args)
 
     return _save_model
+
+
+def write_whole(save: Callable[..., None], callback: Any, *args: Any) -> None:
+    """Lets a BackupAndRestore write its files into another folder, and renames the complete files."""
+    folder = os.fspath(callback.backup_dir)
+    if "://" in folder or callback.double_checkpoint:
+        save(callback, *args)
+        return
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=PART, dir=folder) as staging:
+        with directed_to(callback, staging):
+            save(callback, *args)
+        # The epoch comes last: weights that are newer than the epoch are just trained a little longer.
+        for name in sorted(os.listdir(staging), key=lambda name: (name.endswith(".json"), name)):
+            os.replace(os.path.join(staging, name), os.path.join(folder, name))
 
 
 def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
@@ -132,7 +137,7 @@ def _share(trainer: Any, model: Any, has_backup: bool) -> None:
 
 
 @contextlib.contextmanager
-def _directed_to(callback: Any, folder: str) -> Iterator[None]:
+def directed_to(callback: Any, folder: str) -> Iterator[None]:
     """Temporarily redirects the callback's paths to another folder."""
     before = os.fspath(callback.backup_dir)
     paths = {

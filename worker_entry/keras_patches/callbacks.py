@@ -25,9 +25,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from worker_entry.keras_patches.collectives import WIDTH, add_up
+from worker_entry.keras_patches.collectives import WIDTH
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
-from worker_entry.keras_patches.source import find_trainer, flatten_callbacks, is_multi_worker, number_of
+from worker_entry.keras_patches.peers import Peers, find_peers
+from worker_entry.keras_patches.source import find_trainer, flatten_callbacks
 from worker_entry.protocol.frozen import dataclass
 
 MODEL_CHECKPOINT = "keras.src.callbacks.model_checkpoint"
@@ -65,7 +66,7 @@ def patch_callbacks(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
     if read_state is not None:
         orbax_class = orbax.OrbaxCheckpoint
         orbax_class._save_checkpoint = _patched_save_checkpoint(orbax_class._save_checkpoint, read_state)
-    _patch_tensorboard(trainer)
+    _patch_tensorboard()
     trainer_class.fit = _patched_fit(trainer, fit)
     for name in names:
         is_known = name != "OrbaxCheckpoint" or read_state is not None
@@ -106,21 +107,22 @@ def _patched_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = self.distribute_strategy
-        if strategy is None or not is_multi_worker(trainer, strategy):
+        peers = find_peers(trainer, self)
+        if peers is None:
             return original(self, *args, **kwargs)
         try:
             callbacks = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
         except TypeError:  # Keras reports the error better
             return original(self, *args, **kwargs)
-        outputs = list(_outputs(trainer, callbacks))
-        shared, others_wait = _find_shared(trainer, strategy, outputs)
+        every = _outputs(trainer, callbacks)
+        outputs = [output for output in every if output.kind not in peers.writes_together]
+        shared, others_wait = _find_shared(peers, outputs)
         with contextlib.ExitStack() as during:
             for output in shared:
                 during.enter_context(_redirected(output))
             result = original(self, *args, **kwargs)
         if others_wait:
-            add_up(trainer, strategy, [0])  # no worker continues before all files are written
+            peers.add_up([0])  # no worker continues before all files are written
         return result
 
     return fit
@@ -135,18 +137,18 @@ def _outputs(trainer: Any, callbacks: Any) -> Iterator[_Output]:
                 yield _Output(callback, kind, attribute, os.fspath(path))
 
 
-def _find_shared(trainer: Any, strategy: Any, outputs: Sequence[_Output]) -> tuple[list[_Output], bool]:
+def _find_shared(peers: Peers, outputs: Sequence[_Output]) -> tuple[list[_Output], bool]:
     """Finds the outputs that another worker writes, and whether any worker has such outputs; all workers call it."""
-    number = number_of(strategy)
+    number = peers.number
     remote = [output.digest for output in outputs if output.is_remote] if number == 0 else []
     nonce = secrets.randbits(48) if number == 0 else 0  # marker files of an earlier run may still exist
     remote = [*remote, *[0] * REMOTE_LIMIT][:REMOTE_LIMIT]
-    count, nonce, *of_chief = add_up(trainer, strategy, [len(outputs), nonce, *remote])
+    count, nonce, *of_chief = peers.add_up([len(outputs), nonce, *remote])
     if not count:
         return [], False
     markers = [None if output.is_remote else _marker(output.path, nonce) for output in outputs]
     written = [path for marker in markers if marker is not None for path in _write_marker(f"{marker}-{number}")]
-    add_up(trainer, strategy, [0])
+    peers.add_up([0])
     shared = [
         output
         for output, marker in zip(outputs, markers)  # noqa: B905 - Python 3.9 has no strict
@@ -156,7 +158,7 @@ def _find_shared(trainer: Any, strategy: Any, outputs: Sequence[_Output]) -> tup
             else any(os.path.exists(f"{marker}-{other}") for other in range(number))
         )
     ]
-    (anywhere,) = add_up(trainer, strategy, [len(shared)])
+    (anywhere,) = peers.add_up([len(shared)])
     for path in written:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -204,22 +206,24 @@ def _redirected(output: _Output) -> Iterator[None]:
         shutil.rmtree(own, ignore_errors=True)
 
 
-def _patch_tensorboard(trainer: Any) -> None:
+def _patch_tensorboard() -> None:
     """Makes a TensorBoard write nothing while it is suppressed."""
     board = getattr(sys.modules.get(TENSORBOARD), "TensorBoard", None)
     for name in ("_train_writer", "_val_writer"):
         writer = getattr(board, name, None)
         if isinstance(writer, property) and writer.fget is not None:
-            setattr(board, name, property(_patched_writer(trainer, writer.fget)))
+            setattr(board, name, property(_patched_writer(writer.fget)))
     for name in ("_configure_embeddings", "_start_profiler"):
         if hasattr(board, name):
             setattr(board, name, _unless_suppressed(getattr(board, name)))
 
 
-def _patched_writer(trainer: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _patched_writer(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def writer(self: Any) -> Any:
-        return trainer.tf.summary.create_noop_writer() if id(self) in _suppressed else original(self)
+        if id(self) not in _suppressed:
+            return original(self)
+        return sys.modules["tensorflow"].summary.create_noop_writer()  # which the callback has imported
 
     return writer
 

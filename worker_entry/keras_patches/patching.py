@@ -39,6 +39,8 @@ Keras trains wrongly in more places:
 
 `digests` checks that all workers train the same model.
 
+Keras on JAX is patched in a few places, if the launcher has connected its processes: `on_jax`.
+
 Under CentralStorageStrategy, Keras counts its metrics wrongly, and cannot assign to some variables (`variables`).
 
 Keras is patched after its import, and only where the faulty code is found, so that a version of Keras that has fixed
@@ -56,6 +58,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from worker_entry.hooks import jax_cluster
 from worker_entry.hooks.built_strategy import after_strategy
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.keras_patches.backup import BACKUP, patch_backup
@@ -67,12 +70,15 @@ from worker_entry.keras_patches.layers import BATCH_NORMALIZATION, patch_batch_n
 from worker_entry.keras_patches.losses import LOSS, patch_losses
 from worker_entry.keras_patches.metrics import patch_metrics
 from worker_entry.keras_patches.news import News
+from worker_entry.keras_patches.on_jax.backup import patch_backup_on_jax
+from worker_entry.keras_patches.on_jax.data import DATA_ADAPTERS, patch_data, patch_predict
 from worker_entry.keras_patches.optimizers import (
     LOSS_SCALE_OPTIMIZER,
     OPTIMIZER,
     patch_loss_scale_optimizer,
     patch_optimizer,
 )
+from worker_entry.keras_patches.peers import JAX_TRAINER
 from worker_entry.keras_patches.saving import SAVING, patch_saving
 from worker_entry.keras_patches.seeds import SEED_GENERATOR, patch_seeds
 from worker_entry.keras_patches.servers.parameter_server import EPOCH_ITERATOR, patch_parameter_server
@@ -89,6 +95,7 @@ OLDEST = "3.10"
 Log = Callable[[str], None]
 Report = Callable[[KerasPatch], None]
 ReportModel = Callable[[ModelDigest], None]
+Patch = Callable[[Any, Any, News], Iterator[Finding]]
 
 
 def install(
@@ -116,10 +123,12 @@ def install(
 
 def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
     trainer = sys.modules.get(TRAINER)
-    if trainer is None:  # Keras 2, or Keras 3 on another backend
-        return
     version = getattr(sys.modules.get("keras.src.version"), "__version__", "(version unknown)")
     keras = f"Keras {version}"
+    if trainer is None:  # Keras 2, or Keras 3 on another backend
+        if JAX_TRAINER in sys.modules and jax_cluster.is_here():
+            _apply(JAX_PATCHES, sys.modules[JAX_TRAINER], keras, News(log, report_model), report)
+        return
     try:
         sound = _averages_over_workers()
     except Exception as error:  # noqa: BLE001 - a patch that fails must not fail the user's import of Keras
@@ -132,9 +141,14 @@ def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
             _say_changed(keras, [LOSS, METRIC], log)
             report(KerasPatch(version, 0, [LOSS, METRIC]))
         return
+    _apply(PATCHES, trainer, keras, News(log, report_model), report)
+
+
+def _apply(patches: Sequence[tuple[str, Patch]], trainer: Any, keras: str, news: News, report: Report) -> None:
+    """Applies the patches; reports and logs what they have found. `keras`: its name with its version."""
     findings: list[Finding] = []
-    news = News(log, report_model)
-    for name, patch in PATCHES:
+    log = news.say
+    for name, patch in patches:
         try:
             module = find_module(name)
             findings.extend(patch(trainer, module, news) if module is not None else [_missing(name)])
@@ -144,7 +158,7 @@ def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
     places = group(findings)
     patched, changed, fixed = (places[state] for state in (State.PATCHED, State.CHANGED, State.FIXED))
     if patched or changed:
-        report(KerasPatch(version, len(patched), changed))
+        report(KerasPatch(keras.partition(" ")[2], len(patched), changed))
     if patched:
         log(f"patched {keras} for distributed training: {', '.join(patched)} (--set keras.patch=false turns this off)")
     elif not changed:
@@ -191,7 +205,7 @@ def _averages_over_workers() -> bool:
     )
 
 
-PATCHES: Sequence[tuple[str, Callable[[Any, Any, News], Iterator[Finding]]]] = (
+PATCHES: Sequence[tuple[str, Patch]] = (
     (TRAINER, patch_trainer),
     (LOSS, patch_losses),
     (METRIC, patch_metrics),
@@ -212,3 +226,11 @@ PATCHES: Sequence[tuple[str, Callable[[Any, Any, News], Iterator[Finding]]]] = (
 """Modules of Keras, each with a function that inspects and patches it, and yields what it has found.
 
 The function gets the module of the trainer, the module, and the `News` through which it may report later."""
+JAX_PATCHES: Sequence[tuple[str, Patch]] = (
+    (DATA_ADAPTERS, patch_data),
+    (JAX_TRAINER, patch_predict),
+    (BACKUP, patch_backup_on_jax),
+    (MODEL_CHECKPOINT, patch_callbacks),
+    (SAVING, patch_saving),
+)
+"""The same for Keras on JAX."""

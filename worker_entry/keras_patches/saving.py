@@ -21,8 +21,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from worker_entry.hooks import own_tf_config
+from worker_entry.hooks import jax_cluster, own_tf_config
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
+from worker_entry.keras_patches.on_jax.processes import alone, process_index
+from worker_entry.keras_patches.peers import JAX_TRAINER
 
 SAVING = "keras.src.saving.saving_lib"
 LEGACY = "keras.src.legacy.saving.legacy_h5_format"
@@ -40,14 +42,14 @@ def patch_saving(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
     """Replaces the functions that write models."""
     if hasattr(module, "save_model") and hasattr(module, "save_weights_only"):
         # `keras.saving.saving_api`, whose functions have several public names, calls these through their module.
-        module.save_model = _patched_save(module.save_model, lambda options: not options.get("zipped", True))
-        module.save_weights_only = _patched_save(module.save_weights_only, lambda _: False)
+        module.save_model = _patched_save(trainer, module.save_model, lambda options: not options.get("zipped", True))
+        module.save_weights_only = _patched_save(trainer, module.save_weights_only, lambda _: False)
         yield patched("Model.save")
     else:
         yield unpatched("Model.save", fixed=False)
     legacy: Any = sys.modules.get(LEGACY)
     if legacy is not None and hasattr(legacy, "save_model_to_hdf5"):
-        legacy.save_model_to_hdf5 = _patched_save(legacy.save_model_to_hdf5, lambda _: True)
+        legacy.save_model_to_hdf5 = _patched_save(trainer, legacy.save_model_to_hdf5, lambda _: True)
     archives = _archives(sys.modules.get(EXPORT))
     for archive in archives:
         archive.write_out = _patched_write(archive.write_out)
@@ -63,10 +65,12 @@ def _archives(module: Any) -> list[Any]:
     return [base for base in bases if "write_out" in vars(base)]
 
 
-def _patched_save(original: Callable[..., Any], makes_folders: Callable[[dict[str, Any]], bool]) -> Callable[..., Any]:
+def _patched_save(
+    trainer: Any, original: Callable[..., Any], makes_folders: Callable[[dict[str, Any]], bool]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(model: Any, filepath: Any, *args: Any, **options: Any) -> Any:
-        with written_whole(filepath, make_folders=makes_folders(options)) as path:
+        with written_whole(filepath, make_folders=makes_folders(options)) as path, _alone_on_jax(trainer):
             return original(model, path, *args, **options)
 
     return save
@@ -114,6 +118,10 @@ def _parts_of(variable: Any) -> Iterator[Any]:
     yield from getattr(value, "_values", ())
 
 
+def _alone_on_jax(trainer: Any) -> contextlib.AbstractContextManager[None]:
+    return alone(trainer) if trainer is sys.modules.get(JAX_TRAINER) else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def written_whole(path: Any, *, make_folders: bool) -> Iterator[Any]:
     """Yields a temporary path to write to; afterwards renames the written files to `path`.
@@ -155,7 +163,7 @@ def _own_name() -> str:
         task = own_tf_config.read()["task"]
         return f"{task['type']}-{task['index']}"
     except (KeyError, TypeError):
-        return ""
+        return f"worker-{process_index()}" if jax_cluster.is_connected() else ""
 
 
 def _move(source: str, target: str) -> None:

@@ -25,8 +25,9 @@ def find_module(name: str) -> Any:
 
 
 def find_trainer(module: Any) -> Any:
-    """The class of TensorFlow's trainer in its module; since Keras 3.16, it has another name."""
-    return getattr(module, "TensorFlowTrainer", None) or module.Trainer
+    """The class of the backend's trainer in its module; since Keras 3.16, it has another name."""
+    found = (getattr(module, name, None) for name in ("TensorFlowTrainer", "JAXTrainer", "Trainer"))
+    return next(filter(None, found))
 
 
 def find_common_trainer() -> Any:

@@ -33,9 +33,15 @@ _TORCH_SIGNATURES = (
     "Did the remote server shutdown or crash",
 )
 """PyTorch's messages that a peer is gone."""
+_JAX_EXCEPTIONS = ("JaxRuntimeError", "XlaRuntimeError", "ValueError")
+_JAX_SIGNATURES = ("gloo/transport/tcp", "stopped sending heartbeats", "coordination service", "Socket closed")
+"""JAX's messages that a peer is gone; a copy of a value to all processes raises a ValueError."""
+_FATAL = "the JAX distributed service detected fatal errors"
+"""What JAX's client logs when it aborts its process because a peer is gone."""
 _COLLATERAL: tuple[tuple[Sequence[str], Sequence[str]], ...] = (
     (EXCEPTIONS, SIGNATURES),
     (_TORCH_EXCEPTIONS, _TORCH_SIGNATURES),
+    (_JAX_EXCEPTIONS, _JAX_SIGNATURES),
 )
 _NAMES = (*EXCEPTIONS, "UNAVAILABLE", "ABORTED", "INTERNAL")
 
@@ -69,8 +75,8 @@ def is_collateral_crash(crash: CrashRecord) -> bool:
 
 
 def has_collateral_line(lines: Iterable[str]) -> bool:
-    """Whether the log of a process that TensorFlow aborted without an exception shows that a peer is gone."""
+    """Whether the log of a process that its framework aborted without an exception shows that a peer is gone."""
     return any(
-        any(name in line for name in _NAMES) and any(signature in line for signature in SIGNATURES)
+        _FATAL in line or (any(name in line for name in _NAMES) and any(signature in line for signature in SIGNATURES))
         for line in map(without_wrappers, lines)
     )

@@ -223,7 +223,8 @@ def patch_libraries(
         devices.install(int(os.environ[environment.DEVICES]))
     if order.patch_keras:
         log = _log if not quiet else lambda _: None
-        patching.install(log, report, report_model, cluster=own_tf_config.NAME in os.environ)
+        several = own_tf_config.NAME in os.environ or jax_cluster.is_here()
+        patching.install(log, report, report_model, cluster=several)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
