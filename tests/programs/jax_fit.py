@@ -23,7 +23,7 @@ keras.distribution.set_distribution(keras.distribution.DataParallel())
 keras.utils.set_random_seed(1)
 
 
-class Fault(keras.callbacks.Callback):
+class Fault(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     step = 0
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:

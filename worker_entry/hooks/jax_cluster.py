@@ -29,6 +29,7 @@ NATIVE = ("jaxlib._jax", "jaxlib.xla_extension")
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 LONG_S = 604_800
 """JAX's time-outs for a start and an end, which the launcher limits."""
+_failures: list[bool] = []
 
 
 def is_here() -> bool:
@@ -54,6 +55,16 @@ def install(heartbeat_s: float, join: Callable[[], None] = lambda: None) -> None
     after_import(DISTRIBUTED, lambda module: _patch_state(module, coordinator, heartbeat_s, join))
     for name in NATIVE:
         after_import(name, lambda module: _patch_gloo(module, own))
+
+
+def note_failure() -> None:
+    """Notes that the program has failed, and that its process ends."""
+    _failures.append(True)
+
+
+def _has_failed() -> bool:
+    # `last_value`: Python's name for the exception that ends a program; it stays unset if that is SystemExit.
+    return bool(_failures) or getattr(sys, "last_value", None) is not None
 
 
 def watch_preemption(then: Callable[[], None]) -> None:
@@ -144,9 +155,8 @@ def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, join:
 
     @functools.wraps(shutdown)
     def shut_down_unless_failed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Python's name for the exception that has ended the program. The others wait for this process in a step, so
-        # it must not wait for them at its exit.
-        if getattr(sys, "last_value", None) is None:
+        # The others wait for this process in a step, so it must not wait for them at its exit.
+        if not _has_failed():
             return shutdown(self, *args, **kwargs)
         for part in (self.client, self.service):
             _keep_for_ever(part)

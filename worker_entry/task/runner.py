@@ -41,6 +41,7 @@ from worker_entry.hooks import (
 )
 from worker_entry.keras_patches import patching
 from worker_entry.protocol import child_order, environment
+from worker_entry.protocol.pod_statuses import PREEMPTED
 from worker_entry.protocol.strategy_names import JAX, NO_STRATEGY
 from worker_entry.protocol.values import Injection, KerasPatch, ModelDigest, Program, Progress, TaskOrder
 from worker_entry.system import clock
@@ -72,8 +73,11 @@ def run(order: TaskOrder) -> None:
             threads.append(thread)
         elif threads and isinstance(error, SystemExit):
             return  # the program exits because of its thread's exception, whose record is more useful
-        if order.crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
-            write_crash(order.crash_file, error, thread)
+        if os.getpid() == process:  # not in a child that the program has forked
+            if thread is None and not _has_saved(error):
+                jax_cluster.note_failure()
+            if order.crash_file is not None:
+                write_crash(order.crash_file, error, thread)
 
     def finish() -> None:
         if order.finished_file is not None and os.getpid() == process:
@@ -118,6 +122,11 @@ def run(order: TaskOrder) -> None:
     interrupted.by_signal = isinstance(uncaught, KeyboardInterrupt)
     _show_uncaught(uncaught)
     raise SystemExit(1)  # without a second traceback
+
+
+def _has_saved(error: BaseException) -> bool:
+    """Whether the program ends because it is preempted: its process then leaves when the others have saved as well."""
+    return isinstance(error, SystemExit) and crash_record.find_exit_status(error) in PREEMPTED
 
 
 def _prepare(order: TaskOrder) -> None:
