@@ -258,10 +258,10 @@ def _judge_start_timeout(state: AttemptState) -> Verdict:
         message = f"no cluster within {state.policy.start_s:g} s: not started: {name_tasks(not_started)}"
         return Verdict(reference="start-timeout", message=message)
     missing = state.missing
-    hint = (
-        "a program opens its port when it creates MultiWorkerMirroredStrategy; increase timeouts.start_s if it needs "
-        "longer; 0 disables the timeout"
-    )
+    joins = "opens its port when it creates MultiWorkerMirroredStrategy"
+    if state.policy.strategy.reports_joining:
+        joins = "joins when it calls jax.distributed.initialize() or keras.distribution.initialize()"
+    hint = f"a program {joins}; increase timeouts.start_s if it needs longer; 0 disables the timeout"
     if state.not_joined and state.not_joined.issuperset(missing):
         hint = f"`distlaunch check` shows whether they can reach {find_leader(state.policy.tasks)}"
     due = max(event.time for event in state.started.values()) + state.policy.start_s

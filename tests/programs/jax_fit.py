@@ -1,6 +1,6 @@
 """Keras on JAX, 4 epochs of 5 steps: CULPRIT HOW, what that process does at step 8 of the first attempt.
 
-HOW: none | raise | exit | kill | stop | hang | late (it does not call `initialize` for an hour) | slow.
+HOW: none | raise | exit | kill | stop | hang | late (it does not call `initialize` for an hour).
 """
 
 import os
@@ -28,8 +28,6 @@ class Fault(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self.step += 1
-        if is_culprit and how == "slow":
-            time.sleep(0.3)
         if not is_culprit or self.step != 8:
             return
         if how == "raise":
