@@ -59,6 +59,8 @@ def make_rank_env(framework: Framework, first: str, rank: str, size: int) -> dic
     }
     if framework == "torch":
         host, port = split_address(first)
+        if ":" in host:  # Keras on torch cannot read an IPv6 address; without this variable, it takes MASTER_ADDR
+            del keras["KERAS_DISTRIBUTION_JOB_ADDRESSES"]
         return {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": str(size), **keras}
     return {
         environment.JAX_COORDINATOR: first,

@@ -87,10 +87,10 @@ def test_required_guard_stops_a_torch_run_with_an_unguardable_port(distlaunch: D
 
 
 def test_framework_torch_rejects_strategies_and_the_demo(distlaunch: Distlaunch) -> None:
-    for words in (["--framework", "torch"], ["--framework", "torch", "--strategy", "mirrored", "x.py"]):
-        ran = distlaunch("local", *words)
+    for words, missing in ([], "demo"), (["--strategy", "mirrored", "x.py"], "strategies"):
+        ran = distlaunch("local", "--framework", "torch", *words)
         assert ran.status == 2
-        assert "--framework torch has no strategies or demo" in ran.stderr
+        assert f"--framework torch has no {missing}" in ran.stderr
 
 
 def test_torch_ranks_count_over_all_nodes_and_local_ranks_within_each() -> None:
@@ -116,3 +116,31 @@ def test_torch_workers_see_all_gpus_of_their_node_and_no_tf_config() -> None:
     for task in plan.tasks:
         assert "TF_CONFIG" not in task.env
         assert (task.env["MASTER_ADDR"], task.patch_keras) == ("a", False)
+
+
+def test_torch_workers_find_keras_variables_that_agree_with_torchruns() -> None:
+    spec = parse_spec(b"framework: torch\nnodes: [{host: a, tasks: {worker: 2}}, {host: b}]\n")
+    plan = make_plan(spec, directory="/work", environ={}, python="python3")
+    assert len(plan.tasks) == 3
+    for task in plan.tasks:
+        env = task.env
+        assert env["KERAS_BACKEND"] == "torch"
+        assert env["KERAS_DISTRIBUTION_JOB_ADDRESSES"] == f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+        assert env["KERAS_DISTRIBUTION_NUM_PROCESSES"] == env["WORLD_SIZE"] == "3"
+        assert env["KERAS_DISTRIBUTION_PROCESS_ID"] == env["RANK"]
+
+
+def test_keras_on_torch_finds_an_ipv6_address_only_in_torchruns_variables() -> None:
+    workers = [TaskId("worker", index) for index in range(2)]
+    addresses = dict.fromkeys(workers, "[fd00::1]:20000")
+    envs = make_framework_envs("torch", [("a", worker) for worker in workers], addresses)
+    assert [*envs] == workers
+    for env in envs.values():
+        assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("fd00::1", "20000")
+        assert "KERAS_DISTRIBUTION_JOB_ADDRESSES" not in env  # Keras would split it at each colon
+
+
+def test_the_users_own_backend_of_keras_replaces_torch() -> None:
+    spec = parse_spec(b"framework: torch\nnodes: [{host: a}]\nenv: {KERAS_BACKEND: tensorflow}\n")
+    [task] = make_plan(spec, directory="/work", environ={}, python="python3").tasks
+    assert task.env["KERAS_BACKEND"] == "tensorflow"
