@@ -145,7 +145,7 @@ _KNOWN = tuple(
         (
             r"unable to lock file, errno = 11|allow_missing_files was set to false and \S+ did not exist",
             "task-failed",
-            "several workers save to one path: with tf_keras, give each worker its own path, and keep the chief's",
+            "several workers save to one path: give each worker its own path, and keep the chief's",
         ),
         (
             r"Serialized cache key does not match|Failed to parse serialized \w+CompilationResult",
