@@ -89,7 +89,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--versions",
         action="store_true",
-        help="run nothing but the Keras comparisons and a smoke test with the oldest, newest and nightly TensorFlow",
+        help="run nothing but tests of other versions: the oldest, newest and nightly TensorFlow, and Keras on PyTorch",
     )
     parser.addoption(
         "--since",

@@ -1,1 +1,1 @@
-"""Other versions of Python, TensorFlow and Keras, each in an environment of its own; only with `pytest --versions`."""
+"""Other versions of Python and of the libraries that train, in environments of their own, with `pytest --versions`."""

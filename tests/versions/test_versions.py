@@ -15,7 +15,7 @@ import pytest
 
 from tests.harness.available import find_python
 from tests.harness.places import ROOT
-from tests.harness.processes.environments import Environment, NotInstallableError
+from tests.harness.processes.environments import Environment, NotInstallableError, find_requirements
 from tests.harness.processes.keras_runs import OLDER_KERAS
 from tests.harness.rules.version_rows import ROW
 from worker_entry.keras_patches.patching import OLDEST
@@ -69,7 +69,7 @@ def test_keras_trains_with_these_versions_as_one_process_does(
         pytest.skip(f"no python{combination.python} on PATH or from pyenv")
     environment = Environment(f"{combination.name}-{combination.python}", interpreter)
     try:
-        environment.install([*combination.requirements])
+        environment.install([*find_requirements(), *combination.requirements])
     except NotInstallableError as error:
         if not combination.may_be_missing:
             raise

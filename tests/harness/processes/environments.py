@@ -1,4 +1,4 @@
-"""Environments with other versions of Python, TensorFlow and Keras, in which tests run as in this one."""
+"""Environments with other versions of Python, TensorFlow, PyTorch and Keras, for tests or for their programs."""
 
 from __future__ import annotations
 
@@ -58,11 +58,12 @@ class Outcome:
 
 
 class Environment:
-    """A virtual environment that has this project and the requirements of its tests; kept for later runs."""
+    """A virtual environment; kept for later runs."""
 
     def __init__(self, name: str, interpreter: str) -> None:
         self._folder = _find_folder() / name
         self._interpreter = interpreter
+        self.python = str(self._folder / "bin" / "python")
 
     def install(self, requirements: list[str]) -> None:
         """Makes the environment, or brings an earlier one up to date: pip then only looks for newer versions.
@@ -73,14 +74,13 @@ class Environment:
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         create = [self._interpreter, "-m", "venv", str(self._folder)]
         subprocess.run(create, check=True, timeout=INSTALL_S, env=clean_env(), capture_output=True)
-        packages = ["-e", str(ROOT), *_find_requirements(), *requirements]
-        done = self._run("-m", "pip", "install", "--quiet", "--upgrade", *packages, timeout=INSTALL_S)
+        done = self._run("-m", "pip", "install", "--quiet", "--upgrade", *requirements, timeout=INSTALL_S)
         if done.returncode != 0:
             raise NotInstallableError(done.stderr.strip()[-2000:])
 
-    def inspect(self) -> dict[str, Any]:
-        """The versions in this environment, and what the patches find in its Keras."""
-        done = self._run("-c", INSPECT, timeout=INSPECT_S)
+    def inspect(self, program: str = INSPECT) -> dict[str, Any]:
+        """What a program prints as JSON: the versions in this environment, and what the patches find in its Keras."""
+        done = self._run("-c", program, timeout=INSPECT_S)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
@@ -108,7 +108,7 @@ class Environment:
         return sum(path.lstat().st_size for path in self._folder.rglob("*"))
 
     def _run(self, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
-        command = [str(self._folder / "bin" / "python"), *arguments]
+        command = [self.python, *arguments]
         env = {**clean_env(), "PATH": f"{self._folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
         return subprocess.run(
             command, cwd=ROOT, env=env, capture_output=True, text=True, errors="replace", timeout=timeout, check=False
@@ -125,9 +125,10 @@ def _find_folder() -> Path:
     return Path(os.environ.get(FOLDER) or cache / "distlaunch-versions")
 
 
-def _find_requirements() -> list[str]:
-    """The requirements of the extra `test`, without TensorFlow and tf_keras."""
+def find_requirements() -> list[str]:
+    """This project and the requirements of its tests, without TensorFlow and tf_keras, as arguments of pip."""
     every = map(Requirement, importlib.metadata.requires("distlaunch") or ())
     of_tests = (each for each in every if each.marker is not None and each.marker.evaluate({"extra": "test"}))
     names = {*TENSORFLOW, "distlaunch"}
-    return [f"{each.name}{each.specifier}" for each in of_tests if each.name.replace("_", "-") not in names]
+    others = [f"{each.name}{each.specifier}" for each in of_tests if each.name.replace("_", "-") not in names]
+    return ["-e", str(ROOT), *others]
