@@ -23,6 +23,7 @@ from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.gang.watch.stalls import render_busy
 from launcher.spec.nodes import LOOPBACK
+from launcher.spec.strategies import JOIN_CALLS
 from launcher.tasks import LOCAL, TENSORBOARD, name_tasks
 from launcher.verdict.causes import find_cause
 from launcher.verdict.stall_blame import render_stall
@@ -181,9 +182,11 @@ def _sentence(text: str) -> str:
 
 def render_separate(state: AttemptState) -> str:
     """`worker:0, worker:1 train separately: the program does not use MultiWorkerMirroredStrategy; …`."""
+    names = name_tasks(sorted(state.separate))
+    if state.policy.strategy.reports_joining:
+        return f"{names} train separately: the program does not call {' or '.join(JOIN_CALLS)}"
     built = sorted({state.status[task].strategy for task in state.separate if task in state.status} - {NO_STRATEGY})
     what = f"the program uses {', '.join(built)}, not" if built else "the program does not use"
-    names = name_tasks(sorted(state.separate))
     return f"{names} train separately: {what} MultiWorkerMirroredStrategy; {OWN_STRATEGY_HINT}"
 
 

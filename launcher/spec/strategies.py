@@ -81,6 +81,8 @@ TORCH = StrategyRules(types=("worker",), decides=("worker",), computes=("worker"
 """The rules of PyTorch: all processes are alike, and the run succeeds only if all succeed."""
 JAX = replace(TORCH, collective=True, shares_gpus=True, patches_keras=True, reports_joining=True)
 """The rules of JAX: as PyTorch's, but each process sees only its own GPUs."""
+JOIN_CALLS = ("jax.distributed.initialize()", "keras.distribution.initialize()")
+"""The calls by which a process of JAX joins its cluster."""
 FRAMEWORKS: Mapping[Framework, tuple[str, StrategyRules]] = {"torch": ("PyTorch", TORCH), "jax": ("JAX", JAX)}
 """The name and the rules of each framework that has no strategies."""
 

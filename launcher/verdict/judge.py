@@ -15,6 +15,7 @@ from launcher.gang.state import AttemptState, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.gang.watch.stacks import render_places
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.spec.strategies import JOIN_CALLS
 from launcher.tasks import LOCAL, TaskId, find_leader, name_tasks
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.models import OutcomeName, Verdict
@@ -260,7 +261,7 @@ def _judge_start_timeout(state: AttemptState) -> Verdict:
     missing = state.missing
     joins = "opens its port when it creates MultiWorkerMirroredStrategy"
     if state.policy.strategy.reports_joining:
-        joins = "joins when it calls jax.distributed.initialize() or keras.distribution.initialize()"
+        joins = f"joins when it calls {' or '.join(JOIN_CALLS)}"
     hint = f"a program {joins}; increase timeouts.start_s if it needs longer; 0 disables the timeout"
     if state.not_joined and state.not_joined.issuperset(missing):
         hint = f"`distlaunch check` shows whether they can reach {find_leader(state.policy.tasks)}"

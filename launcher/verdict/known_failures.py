@@ -103,6 +103,21 @@ _KNOWN = tuple(
             "create the model, with all of its layers, and its optimizer within `strategy.scope()`",
         ),
         (
+            r"must be called before any JAX c(alls|omputations)",
+            "task-failed",
+            "call jax.distributed.initialize() first, before anything that uses a device",
+        ),
+        (
+            r"passed to device_put is not the same on each process",
+            "task-failed",
+            "all processes must begin with the same values: call keras.utils.set_random_seed(SEED) before the model",
+        ),
+        (
+            r"the data must be provided as a `tf\.data\.Dataset` instance",
+            "task-failed",
+            "Keras on JAX shares out other data only if it is patched: set keras.patch to true",
+        ),
+        (
             r"compiled using NumPy 1\.x cannot be run in|multiarray failed to import|numpy\.dtype size changed",
             "version-mismatch",
             "TensorFlow, or another module, was built for a different NumPy: install `numpy<2`, or newer builds",
@@ -153,7 +168,7 @@ _KNOWN = tuple(
             "an entry of the compile cache is damaged: remove the folder that `cache` or TF_XLA_FLAGS names",
         ),
         (
-            r"ResourceExhaustedError|OOM when allocating tensor|^MemoryError",
+            r"ResourceExhaustedError|OOM when allocating tensor|^MemoryError|RESOURCE_EXHAUSTED: |CUDA out of memory",
             "out-of-memory",
             "reduce the batch size, or use a device with more memory",
         ),

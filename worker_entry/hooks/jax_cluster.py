@@ -5,11 +5,13 @@ environment that it knows: in a job of Slurm or MPI, from their variables, altho
 processes. So this module adds an environment of its own before them.
 
 It also sets what JAX has no variables for. JAX's time-outs abort all processes with an error that names no cause; the
-launcher's end the run with one, so JAX's are longer. The coordinator and gloo listen on the cluster's network only.
+launcher's end the run with one, so JAX's are longer. Only the cluster reaches the coordinator; gloo listens at the
+cluster's address.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -30,6 +32,8 @@ BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 LONG_S = 604_800
 """JAX's time-outs for a start and an end, which the launcher limits."""
 _failures: list[bool] = []
+_LISTENS = "0A"
+"""The state of a listening socket, as Linux shows it."""
 
 
 def is_here() -> bool:
@@ -143,12 +147,9 @@ def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, join:
             parameter = signature.parameters.get(name)
             if parameter is not None and given.arguments[name] == parameter.default:
                 given.arguments[name] = value
-        if (
-            given.arguments.get("coordinator_bind_address", "") is None
-            and not environ_has(BIND)
-            and given.arguments["coordinator_address"] in (None, coordinator)
-            and _is_of_machine(coordinator)
-        ):
+        is_free = given.arguments.get("coordinator_bind_address", "") is None and not environ_has(BIND)
+        is_ours = given.arguments["coordinator_address"] in (None, coordinator)
+        if is_free and is_ours and not _is_guarded(coordinator) and _is_of_machine(coordinator):
             given.arguments["coordinator_bind_address"] = coordinator
         join()
         return initialize(*given.args, **given.kwargs)
@@ -185,6 +186,19 @@ def _patch_gloo(module: ModuleType, own: str) -> None:
         return make(*args, **kwargs)
 
     module.__dict__["make_gloo_tcp_collectives"] = make_here
+
+
+def _is_guarded(coordinator: str) -> bool:
+    """Whether the agent listens at the port, and lets only the cluster reach a server that shares it with the agent.
+
+    The server then has to listen at all addresses, as the agent does: Linux prefers a socket with a specific address.
+    """
+    port = f":{int(coordinator.rpartition(':')[2]):04X}"
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as rows:
+            if any(row[1].endswith(port) and row[3] == _LISTENS for row in map(str.split, rows)):
+                return True
+    return False
 
 
 def _is_of_machine(address: str) -> bool:

@@ -133,6 +133,17 @@ def test_exit_status_42_means_preempted_only_with_a_preemption_handler() -> None
             "within `strategy.scope()`",
         ),
         ("OOM when allocating tensor with shape[512,512]", "batch size"),
+        (
+            "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16 bytes",
+            "batch size",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "batch size"),
+        ("jax.distributed.initialize() must be called before any JAX calls that might", "first, before"),
+        (
+            "AssertionError: <class 'ArrayImpl'> passed to device_put is not the same on each process.",
+            "set_random_seed",
+        ),
+        ("With auto-sharding enabled, the data must be provided as a `tf.data.Dataset` instance.", "set keras.patch"),
     ],
 )
 def test_a_known_error_message_has_a_hint(text: str, hint: str) -> None:
@@ -151,6 +162,31 @@ def test_the_device_name_of_an_operation_is_no_sign_of_a_lost_peer() -> None:
     said = f"{wrapper}cuDNN launch failure"
     assert not is_collateral(TaskExited(W0, TaskExit(1), 1050.0, crash("InternalError", said)), {})
     assert not is_collateral(ended(W0, 1050.0, code=1), {W0: (f"errors_impl.InternalError: {said}",)})
+
+
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [
+        (
+            "JaxRuntimeError",
+            "INTERNAL: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection",
+        ),
+        ("ValueError", "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error"),
+        ("XlaRuntimeError", "UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):"),
+    ],
+)
+def test_an_error_of_jax_that_blames_a_peer_is_not_the_cause(exception: str, message: str) -> None:
+    state = history(ONE_NODE, failed(W0, 1050.0, exception, message), ended(W1, 1051.0, code=9))
+    assert cause_of(state, {}) == (W1, "task-failed")
+
+
+def test_a_process_that_jax_aborts_because_a_peer_is_gone_is_not_the_cause() -> None:
+    fatal = (
+        "F1129 client.h:80] Terminating process because the JAX distributed service detected fatal errors. This most"
+    )
+    state = history(ONE_NODE, ended(W0, 1050.0, by=signal.SIGABRT), ended(W1, 1051.0, code=9))
+    assert cause_of(state, {W0: (fatal, "absl::Status: UNAVAILABLE")}) == (W1, "task-failed")
+    assert cause_of(state, {}) == (W0, "task-killed")
 
 
 def test_a_task_killed_by_a_signal_is_the_cause_despite_its_log() -> None:

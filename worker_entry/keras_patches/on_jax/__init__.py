@@ -1,1 +1,1 @@
-"""What Keras lacks on JAX, where several processes train a model together under `keras.distribution`."""
+"""What Keras lacks on JAX, where several processes train a model together under a distribution of Keras's."""
