@@ -102,6 +102,7 @@ USER_ERRORS: Mapping[str, str] = {
     "syntax-error": "Python cannot parse the program",
     "not-executable": "the program is not executable",
     "no-tensorflow": "the node's Python has no TensorFlow",
+    "no-jax": "the node's Python lacks JAX or Keras",
     "no-isolation": "the system gives the tasks no network of their own",
 }
 """Reasons why a node refuses its tasks that only the user can correct: exit status 2."""

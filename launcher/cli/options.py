@@ -12,7 +12,7 @@ from launcher.cli.changes import field_option, setting_option, variable_option
 from launcher.cli.completion import complete_hosts, complete_running_runs, complete_runs
 from launcher.cli.sections import option
 from launcher.cli.values import Whole
-from launcher.spec.field_options import KEEP_WARM, MAX_RESTARTS, PYTHON, REPORT, TENSORBOARD, WAIT_GPUS
+from launcher.spec.field_options import FRAMEWORK, KEEP_WARM, MAX_RESTARTS, PYTHON, REPORT, TENSORBOARD, WAIT_GPUS
 
 module_option = option("--module", "-m", section="Program", is_flag=True, help="Run a module, as `python -m` does.")
 
@@ -42,6 +42,7 @@ _HOST_OPTIONS = (
         is_flag=True,
         help="Use the nodes of the current Slurm job.",
     ),
+    field_option(FRAMEWORK),
     setting_option,
     module_option,
     field_option(PYTHON),

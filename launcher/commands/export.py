@@ -13,7 +13,7 @@ from launcher.kubernetes.export import choose_pods, make_export
 from launcher.kubernetes.exported import Export, Kind
 from launcher.rundir.names import current_directory
 from launcher.sources.kubernetes import read_pod_template
-from launcher.spec.models import DEMO_MODULE, ClusterSpec
+from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import SyncSpec
 from launcher.transports.payload import PACKAGE
 
@@ -36,7 +36,7 @@ def read_export(spec: ClusterSpec, kind: Kind, image: str | None, volumes: Mappi
     """
     pods = choose_pods(spec, image, volumes)
     template = read_pod_template(pods, str(current_directory()))
-    files = {ENTRY: _make_entry(demo=spec.program.module == DEMO_MODULE)}
+    files = {ENTRY: _make_entry(demo=spec.runs_demo)}
     if spec.sync is not None:
         files[PROGRAM] = pack_program(spec.sync)
     return make_export(spec, kind, pods, template=template, files=files)

@@ -16,9 +16,8 @@ from launcher.plan.launch_plan import LaunchPlan, TaskPlan, make_plan, plan_node
 from launcher.plan.layout import Layout, lay_out
 from launcher.plan.paths import RunPaths
 from launcher.plan.resources import NodeFacts, find_needed_gpus
-from launcher.spec.models import DEMO_MODULE, ClusterSpec
+from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOOPBACK, NodeSpec
-from launcher.spec.parts import ProgramSpec
 from launcher.tasks import TaskId
 from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass, field, replace
@@ -129,13 +128,13 @@ def _place_inside(spec: ClusterSpec) -> ClusterSpec:
 
 def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
     """If all nodes share the run's files, lets the demo save its model there; else any working directory will do."""
-    if spec.program != ProgramSpec(module=DEMO_MODULE):
+    if not spec.runs_demo or spec.program.args:
         return spec
     if spec.shares_files:
         args = ["--model-dir", str(files.model)]
         if any(node.count("evaluator") for node in spec.nodes):
             args += ["--checkpoints", str(files.checkpoints)]
-        return spec.changed(program=ProgramSpec(module=DEMO_MODULE, args=args))
+        return spec.changed(program=spec.program.changed(args=args))
     if spec.sync is not None:
         return spec
     return spec.changed(working_directory=spec.working_directory or "~")

@@ -67,6 +67,8 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         yield ("communication",), "NCCL opens ports that no tunnel forwards; choose ring, or remove `isolation:`"
     if spec.framework in FRAMEWORKS and "strategy" in spec.model_fields_set:
         yield ("strategy",), f"applies only to TensorFlow; with `framework: {spec.framework}`, remove it"
+    if spec.framework == "torch" and spec.runs_demo:
+        yield ("framework",), "PyTorch has no demo; name a `program:`"
     if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":
         yield ("communication",), "applies only to multi_worker_mirrored; remove it"
     if spec.cross_device is not None and spec.strategy != "mirrored":

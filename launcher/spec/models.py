@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from launcher.spec import field_options
@@ -30,6 +30,7 @@ from launcher.spec.fields import (
 )
 from launcher.spec.nodes import PYTHON, SLURM, MayBeListed, Nodes, NodeSpec, Source
 from launcher.spec.parts import (
+    DEMOS,
     Connection,
     KerasSpec,
     Model,
@@ -46,9 +47,6 @@ from launcher.spec.strategies import FRAMEWORKS, RULES, Framework, StrategyRules
 from launcher.tasks import TASK_TYPES, TaskId, TaskType
 from worker_entry.protocol.strategy_names import Communication, CrossDevice, StrategyName
 
-DEMO_MODULE = "worker_entry.demo.train"
-"""The built-in demo, which runs when a spec names no program."""
-
 
 class ClusterSpec(Model):
     """A cluster and the program that it runs."""
@@ -58,11 +56,11 @@ class ClusterSpec(Model):
     nodes: Annotated[list[NodeSpec], Field(min_length=1), MayBeListed()]
     """The machines, in the order in which tasks are numbered; or a command that lists them; or pods; or `slurm`, the
     nodes of the Slurm job that distlaunch runs in."""
-    program: ProgramSpec = ProgramSpec(module=DEMO_MODULE)
-    """The program that every task runs. Default: the built-in demo."""
     framework: Annotated[Framework, field_options.FRAMEWORK] = "tensorflow"
     """The framework of the program. Instead of TF_CONFIG, `torch` sets the variables of `torchrun`, and `jax` those of
     `jax.distributed`; both set those of `keras.distribution`."""
+    program: Annotated[ProgramSpec, Field(validate_default=True)] = DEMOS["tensorflow"]
+    """The program that every task runs. Default: the built-in demo of the framework; PyTorch has none."""
     strategy: Annotated[StrategyName, field_options.STRATEGY] = "multi_worker_mirrored"
     """The tf.distribute strategy that the program uses."""
     devices: Annotated[
@@ -155,6 +153,12 @@ class ClusterSpec(Model):
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
 
+    @field_validator("program")
+    @classmethod
+    def _choose_demo(cls, program: ProgramSpec, info: ValidationInfo) -> ProgramSpec:
+        framework = info.data.get("framework", "tensorflow")  # missing if its value is wrong
+        return DEMOS.get(framework, program) if program == DEMOS["tensorflow"] else program
+
     @model_validator(mode="after")
     def _has_no_contradictions(self) -> ClusterSpec:
         errors = [*find_contradictions(self)]
@@ -185,6 +189,11 @@ class ClusterSpec(Model):
             ValidationError: the result would not be valid.
         """
         return self.changed(nodes=list(nodes) if self.source is None else Nodes(nodes, self.source))
+
+    @property
+    def runs_demo(self) -> bool:
+        """Whether the program is a built-in demo, which nodes have with distlaunch itself."""
+        return any(self.program.module == demo.module for demo in DEMOS.values())
 
     @property
     def is_local(self) -> bool:

@@ -28,6 +28,7 @@ from launcher.spec.fields import (
     Words,
 )
 from launcher.spec.redaction import Hides, hide_login, hide_words
+from launcher.spec.strategies import Framework
 from worker_entry.protocol import environment
 
 
@@ -189,6 +190,13 @@ class ProgramSpec(Model):
         if self.command is not None and not self.command[0]:
             raise PydanticCustomError("program", "the first word of `command:` is empty; write the program's name")
         return self
+
+
+DEMOS: Mapping[Framework, ProgramSpec] = {
+    "tensorflow": ProgramSpec(module="worker_entry.demo.train"),
+    "jax": ProgramSpec(module="worker_entry.demo.train_jax"),
+}
+"""The built-in demos: a spec that names no program runs that of its framework."""
 
 
 class KerasSpec(Model):

@@ -128,7 +128,7 @@ def test_third_party_packages_are_imported_only_by_allowed_modules() -> None:
         if package in {*sys.stdlib_module_names, "launcher", "worker_entry"}:
             assert package != "launcher" or found.importer.startswith("launcher"), found
         elif found.importer.startswith("worker_entry.demo"):
-            assert package in {"keras", "numpy", "tensorflow"}, found
+            assert package in {"jax", "keras", "numpy", "tensorflow"}, found
         elif found.importer == "worker_entry.task.speed":
             assert package in {"numpy", "tensorflow", "torch"}, found
         elif found.importer in ("worker_entry.strategies", "worker_entry.task.server"):

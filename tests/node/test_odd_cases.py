@@ -628,13 +628,22 @@ def test_extending_tcp_timeouts_ignores_ended_processes_and_sockets() -> None:
         os.close(pidfd)
 
 
-def test_the_demo_is_refused_on_a_python_without_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+@pytest.mark.parametrize(
+    ("demo", "reference", "names", "packages"),
+    [
+        ("train", "no-tensorflow", "TensorFlow is", "tensorflow"),
+        ("train_jax", "no-jax", "JAX and Keras are", "jax keras"),
+    ],
+)
+def test_a_demo_is_refused_on_a_python_without_its_framework(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: str, reference: str, names: str, packages: str
+) -> None:
+    for package in ("tensorflow", "jax", "keras"):
+        monkeypatch.delitem(sys.modules, package, raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    problem = find_problem(Program("module", "worker_entry.demo.train", []), str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/opt/venv/bin/python")
+    problem = find_problem(Program("module", f"worker_entry.demo.{demo}", []), str(tmp_path))
     assert problem is not None
-    assert (problem.reference, problem.message) == (
-        "no-tensorflow",
-        f"TensorFlow is not installed for {sys.executable}",
-    )
+    assert (problem.reference, problem.message) == (reference, f"{names} not installed for /opt/venv/bin/python")
+    assert problem.hint.startswith(f"run: /opt/venv/bin/python -m pip install {packages}; or name a Python")
     assert find_problem(Program("module", "train", []), str(tmp_path)) is None

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from worker_entry.demo import train
+from worker_entry.demo import digits, train
 
 BATCH = 64
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
-examples, _validation = train.load_data()
+examples, _validation = digits.load_data()
 ids = {image.tobytes(): number for number, image in enumerate(examples[0])}
 assert len(ids) == len(examples[0]), "two images are alike"
 with tempfile.TemporaryDirectory() as folder:

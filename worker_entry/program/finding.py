@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Optional
 
 from worker_entry.program.versions import installed_version
@@ -19,6 +20,10 @@ MODULES_LIMIT = 1000
 SOURCE_LIMIT = 1 << 20
 WORDS_LIMIT = 4
 """Words of a command line that a hint quotes."""
+JAX_DEMO = "worker_entry.demo.train_jax"
+NEEDS_JAX = ("no-jax", {"jax": "JAX", "keras": "Keras"})
+NEEDS_TENSORFLOW = ("no-tensorflow", {"tensorflow": "TensorFlow"})
+"""What modules of ours need: the reference of the error if it is missing, and the packages with their names."""
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][\w]*(?:\.\w+)*)", re.MULTILINE | re.ASCII)
 
 
@@ -36,14 +41,21 @@ def find_problem(program: Program, cwd: str) -> Optional[Problem]:
         return _find_command_problem(program, cwd)
     if program.kind == "script":
         return _find_script_problem(program, cwd)
-    package = program.target.partition(".")[0]
-    if package == "worker_entry" and installed_version("tensorflow") is None:
-        return Problem(
-            "no-tensorflow",
-            f"TensorFlow is not installed for {sys.executable}",
-            f"run: {advise_install('tensorflow', sys.executable)}",
-        )
+    if program.target.partition(".")[0] == "worker_entry":
+        return _find_missing(*(NEEDS_JAX if program.target == JAX_DEMO else NEEDS_TENSORFLOW))
     return None
+
+
+def _find_missing(reference: str, packages: Mapping[str, str]) -> Optional[Problem]:
+    missing = [package for package in packages if installed_version(package) is None]
+    if not missing:
+        return None
+    names = " and ".join(packages[package] for package in missing)
+    return Problem(
+        reference,
+        f"{names} {'is' if len(missing) == 1 else 'are'} not installed for {sys.executable}",
+        f"run: {advise_install(' '.join(missing), sys.executable)}",
+    )
 
 
 def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:

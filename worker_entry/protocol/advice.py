@@ -11,13 +11,14 @@ INSTALLERS = (
 
 
 def advise_install(requirement: str, python: str) -> str:
-    """What to do if this Python lacks a package, as the end of "run: …".
+    """What to do if this Python lacks a package, or several between spaces, as the end of "run: …".
 
     The system's own Python often refuses pip (PEP 668), and its users lack the rights: it makes a virtual environment.
     """
     for part, command in INSTALLERS:
         if part in python:
-            return f"{command.format(requirement)}; or name a Python that has it with --python"
+            named = requirement.replace(" ", " --with ") if "--with" in command else requirement
+            return f"{command.format(named)}; or name a Python that has it with --python"
     if not python.startswith(("/usr/bin/", "/bin/")):
         return f"{python} -m pip install {requirement}; or name a Python that has it with --python"
     return (

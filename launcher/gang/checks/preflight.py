@@ -14,7 +14,7 @@ from launcher.gang.checks.findings import DialReport, Finding
 from launcher.gang.checks.speed import SpeedCheck, Subject
 from launcher.plan.launch_plan import LaunchPlan, program_of
 from launcher.plan.tf_config import format_address
-from launcher.spec.models import DEMO_MODULE, ClusterSpec
+from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.tasks import LOCAL, TaskId, find_leader
 from launcher.wording import render_run
@@ -238,7 +238,7 @@ class Preflight:
         yield from _difference("Keras", kerases, "keras-differs", _advise_version("keras", with_keras, executables))
         yield from self._missing_tensorflow(tensorflows, executables)
         hashes = {node: answers.program_hash[:12] for node, answers in inspected.items() if answers.program_hash}
-        if self._spec.program.module != DEMO_MODULE and len(set(hashes.values())) > 1:
+        if not self._spec.runs_demo and len(set(hashes.values())) > 1:
             yield Finding(
                 level="error",
                 node=next(iter(hashes)),
@@ -249,14 +249,13 @@ class Preflight:
 
     def _missing_tensorflow(self, versions: Mapping[str, str], executables: Mapping[str, str]) -> Iterator[Finding]:
         """A warning if no other machine has TensorFlow; for the demo, each of them reports an error itself."""
-        program = self._spec.program
         nodes = [node for node in versions if node != LOCAL]
         if (
             nodes
             and {*versions.values()} == {_NONE}
             and self._spec.framework == "tensorflow"
-            and program.command is None
-            and program.module != DEMO_MODULE
+            and self._spec.program.command is None
+            and not self._spec.runs_demo
         ):
             yield Finding(
                 level="warning",

@@ -36,7 +36,7 @@ from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import BEFORE_START, Phase, Reason
 from launcher.report.check_report import make_check_report
 from launcher.report.check_text import COLUMNS, make_rows, render_findings
-from launcher.spec.models import DEMO_MODULE, ClusterSpec
+from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, parse_task_id
 from tests.harness.builders.gang import (
     CTRL_C,
@@ -394,7 +394,7 @@ class TestDifferences:
             ({"program": {"module": "trainer"}}, True),
             ({"program": {"command": ["train"]}}, False),
             ({"framework": "torch"}, False),
-            ({"program": {"module": DEMO_MODULE}}, False),  # each node refuses it
+            ({"program": {"module": "worker_entry.demo.train"}}, False),  # each node refuses it
         ],
     )
     def test_python_programs_on_nodes_without_tensorflow_get_a_warning_with_a_command(

@@ -621,6 +621,7 @@ class TestExitStatus:
             ("syntax-error", EXIT_USAGE),
             ("not-executable", EXIT_USAGE),
             ("no-tensorflow", EXIT_USAGE),
+            ("no-jax", EXIT_USAGE),
             ("port-taken", EXIT_INFRASTRUCTURE),
             ("run-directory", EXIT_INFRASTRUCTURE),
         ],
