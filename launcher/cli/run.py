@@ -228,7 +228,6 @@ def up(
     \b
     distlaunch up cluster.yaml -- --epochs 3   a spec, and arguments
     distlaunch up -H gpu-a:2,gpu-b:2 train.py  two workers on each machine
-    distlaunch up --slurm -m my.module ARGS    in this Slurm job
     """
     from launcher.errors import StartError
 

@@ -41,10 +41,9 @@ STRATEGY = FieldOption(
 FRAMEWORK = FieldOption(
     "framework",
     "Cluster",
-    "Train with tensorflow, torch or jax.",
+    "Train with tensorflow (default), torch or jax.",
     metavar="NAME",
     choices=("tensorflow", "torch", "jax"),
-    default_text="tensorflow",
 )
 DEVICES = FieldOption("devices", "Cluster", "Split a CPU into N devices if there is no GPU.", metavar="N")
 GPUS_PER_WORKER = FieldOption(

@@ -58,7 +58,7 @@ class ClusterSpec(Model):
     nodes of the Slurm job that distlaunch runs in."""
     framework: Annotated[Framework, field_options.FRAMEWORK] = "tensorflow"
     """The framework of the program. Instead of TF_CONFIG, `torch` sets the variables of `torchrun`, and `jax` those of
-    `jax.distributed`; both set those of `keras.distribution`."""
+    `jax.distributed`; both set those of Keras' `initialize`."""
     program: Annotated[ProgramSpec, Field(validate_default=True)] = DEMOS["tensorflow"]
     """The program that every task runs. Default: the built-in demo of the framework; PyTorch has none."""
     strategy: Annotated[StrategyName, field_options.STRATEGY] = "multi_worker_mirrored"

@@ -46,7 +46,9 @@ class OwnRows(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=12, help="train for this many epochs; default: 12")
-    parser.add_argument("--batch", type=int, help="use this many images on all devices together; default: 32 on each")
+    parser.add_argument(
+        "--global-batch", type=int, help="use this many images on all devices together; default: 32 on each"
+    )
     parser.add_argument("--model-dir", type=Path, help="save the trained model here, as digits.keras")
     parser.add_argument("--checkpoints", type=Path, help="save each epoch here, and resume from the last one")
     args = parser.parse_args()
@@ -59,7 +61,7 @@ def main() -> None:
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
 
     devices, number = jax.device_count(), jax.process_index()
-    batch = args.batch or REFERENCE_BATCH * devices
+    batch = args.global_batch or REFERENCE_BATCH * devices
     training, validation = load_data()
     if batch % devices or not devices <= batch <= len(training[0]):
         raise SystemExit(f"{batch} images per step: use a multiple of {devices} (devices), up to {len(training[0])}")

@@ -25,7 +25,7 @@ from worker_entry.protocol import environment
 from worker_entry.protocol.child_order import make_child_env
 from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private_directory
 from worker_entry.protocol.pod_statuses import USAGE, for_tfjob
-from worker_entry.protocol.values import Program, TaskExit, TaskOrder
+from worker_entry.protocol.values import HAS_JOINED, Program, TaskExit, TaskOrder
 
 TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes looks for a container's last message."""
@@ -130,7 +130,8 @@ def _run(options: Options, task: str, files: AttemptFiles, env: dict[str, str]) 
         return End(TaskExit(code=USAGE), tail=tail)
     output = _Output(process)
     reader = StatusFiles(files, task)
-    deadline = time.monotonic() + options.start_s if options.start_s and "TF_CONFIG" in env else None
+    forms = environment.TF_CONFIG in env or environment.JAX_COORDINATOR in env
+    deadline = time.monotonic() + options.start_s if options.start_s and forms else None
     kill_at = math.inf
     asked = late = False
     status: Optional[int] = None
@@ -144,7 +145,7 @@ def _run(options: Options, task: str, files: AttemptFiles, env: dict[str, str]) 
             kill_at = math.inf
             _signal_group(process.pid, signal.SIGKILL)
         if deadline is not None:
-            if _has_met(reader):
+            if _has_met(reader, uses_jax=environment.JAX_COORDINATOR in env):
                 deadline = None
             elif time.monotonic() > deadline:
                 late, deadline = True, None
@@ -220,10 +221,13 @@ def _signal_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
 
 
-def _has_met(reader: StatusFiles) -> bool:
-    """Whether the program has built a strategy, for which it waits for its peers, or trains without one."""
+def _has_met(reader: StatusFiles, *, uses_jax: bool) -> bool:
+    """Whether the program has met its peers: it has built a strategy or joined JAX's cluster, or it trains."""
     status = reader.read_changed()
-    return status is not None and (bool(status.strategy) or status.progress is not None)
+    if status is None:
+        return False
+    # Under JAX, a program reports its strategy before it waits for its peers.
+    return status.progress is not None or (status.phase == HAS_JOINED if uses_jax else bool(status.strategy))
 
 
 @dataclass

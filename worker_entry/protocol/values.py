@@ -153,6 +153,8 @@ NOT_IMPORTED = "has not imported TensorFlow"
 """The first phase of a program."""
 HAS_IMPORTED = ("has imported TensorFlow", "has imported JAX")
 """The phase when the program has its framework, and has not joined its cluster yet."""
+HAS_JOINED = "has joined its cluster"
+"""The phase when JAX has connected the program with all others; TensorFlow's strategies do not report it."""
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,7 @@ def _prepare(order: TaskOrder) -> None:
         built_strategy.watch_preemption_handlers(status.report_preemption_handler)
         if jax_cluster.is_here():
             note_joining = functools.partial(status.report_strategy, JAX)
+            status_file.report_joined(status)
             jax_cluster.watch_preemption(functools.partial(_note_saving, order, status))
         if in_cluster:
             built_strategy.watch_strategies(lambda strategy: note_strategy(built_strategy.find_name(strategy)))

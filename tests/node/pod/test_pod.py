@@ -22,13 +22,15 @@ from tests.harness.hosts import loopback
 from tests.harness.hosts.exported import PODS, Exported, env_of, expand, export, pods_of, read_file
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
+from tests.harness.processes.jax import PYTHON as JAX_PYTHON
+from tests.harness.processes.jax import has_jax
 from worker_entry.pod.outcome import MESSAGE_LIMIT, End, find_status, render_message
 from worker_entry.protocol.values import CrashRecord, TaskExit
 
 COVERS = ("worker_entry/pod",)
 
 PEER_GONE = "Collective ops is aborted by: Connection reset by peer\nThe error could be from a previous operation."
-CLEARED = ("TF_CONFIG", "PYTHONPATH", "DISTLAUNCH_CHILDREN", "DISTLAUNCH_RESTARTS")
+CLEARED = ("TF_CONFIG", "PYTHONPATH", "KERAS_BACKEND", "DISTLAUNCH_CHILDREN", "DISTLAUNCH_RESTARTS")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Container:
     entry: Path
     folder: Path
     name: str = "a"
+    python: str = sys.executable
 
     @property
     def log(self) -> Path:
@@ -64,7 +67,7 @@ class Container:
         temporary.mkdir(exist_ok=True)
         clean = {name: value for name, value in os.environ.items() if name not in CLEARED}
         return subprocess.Popen(
-            [sys.executable, str(self.entry), "pod", "--termination-log", str(self.log), *words],
+            [self.python, str(self.entry), "pod", "--termination-log", str(self.log), *words],
             env={**clean, "TMPDIR": str(temporary), **(env or {})},
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
@@ -217,10 +220,14 @@ def _assert_gone(pid: int) -> None:
         assert state == "Z"  # this machine's init has not reaped it yet
 
 
-def test_a_pod_gives_up_a_cluster_that_does_not_form_in_time(container: Container) -> None:
-    config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+TF_CONFIG = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+OF_JAX = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
+
+
+@pytest.mark.parametrize("env", [{"TF_CONFIG": TF_CONFIG}, OF_JAX], ids=["tensorflow", "jax"])
+def test_a_pod_gives_up_a_cluster_that_does_not_form_in_time(container: Container, env: Mapping[str, str]) -> None:
     (container.folder / "train.py").write_text("import time\ntime.sleep(60)\n")
-    ended = container.run("--start-timeout", "0.5", "train.py", env={"TF_CONFIG": config})
+    ended = container.run("--start-timeout", "0.5", "train.py", env=env)
     assert ended.status == 3
     assert "no cluster within 0.5 s (timeouts.start_s)" in ended.message
 
@@ -282,7 +289,7 @@ def test_a_program_that_finished_before_its_interpreter_failed_has_succeeded() -
 
 
 def start_all(
-    entry: Path, folder: Path, exported: Exported, ports: Sequence[int]
+    entry: Path, folder: Path, exported: Exported, ports: Sequence[int], python: str = sys.executable
 ) -> dict[str, tuple[Container, subprocess.Popen[str]]]:
     """All containers of a JobSet, with addresses of this machine in place of the pods' names."""
     jobs = exported.objects["JobSet"]["spec"]["replicatedJobs"]
@@ -293,9 +300,9 @@ def start_all(
     for role, place, index in pods:
         env = env_of(exported, index, place)
         for name, address in addresses.items():
-            env["TF_CONFIG"] = env["TF_CONFIG"].replace(name, address)
+            env = {variable: value.replace(name, address) for variable, value in env.items()}
         spec = [*pods_of(exported.objects)][place]["spec"]["containers"][0]
-        container = Container(entry, folder, f"{role}-{index}")
+        container = Container(entry, folder, f"{role}-{index}", python)
         more = {"CUDA_VISIBLE_DEVICES": "-1", "HOME": str(folder)}
         words = [expand(word, env) for word in spec["args"]]
         started[f"{role}:{index}"] = container, container.start(*words, env={**env, **more})
@@ -375,3 +382,46 @@ def test_a_pod_that_raises_exits_with_1_and_its_peer_with_76(entry: Path, tmp_pa
     assert (survivor.status, failed.status) == (76, 1)
     assert "KeyError: 'bad sample 20'" in failed.message
     assert "fail_in_training.py:" in failed.message
+
+
+# --- with JAX ---
+
+
+@pytest.fixture
+def jax_pods(tmp_path: Path) -> tuple[Exported, Path]:
+    """The export of JAX's demo on two workers, and its archive."""
+    if not has_jax():
+        pytest.skip("no Python with JAX, Keras and TensorFlow: name it in DISTLAUNCH_JAX_PYTHON")
+    exported = export(
+        "nodes: {from: kubernetes, image: a, count: 2}\nframework: jax\n"
+        "program: {module: worker_entry.demo.train_jax, args: [--epochs, '2']}\n"
+    )
+    entry = tmp_path / "entry.pyz"
+    entry.write_bytes(read_file(exported, "entry.pyz"))
+    return exported, entry
+
+
+@pytest.mark.jax
+def test_the_demo_of_jax_trains_on_two_pods_and_agrees(
+    jax_pods: tuple[Exported, Path], tmp_path: Path, ports: Sequence[int]
+) -> None:
+    exported, entry = jax_pods
+    started = start_all(entry, tmp_path, exported, ports, JAX_PYTHON).values()
+    ended = [container.wait(process, 240.0) for container, process in started]
+    assert [each.status for each in ended] == [0, 0], ended
+    lasts = [each.stdout.splitlines()[-1].partition(": ") for each in ended]
+    assert [name for name, _, _ in lasts] == ["worker:0 of 2", "worker:1 of 2"]
+    assert len({rest.partition(",")[0] for _, _, rest in lasts}) == 1
+
+
+@pytest.mark.jax
+def test_a_pod_of_jax_gives_up_the_start_if_a_peer_never_comes(
+    jax_pods: tuple[Exported, Path], tmp_path: Path, ports: Sequence[int]
+) -> None:
+    """The program has reported that it joins; JAX then waits for the others as long as it is let."""
+    exported, entry = jax_pods
+    (tmp_path / "train.py").write_text("import jax\njax.distributed.initialize()\n")
+    env = {**env_of(exported, 0), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{ports[0]}", "HOME": str(tmp_path)}
+    ended = Container(entry, tmp_path, python=JAX_PYTHON).run("--start-timeout", "8", "train.py", env=env)
+    assert ended.status == 3, ended
+    assert "no cluster within 8 s (timeouts.start_s)" in ended.message

@@ -48,14 +48,17 @@ class TestData:
         assert counts.max() <= 183
 
 
-def test_the_demo_does_not_import_the_launcher() -> None:
+@pytest.mark.parametrize(
+    ("name", "framework"), [("train.py", "tensorflow"), ("train_jax.py", "jax"), ("digits.py", None)]
+)
+def test_the_demo_imports_its_framework_only_and_not_the_launcher(name: str, framework: str | None) -> None:
     imported: set[str] = set()
-    for node in ast.walk(ast.parse((DEMO / "train.py").read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse((DEMO / name).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "a relative import would not survive being copied"
             imported.add(node.module or "")
 
-    assert "tensorflow" in imported
+    assert imported & {"tensorflow", "jax", "torch"} == ({framework} if framework else set())
     assert not {name.partition(".")[0] for name in imported} & {"distlaunch", "launcher"}

@@ -74,7 +74,7 @@ class TestErrors:
         [
             ({"LOCAL_WORKERS": "x"}, "local", "LOCAL_WORKERS: expected a whole number of at least 1, not x"),
             ({"LOCAL_MAX_RESTARTS": "x"}, "local", "LOCAL_MAX_RESTARTS: expected a whole number, got 'x'"),
-            ({"LOCAL_FRAMEWORK": "x"}, "local", "LOCAL_FRAMEWORK: expected tensorflow or torch, not x"),
+            ({"LOCAL_FRAMEWORK": "x"}, "local", "LOCAL_FRAMEWORK: expected tensorflow, torch or jax, not x"),
             ({"LOCAL_REPORT": "x"}, "local", "LOCAL_REPORT: expected true or false"),
             ({"UP_SET": "'a=b"}, "up spec.yaml", "UP_SET: expected words as in a shell, but a quote is not closed"),
             ({"UP_SET": "a=b"}, "up spec.yaml", "UP_SET a: unknown field"),

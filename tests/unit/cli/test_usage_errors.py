@@ -60,7 +60,7 @@ def refused(*words: str) -> tuple[str, str]:
             "`distlaunch local` has no option --lease",
             "write --set timeouts.lease_s=S",
         ),
-        ("local --framework horovod", "--framework: expected tensorflow or torch, not horovod", ""),
+        ("local --framework horovod", "--framework: expected tensorflow, torch or jax, not horovod", ""),
         ("completion zhs", "SHELL: expected bash, zsh or fish, not zhs", "did you mean zsh?"),
         (
             "prune --older-than 30",

@@ -35,6 +35,8 @@ class TestProgram:
     def test_local_without_arguments_runs_the_demo(self, in_process: Distlaunch, tmp_path: Path) -> None:
         model = str(tmp_path / "run" / "model")
         assert by_hand(in_process) == [["-m", "worker_entry.demo.train", "--model-dir", model]] * 2
+        of_jax = [["-m", "worker_entry.demo.train_jax", "--model-dir", model]] * 2
+        assert by_hand(in_process, "--framework", "jax") == of_jax
 
     @pytest.mark.parametrize(
         ("words", "argv"),
