@@ -9,6 +9,7 @@ import yaml
 
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rehearsal import rehearse
+from launcher.spec.strategies import FRAMEWORKS
 
 PROJECT = "/project"
 HOME = "/home/trainer"
@@ -23,6 +24,14 @@ _HEADER = """\
 #
 # Keep this file in the folder with the program and the spec, which every node sees as {project}, or set PROJECT to
 # that folder. Other variables: NODE_MEMORY, NODE_CPUS, DISTLAUNCH_IMAGE.
+"""
+_OTHER_IMAGE = """\
+#
+# The image has TensorFlow and Keras. For {framework}, build another from these lines, and set DISTLAUNCH_IMAGE to it:
+#   FROM distlaunch-node
+#   USER root
+#   RUN pip install {package}
+#   USER trainer
 """
 
 
@@ -79,6 +88,8 @@ def render_compose(spec: ClusterSpec, path: str, count: int) -> str:
         "volumes": {name: {} for name in ("keys", "runs", *(["checkpoints"] if shared else []))},
     }
     header = _HEADER.format(name=spec.name, spec=path, project=PROJECT)
+    if spec.framework in FRAMEWORKS:
+        header += _OTHER_IMAGE.format(framework=FRAMEWORKS[spec.framework][0], package=spec.framework)
     return f"{header}\n{yaml.dump(file, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)}"
 
 

@@ -69,7 +69,7 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         yield ("strategy",), f"applies only to TensorFlow; with `framework: {spec.framework}`, remove it"
     if spec.framework == "torch" and spec.runs_demo:
         yield ("framework",), "PyTorch has no demo; name a `program:`"
-    if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":
+    if spec.communication != "auto" and (spec.strategy != "multi_worker_mirrored" or spec.framework in FRAMEWORKS):
         yield ("communication",), "applies only to multi_worker_mirrored; remove it"
     if spec.cross_device is not None and spec.strategy != "mirrored":
         yield ("cross_device",), "applies only to mirrored; remove it"

@@ -21,10 +21,12 @@ from launcher.gang.checks.findings import Finding
 from launcher.gang.state import Phase
 from launcher.report.state_names import RunState
 from launcher.rundir.summary import RunSummary
+from launcher.spec.contradictions import FRAMEWORK_VARIABLES
 from launcher.spec.models import ClusterSpec
 from launcher.spec.settings import PATHS
 from tests.harness.documents import (
     COMMANDS_PAGE,
+    JAX_PAGE,
     LAUNCHER_PAGE,
     PAGES,
     README,
@@ -296,14 +298,25 @@ def test_the_table_of_strategies_matches_the_schema(schema: dict[str, Any]) -> N
     assert shown == schema["properties"]["strategy"]["enum"]
 
 
-def test_yaml_blocks_on_the_spec_page_are_valid() -> None:
-    examples = [yaml.load(block, Loader=yaml.BaseLoader) for block in blocks(SPECS_PAGE, "yaml")]
+def test_yaml_blocks_on_the_pages_of_specs_are_valid() -> None:
+    pages = (SPECS_PAGE, JAX_PAGE)
+    examples = [yaml.load(block, Loader=yaml.BaseLoader) for page in pages for block in blocks(page, "yaml")]
     assert len(examples) >= 3
     for example in examples:
         if "local" in example:  # the file of defaults
             assert {*example} <= {*options_of(cli.commands["up"]), *cli.commands}
             continue
         ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], **example})
+
+
+def test_the_section_on_jax_lists_every_variable_that_a_task_gets() -> None:
+    shown = {name for cells in rows(section(SPECS_PAGE, "jax")) for name in code(cells[0])}
+    assert shown == {
+        *FRAMEWORK_VARIABLES["jax"],
+        "KERAS_BACKEND",
+        "JAX_NUM_CPU_DEVICES",
+        environment.ADDRESS,
+    }
 
 
 def test_the_launcher_page_lists_folders_in_import_order() -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from tests.harness.places import ROOT
 
+JAX_PAGE = ROOT / "cluster_specs" / "tensorflow_to_jax.md"
 PAGES = [
     ROOT / ".github" / "ARCHITECTURE.md",
     ROOT / ".github" / "CONTRIBUTING.md",
     *(ROOT / folder / "README.md" for folder in (".", "cluster_specs", "launcher", "launcher/cli")),
     *(ROOT / folder / "README.md" for folder in ("worker_entry", "docker", "tests")),
+    JAX_PAGE,
 ]
 """The documents to check; the changelog may name options that no longer exist."""
 README = ROOT / "README.md"

@@ -67,12 +67,14 @@ SPECS: Mapping[str, str] = {
     "unguarded": f"{PODS}guard: off\n",
     "mirrored": "nodes: {from: kubernetes, image: registry/train:1, gpus: 4}\nstrategy: mirrored\n",
     "torch": f"{PODS}framework: torch\nprogram: {{script: train.py}}\n",
+    "jax": f"{PODS}framework: jax\ndevices: 2\n",
     "chief": WITH_CHIEF,
     "servers": SERVERS,
 }
 """Specs that can be exported, at least as a JobSet."""
 KINDS_OF: Mapping[str, tuple[Kind, ...]] = {
     "torch": ("jobset", "job", "trainjob"),
+    "jax": ("jobset", "job", "trainjob"),
     "chief": ("jobset", "tfjob"),
     "servers": ("jobset", "tfjob"),
 }

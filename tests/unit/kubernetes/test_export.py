@@ -185,6 +185,54 @@ def test_exported_pytorch_pods_have_torch_variables_and_no_tf_config() -> None:
     assert "TF_CONFIG" not in env
 
 
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [
+        ("jobset", "cluster-worker-0-0.cluster:2222"),
+        ("job", "cluster-0.cluster:2222"),
+        ("trainjob", "cluster-node-0-0.cluster:2222"),
+    ],
+)
+def test_exported_jax_pods_connect_to_the_pod_of_their_first_task(kind: Kind, first: str) -> None:
+    exported = export_case("jax", kind)
+    for index in range(3):
+        env = env_of(exported, index)
+        assert (
+            env.items()
+            >= {
+                "KERAS_BACKEND": "jax",
+                "KERAS_DISTRIBUTION_JOB_ADDRESSES": first,
+                "KERAS_DISTRIBUTION_NUM_PROCESSES": "3",
+                "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
+                "JAX_COORDINATOR_ADDRESS": first,
+                "JAX_NUM_PROCESSES": "3",
+                "JAX_PROCESS_ID": str(index),
+                "JAX_NUM_CPU_DEVICES": "2",
+                "DISTLAUNCH_TASK": f"worker:{index}",
+            }.items()
+        )
+        assert "TF_CONFIG" not in env
+
+
+def test_exported_jax_pods_limit_their_start_and_let_gloo_reach_every_port() -> None:
+    objects = export_case("jax", "jobset").objects
+    [template] = pods_of(objects)
+    words = template["spec"]["containers"][0]["args"]
+    assert words[words.index("--start-timeout") + 1] == "600"
+    [rule] = objects["NetworkPolicy"]["spec"]["ingress"]
+    assert "ports" not in rule
+
+
+def test_exported_jax_pods_run_the_demo_of_jax_if_the_spec_names_no_program() -> None:
+    exported = export_case("jax", "jobset")
+    [template] = pods_of(exported.objects)
+    assert template["spec"]["containers"][0]["args"][-2:] == ["-m", "worker_entry.demo.train_jax"]
+    with zipfile.ZipFile(io.BytesIO(read_file(exported, "entry.pyz"))) as archive:
+        assert {f"worker_entry/demo/{name}" for name in ("train_jax.py", "digits.py", "digits.npz")} <= {
+            *archive.namelist()
+        }
+
+
 def test_each_worker_of_a_machine_is_exported_as_a_pod_with_its_gpus() -> None:
     [template] = pods_of(export_case("machines", "jobset").objects)
     [job] = jobs_of(export_case("machines", "jobset").objects)
@@ -498,6 +546,7 @@ def test_a_spec_field_that_no_manifest_can_express_is_rejected(field: str) -> No
         (WITH_CHIEF, "job", "nodes.tasks.chief"),
         (SERVERS, "trainjob", "nodes.tasks.ps"),
         (SPECS["torch"], "tfjob", "framework"),
+        (SPECS["jax"], "tfjob", "framework"),
         (f"{PODS}strategy: parameter_server\n", "job", "strategy"),
     ],
 )

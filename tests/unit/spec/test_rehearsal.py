@@ -95,6 +95,15 @@ class TestCompose:
         assert file["services"]["controller"]["command"] == ["up", "spec.yaml", "--rehearsal", "4"]
         assert file["services"]["controller"]["environment"] == ["WANDB_API_KEY"]
 
+    @pytest.mark.parametrize(("framework", "name"), [("jax", "JAX"), ("torch", "PyTorch")])
+    def test_compose_says_how_to_add_another_framework_to_the_image(self, framework: str, name: str) -> None:
+        spec = f"nodes: [{{host: a}}, {{host: b}}]\nprogram: {{script: train.py}}\nframework: {framework}\n"
+        text = render_compose(spec_of(spec), "spec.yaml", 2)
+        assert f"For {name}, build another from these lines" in text
+        assert f"#   RUN pip install {framework}\n" in text
+        assert yaml.safe_load(text)["services"].keys() == {"keys", "controller", "a", "b"}
+        assert "build another" not in render_compose(spec_of(), "spec.yaml", 2)
+
     @pytest.mark.parametrize(
         ("directory", "mounted"),
         [("/data/me", "/data/me"), ("~/me", "/home/trainer/me"), ("/project", None), ("a", None)],
