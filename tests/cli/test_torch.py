@@ -86,11 +86,20 @@ def test_required_guard_stops_a_torch_run_with_an_unguardable_port(distlaunch: D
     assert ("[port-unguarded]" in ran.stderr, "begun" in ran.stdout) == (required, not required)
 
 
-def test_framework_torch_rejects_strategies_and_the_demo(distlaunch: Distlaunch) -> None:
-    for words, missing in ([], "demo"), (["--strategy", "mirrored", "x.py"], "strategies"):
-        ran = distlaunch("local", "--framework", "torch", *words)
-        assert ran.status == 2
-        assert f"--framework torch has no {missing}" in ran.stderr
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["local"], "--framework torch has no demo"),
+        (["local", "--strategy", "mirrored", "x.py"], "--framework torch has no strategies"),
+        (["up", "-H", "a,b"], "--framework: PyTorch has no demo; name a `program:`"),
+    ],
+)
+def test_framework_torch_rejects_strategies_and_the_demo(
+    in_process: Distlaunch, words: list[str], message: str
+) -> None:
+    ran = in_process(words[0], "--framework", "torch", *words[1:])
+    assert ran.status == 2
+    assert ran.stderr.startswith(f"Error: {message} [usage]\n")
 
 
 def test_torch_ranks_count_over_all_nodes_and_local_ranks_within_each() -> None:
@@ -108,7 +117,9 @@ def test_torch_ranks_count_over_all_nodes_and_local_ranks_within_each() -> None:
 
 
 def test_torch_workers_see_all_gpus_of_their_node_and_no_tf_config() -> None:
-    spec = parse_spec(b"framework: torch\nnodes: [{host: a, tasks: {worker: 2}, gpus: [2, 3]}, {host: b}]\n")
+    spec = parse_spec(
+        b"framework: torch\nnodes: [{host: a, tasks: {worker: 2}, gpus: [2, 3]}, {host: b}]\nprogram: {script: a.py}\n"
+    )
     facts = {"a": NodeFacts(8, ("0", "1", "2", "3")), "b": NodeFacts(8)}
     plan = make_plan(spec, directory="/work", environ={}, python="python3", facts=facts)
     assert [task.env.get("CUDA_VISIBLE_DEVICES") for task in plan.tasks] == ["2,3", "2,3", None]
