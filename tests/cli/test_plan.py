@@ -132,7 +132,7 @@ class TestGpus:
     def test_an_explicit_gpu_that_does_not_exist_causes_a_warning(self) -> None:
         plan = planned({"gpus": ["0", "7"]}, gpus="01")
 
-        assert plan.warnings == ("local has no GPU 7: TensorFlow would train on the CPU instead",)
+        assert plan.warnings == ("local has no GPU 7: the program would train on the CPU instead",)
 
     def test_gpus_are_not_assigned_on_a_node_without_known_facts(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a", "tasks": {"worker": 2}}]})

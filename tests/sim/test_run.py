@@ -283,7 +283,7 @@ def test_a_plan_warning_is_shown_once_over_several_attempts(tmp_path: Path) -> N
         tmp_path / "run", failing(1), {"nodes": [{"host": "gpu-a", "gpus": ["0"]}, {"host": "gpu-b"}], **restarting()}
     )
     assert len(run.run().attempts) == 2
-    assert run.said.count("gpu-a has no GPU 0: TensorFlow would train on the CPU instead") == 1
+    assert run.said.count("gpu-a has no GPU 0: the program would train on the CPU instead") == 1
 
 
 def test_the_program_folder_is_sent_once_over_several_attempts(tmp_path: Path) -> None:
