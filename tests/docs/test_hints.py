@@ -15,7 +15,8 @@ from tests.harness.documents import PAGES
 from tests.harness.places import ROOT
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_]+)(?![\w.(])")
+FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.(?!distribution\b)([a-z_]+)(?![\w.(])")
+"""`keras.distribution` is a module of Keras."""
 FOREIGN: Mapping[str, set[str]] = {
     "fish": {"--no-files", "--command", "--arguments"},
     "gcloud compute ssh": {"--command", "--zone"},
