@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.protocol import environment
@@ -45,18 +45,28 @@ def environ_has(name: str) -> bool:
     return bool(os.environ.get(name))
 
 
-def install(heartbeat_s: float, join: Callable[[], None] = lambda: None) -> None:
+class Joining(NamedTuple):
+    """`begin` is called when the program connects its process, `end` when all processes are connected."""
+
+    begin: Callable[[], None]
+    end: Callable[[], None]
+
+
+UNNOTED = Joining(lambda: None, lambda: None)
+
+
+def install(heartbeat_s: float, joining: Joining = UNNOTED) -> None:
     """Changes JAX when it is imported.
 
     Args:
         heartbeat_s: how long the processes wait for each other's heartbeats; 0: JAX's default.
-        join: called when the program connects its process.
+        joining: called when the program connects its process.
     """
     coordinator = os.environ[environment.JAX_COORDINATOR]
     count, number = int(os.environ[environment.JAX_PROCESSES]), int(os.environ[environment.JAX_PROCESS])
     own = os.environ.get(environment.ADDRESS, "")
     after_import(CLUSTERS, lambda module: _add_environment(module, coordinator, count, number))
-    after_import(DISTRIBUTED, lambda module: _patch_state(module, coordinator, heartbeat_s, join))
+    after_import(DISTRIBUTED, lambda module: _patch_state(module, coordinator, heartbeat_s, joining))
     for name in NATIVE:
         after_import(name, lambda module: _patch_gloo(module, own))
 
@@ -129,7 +139,7 @@ def _add_environment(module: ModuleType, coordinator: str, count: int, number: i
     known[:] = [DistlaunchCluster, *(each for each in known if each is not DistlaunchCluster)]
 
 
-def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, join: Callable[[], None]) -> None:
+def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, joining: Joining) -> None:
     state: Any = getattr(module, "State", None)
     initialize, shutdown = getattr(state, "initialize", None), getattr(state, "shutdown", None)
     if initialize is None or shutdown is None:
@@ -137,7 +147,7 @@ def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, join:
     signature = inspect.signature(initialize)
 
     @functools.wraps(initialize)
-    def initialize_as_placed(*args: Any, **kwargs: Any) -> Any:
+    def initialize_as_placed(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         ours = {"initialization_timeout": LONG_S, "shutdown_timeout_seconds": LONG_S}
@@ -151,8 +161,9 @@ def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, join:
         is_ours = given.arguments["coordinator_address"] in (None, coordinator)
         if is_free and is_ours and not _is_guarded(coordinator) and _is_of_machine(coordinator):
             given.arguments["coordinator_bind_address"] = coordinator
-        join()
-        return initialize(*given.args, **given.kwargs)
+        joining.begin()
+        initialize(*given.args, **given.kwargs)
+        joining.end()
 
     @functools.wraps(shutdown)
     def shut_down_unless_failed(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -43,7 +43,7 @@ from worker_entry.keras_patches import patching
 from worker_entry.protocol import child_order, environment
 from worker_entry.protocol.pod_statuses import PREEMPTED
 from worker_entry.protocol.strategy_names import JAX, NO_STRATEGY
-from worker_entry.protocol.values import Injection, KerasPatch, ModelDigest, Program, Progress, TaskOrder
+from worker_entry.protocol.values import HAS_JOINED, Injection, KerasPatch, ModelDigest, Program, Progress, TaskOrder
 from worker_entry.system import clock
 from worker_entry.task import crash_record, faults, keras_progress, status_file
 from worker_entry.task.meter import Meter
@@ -143,7 +143,7 @@ def _prepare(order: TaskOrder) -> None:
     patches: list[KerasPatch] = []
     note_patch = patches.append
     note_model: Callable[[ModelDigest], None] = _ignore
-    note_joining: Callable[[], None] = _nothing
+    joining = jax_cluster.UNNOTED
     if order.status_file is not None:
         status = status_file.StatusFile(order.status_file, order.not_forked)
         status_file.report_phases(status, JAX if jax_cluster.is_here() else status_file.TENSORFLOW)
@@ -176,8 +176,10 @@ def _prepare(order: TaskOrder) -> None:
         faults.install(order.injections, status, watchers)
         built_strategy.watch_preemption_handlers(status.report_preemption_handler)
         if jax_cluster.is_here():
-            note_joining = functools.partial(status.report_strategy, JAX)
-            status_file.report_joined(status)
+            joining = jax_cluster.Joining(
+                begin=functools.partial(status.report_strategy, JAX),
+                end=functools.partial(status.report_phase, HAS_JOINED),
+            )
             jax_cluster.watch_preemption(functools.partial(_note_saving, order, status))
         if in_cluster:
             built_strategy.watch_strategies(lambda strategy: note_strategy(built_strategy.find_name(strategy)))
@@ -185,16 +187,12 @@ def _prepare(order: TaskOrder) -> None:
             own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
             if not order.keep_own_tf_config:
                 own_resolver.install(status.report_own_resolver)
-    patch_libraries(order, note_patch, note_model, note_joining)
+    patch_libraries(order, note_patch, note_model, joining)
     import_garbage.install()
     os.environ.update(child_order.make_child_env(order, os.environ))
 
 
 def _ignore(_: ModelDigest) -> None:
-    pass
-
-
-def _nothing() -> None:
     pass
 
 
@@ -209,7 +207,7 @@ def patch_libraries(
     order: TaskOrder,
     report: Callable[[KerasPatch], None] = lambda _: None,
     report_model: Callable[[ModelDigest], None] = _ignore,
-    join: Callable[[], None] = _nothing,
+    joining: jax_cluster.Joining = jax_cluster.UNNOTED,
     *,
     quiet: bool = False,
 ) -> None:
@@ -219,7 +217,7 @@ def patch_libraries(
         order: selects the patches.
         report: called with the patch of Keras, if anything was patched.
         report_model: called with each digest of a model that is trained.
-        join: called when the program connects its process to a cluster of JAX.
+        joining: called when the program connects its process to a cluster of JAX.
         quiet: whether to patch without logging it.
     """
     if order.coordination_timeout_s and "TF_CONFIG" in os.environ:
@@ -227,7 +225,7 @@ def patch_libraries(
     if own_tf_config.NAME in os.environ:
         served_ports.install()
     if jax_cluster.is_here():
-        jax_cluster.install(order.coordination_timeout_s, join)
+        jax_cluster.install(order.coordination_timeout_s, joining)
     python_data.install()
     if os.environ.get(environment.DEVICES):
         devices.install(int(os.environ[environment.DEVICES]))

@@ -8,19 +8,16 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
-import functools
 import json
 import os
 import threading
-from types import ModuleType
 from typing import Any, Optional
 
-from worker_entry.hooks import jax_cluster
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.protocol.frozen import asdict, replace
 from worker_entry.protocol.node_local import STACKS_SIGNAL
 from worker_entry.protocol.strategy_names import JAX
-from worker_entry.protocol.values import HAS_JOINED, NOT_IMPORTED, KerasPatch, ModelDigest, Progress, TaskStatus
+from worker_entry.protocol.values import NOT_IMPORTED, KerasPatch, ModelDigest, Progress, TaskStatus
 from worker_entry.system import clock
 
 TENSORFLOW = "tensorflow"
@@ -95,26 +92,6 @@ def report_phases(status: StatusFile, library: str = TENSORFLOW) -> None:
         lambda _: status.report_phase(f"has imported {name}"),
         before=lambda: status.report_phase(f"is importing {name}"),
     )
-
-
-def report_joined(status: StatusFile) -> None:
-    """Reports when JAX has connected the process with all others; it waits for them without a limit of its own."""
-
-    def watch(module: ModuleType) -> None:
-        state: Any = getattr(module, "State", None)
-        initialize = getattr(state, "initialize", None)
-        if initialize is None:
-            return
-
-        @functools.wraps(initialize)
-        def initialize_and_report(*args: Any, **kwargs: Any) -> Any:
-            result = initialize(*args, **kwargs)
-            status.report_phase(HAS_JOINED)
-            return result
-
-        state.initialize = initialize_and_report
-
-    after_import(jax_cluster.DISTRIBUTED, watch)
 
 
 def dump_on_signal(file: str) -> None:

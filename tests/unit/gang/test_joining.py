@@ -44,7 +44,7 @@ def test_a_process_that_cannot_report_is_not_waited_for() -> None:
 
 def test_a_process_that_trains_without_having_joined_is_not_waited_for() -> None:
     policy = make_jax_policy()
-    trains = replace(reported(W1), progress=Progress(2, 1002.0, batches=2, first_step=1))
+    trains = replace(reported(W1), progress=Progress(2, 1, 2, 1001.0, 1002.0))
     state, _ = play(
         policy, *preparing(policy), *started(W0, W1), reported(W0, "jax"), *listening(W0), ALL_HEARD, trains
     )
