@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.places import PROGRAMS
 from tests.harness.processes.commands import Distlaunch, Ran
-from tests.harness.processes.jax import PYTHON, write_spec
+from tests.harness.processes.jax import LOOK, PYTHON, read_look, write_spec
 
 COVERS = (
     "launcher/plan",
@@ -18,15 +16,12 @@ COVERS = (
     "worker_entry/hooks/jax_cluster.py",
     "worker_entry/task/child_python.py",
 )
-PROGRAM = str(PROGRAMS / "jax_look.py")
 LOOPBACK, EVERYWHERE = "0100007F", "0" * 32
 
 
 def look(ran: Ran, index: int) -> dict[str, Any]:
     assert ran.status == 0, ran.stderr
-    line = next(line for line in ran.log(f"worker-{index}").decode().splitlines() if line.startswith("look "))
-    found: dict[str, Any] = json.loads(line.removeprefix("look "))
-    return found
+    return read_look(ran.log(f"worker-{index}").decode())
 
 
 @pytest.mark.parametrize("guard", ["required", "off"])
@@ -34,7 +29,7 @@ def test_each_process_has_its_rank_and_only_the_cluster_reaches_its_ports(
     distlaunch: Distlaunch, tmp_path: Path, guard: str
 ) -> None:
     """The coordinator shares its port with the guard, which listens at all addresses; so it has to do the same."""
-    ran = distlaunch("up", write_spec(tmp_path, PROGRAM, workers=3, rest=f"guard: {guard}\n"))
+    ran = distlaunch("up", write_spec(tmp_path, LOOK, workers=3, rest=f"guard: {guard}\n"))
     for index in range(3):
         found = look(ran, index)
         assert (found["index"], sorted(found["ranks"]), found["local"], found["all"]) == (index, [0, 1, 2], 1, 3)
@@ -58,12 +53,12 @@ def test_the_variables_of_a_slurm_job_or_of_mpi_are_not_half_used(distlaunch: Di
         "OMPI_COMM_WORLD_LOCAL_RANK": "3",
     }
     words = ", ".join(f"{name}: '{value}'" for name, value in foreign.items())
-    ran = distlaunch("up", write_spec(tmp_path, PROGRAM, rest=f"env: {{{words}}}\n"))
+    ran = distlaunch("up", write_spec(tmp_path, LOOK, rest=f"env: {{{words}}}\n"))
     assert [(look(ran, index)["index"], look(ran, index)["all"]) for index in range(2)] == [(0, 2), (1, 2)]
 
 
 def test_devices_split_the_cpu_of_each_process(distlaunch: Distlaunch, tmp_path: Path) -> None:
-    ran = distlaunch("up", write_spec(tmp_path, PROGRAM, rest="devices: 3\n"))
+    ran = distlaunch("up", write_spec(tmp_path, LOOK, rest="devices: 3\n"))
     assert [(look(ran, index)["local"], look(ran, index)["all"]) for index in range(2)] == [(3, 6), (3, 6)]
 
 
@@ -71,7 +66,7 @@ def test_a_python_that_a_command_starts_is_connected_too(distlaunch: Distlaunch,
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         f"framework: jax\nnodes: [{{host: local, tasks: {{worker: 2}}}}]\n"
-        f"program: {{command: [sh, -c, 'exec 3>&1; {PYTHON} {PROGRAM}']}}\n"
+        f"program: {{command: [sh, -c, 'exec 3>&1; {PYTHON} {LOOK}']}}\n"
     )
     ran = distlaunch("up", str(spec))
     assert [look(ran, index)["index"] for index in range(2)] == [0, 1]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.harness.available import find_program
+from tests.harness.places import PROGRAMS
 
 PYTHON = os.environ.get("DISTLAUNCH_JAX_PYTHON", sys.executable)
 """A Python that has JAX, Keras and TensorFlow."""
@@ -17,6 +22,22 @@ PYTHON = os.environ.get("DISTLAUNCH_JAX_PYTHON", sys.executable)
 def has_jax() -> bool:
     show = "import importlib.util as util; print(all(map(util.find_spec, ('jax', 'keras', 'tensorflow'))))"
     return find_program(PYTHON, "-c", show, output=b"True\n") is not None
+
+
+LOOK = str(PROGRAMS / "jax_look.py")
+"""Connects itself, and prints what it has become."""
+
+
+def read_look(log: str) -> dict[str, Any]:
+    """What a process of `LOOK` has printed."""
+    line = next(line for line in log.splitlines() if line.startswith("look "))
+    found: dict[str, Any] = json.loads(line.removeprefix("look "))
+    return found
+
+
+def skip_without_jax() -> None:
+    if not has_jax():
+        pytest.skip("no Python with JAX, Keras and TensorFlow: name it in DISTLAUNCH_JAX_PYTHON")
 
 
 def write_spec(folder: Path, program: str, *args: str, workers: int = 2, rest: str = "") -> str:

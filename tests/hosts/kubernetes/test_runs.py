@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from tests.harness.hosts.kubernetes import IMAGE, KubernetesCluster, find_cluste
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import HANG_S
 from tests.harness.processes.commands import distlaunch_command
+from tests.harness.processes.jax import LOOK, PYTHON, read_look, skip_without_jax
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
 COVERS = (
@@ -128,6 +130,7 @@ def begin(
     env: dict[str, str] | None = None,
     pod_env: Mapping[str, str] = MappingProxyType({}),
     shared: Sequence[Path] = (),
+    python: str | None = sys.executable,
 ) -> Run:
     """Starts a run whose pods share a folder for checkpoints, and the folders in `shared`."""
     mark, saved = make_mark(), folder / "checkpoints"
@@ -135,9 +138,10 @@ def begin(
     saved.chmod(0o777)
     template = cluster.write_template(folder, saved, *shared, env={**mark, **pod_env})
     spec = folder / "spec.yaml"
+    pods = pods if python is None else f"{pods}, python: {python}"
     spec.write_text(
         f"name: test\nnodes: {{from: kubernetes, image: '{image}', template: {template}, "
-        f"python: {distlaunch_command()[0]}, {pods}}}\nprogram: {program}\ncheckpoint_directory: {saved}\n"
+        f"{pods}}}\nprogram: {program}\ncheckpoint_directory: {saved}\n"
         f"{more}\n"
     )
     process = subprocess.Popen(
@@ -185,6 +189,18 @@ def test_the_demo_and_an_unmodified_fit_train_on_all_pods(
         said = {run.log(worker).splitlines()[-1] for worker in range(pods)}
         assert len(said) == 1, said
         assert next(iter(said)).startswith(f"{pods} replicas, loss ")
+
+
+@pytest.mark.jax
+def test_processes_of_jax_train_on_two_pods(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    skip_without_jax()
+    environment = Path(PYTHON).parent.parent
+    more = f"framework: jax\npython: {PYTHON}"
+    run = begin(cluster, tmp_path, f"{{script: {LOOK}}}", more=more, python=None, shared=[environment])
+    run.await_end()
+    assert run.report["outcome"] == "succeeded", run.said
+    found = [read_look(run.log(worker)) for worker in range(2)]
+    assert [(each["index"], each["ranks"], each["all"]) for each in found] == [(0, [0, 1], 2), (1, [0, 1], 2)]
 
 
 def test_an_unknown_peer_does_not_reach_a_port_of_a_pod(cluster: KubernetesCluster, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ import pytest
 
 from tests.harness.hosts.namespaces import CONTROLLER, Network, needs_namespaces, running_network, sshd_command, up
 from tests.harness.hosts.sshd import PORT
+from tests.harness.polling import HANG_S
+from tests.harness.processes.jax import LOOK, PYTHON, read_look, skip_without_jax
 from tests.harness.rules.second_chance import assert_same_bytes
 from tests.harness.witness import assert_none_left, make_mark, marked, wait_until
 
@@ -62,6 +65,22 @@ def user_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two hosts on which an unprivileged user logs in, who is not the controller's user."""
     with running_network(tmp_path_factory.mktemp("user"), user="trainer") as network:
         yield network
+
+
+@pytest.mark.jax
+def test_processes_of_jax_on_two_hosts_find_each_other_by_the_addresses_of_the_cluster(
+    root_network: Network, tmp_path: Path
+) -> None:
+    """By itself, gloo would look up the name of the host, which is the same on both."""
+    skip_without_jax()
+    rest = f"framework: jax\nprogram: {{script: {LOOK}}}\n"
+    ran = up(root_network, root_network.write_spec(rest, python=PYTHON), tmp_path, timeout=HANG_S)
+    assert ran.status == 0, ran.stderr
+    assert "0 processes left on 2 nodes" in ran.stderr
+    for index, host in enumerate(root_network.hosts.values()):
+        found = read_look(ran.log(f"worker-{index}").decode())
+        assert (found["index"], found["ranks"], found["all"]) == (index, [0, 1], 2)
+        assert socket.inet_aton(host.address)[::-1].hex().upper() in found["listening"]
 
 
 @pytest.fixture(params=["root_network", "user_network"], ids=["root", "ordinary-user"])

@@ -26,6 +26,7 @@ from launcher.transports.gathering import Gathering
 from tests.harness.hosts.slurm import KILL_WAIT_S, SlurmCluster, running_slurm
 from tests.harness.places import PROGRAMS
 from tests.harness.processes.commands import distlaunch_command
+from tests.harness.processes.jax import LOOK, PYTHON, read_look, skip_without_jax
 from tests.harness.witness import await_none_left, make_mark, wait_until
 
 COVERS = (
@@ -212,6 +213,19 @@ def test_two_slurm_jobs_on_the_same_nodes_do_not_disturb_each_other(cluster: Slu
     assert nodes[0] == nodes[1] == {*cluster.nodes[:4]}
     addresses = [task["address"] for job in jobs for task in job.report["attempts"][0]["tasks"]]
     assert len({*addresses}) == 8
+
+
+@pytest.mark.jax
+def test_a_bare_initialize_connects_jax_on_all_nodes_of_a_slurm_job(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The tasks are children of an agent in a step: JAX would take the step's variables for its own."""
+    skip_without_jax()
+    more = f"framework: jax\npython: {PYTHON}"
+    job = submit(cluster, tmp_path, f"{{script: {LOOK}}}", "nodes: 2, tasks_per_node: 2", more)
+    job.await_report(1)
+    job.await_end()
+    assert job.report["outcome"] == "succeeded", job.said
+    found = [read_look(job.log(index, 1)) for index in range(4)]
+    assert [(each["index"], each["local"], each["all"]) for each in found] == [(index, 1, 4) for index in range(4)]
 
 
 @pytest.mark.smoke
