@@ -265,7 +265,7 @@ def make_preload(spec: ClusterSpec, tasks: Sequence[TaskPlan], *, keep: bool) ->
     modules = [] if spec.preload is True else [*spec.preload]
     common = set.intersection(*(set(task.env.items()) for task in tasks))
     defaults = sorted(frozenset.intersection(*(task.defaults for task in tasks)))
-    return Preload(tasks[0].program, dict(common), [environment.TF_CONFIG], modules, keep, defaults)
+    return Preload(tasks[0].program, dict(common), [environment.TF_CONFIG], modules, keep, defaults, spec.framework)
 
 
 def runs_in(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:

@@ -17,7 +17,9 @@ forkserver = ForkserverClient(selector)
 preload = json.loads(sys.argv[1])
 program = Program("script", "program.py")
 forkserver.begin(
-    Preload(program, preload["env"], [], preload["modules"], keep=True),
+    Preload(
+        program, preload["env"], [], preload["modules"], keep=True, framework=preload.get("framework", "tensorflow")
+    ),
     preload["cwd"],
     os.path.dirname(sys.argv[2]),
 )

@@ -160,7 +160,7 @@ class Agent:
         can_deliver = self._connection.is_open or not self._closing
         runner.finish(self._connection.outbox, logs_first=self._streaming and can_deliver)
         for text, is_detail in runner.forkserver.take_news():
-            self._send(Noted(f"imports TensorFlow again: {text}", detail=is_detail))
+            self._send(Noted(f"imports {runner.forkserver.library} again: {text}", detail=is_detail))
         if self._keep_warm.is_asked and not runner.is_stopping:
             answer = self._keep_warm.answer(runner.forkserver, isolated=runner.is_isolated)
             if answer is not None:

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Optional
 
 from worker_entry.program.versions import installed_version
@@ -144,12 +144,25 @@ def _find_command_problem(program: Program, cwd: str) -> Optional[Problem]:
     return Problem("not-executable", f"{path} is not executable", f"chmod +x {path}")
 
 
-def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
+def may_import(program: Program, cwd: str, packages: Collection[str]) -> bool:
     """Whether a Python program, or a module in its folder that it imports, may import one of these packages.
 
     Only searches the source for the packages' names; True if the source cannot be read.
     """
     words = re.compile(rb"\b(?:" + "|".join(packages).encode() + rb")\b")
+    return any(source is None or words.search(source) for source in _read_sources(program, cwd))
+
+
+def find_imports(program: Program, cwd: str, packages: Collection[str]) -> set[str]:
+    """Which of these packages the import statements of the program, and of its modules in its folder, name."""
+    before = rb"^[ \t]*(?:from[ \t]|import[ \t](?:[\w. \t]+,)*)[ \t]*"
+    statements = {each: re.compile(before + each.encode() + rb"\b", re.MULTILINE | re.ASCII) for each in packages}
+    sources = [source for source in _read_sources(program, cwd) if source]
+    return {package for package, statement in statements.items() if any(map(statement.search, sources))}
+
+
+def _read_sources(program: Program, cwd: str) -> Iterator[Optional[bytes]]:
+    """Yields the source of the program and of each module in its folder that it imports; None if some is not known."""
     if program.kind == "module":
         folder, queue = cwd, [os.path.join(*program.target.split("."))]
         queue += [os.path.join(queue[0], "__main__")]
@@ -157,7 +170,8 @@ def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
         try:
             path = os.path.realpath(os.path.join(cwd, program.target))
         except ValueError:  # a null byte
-            return True
+            yield None
+            return
         folder, queue = os.path.dirname(path), [os.path.basename(path)]
     seen: set[str] = set()
     found = False
@@ -169,11 +183,11 @@ def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
             with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, file), "rb") as stream:
                 source += stream.read(SOURCE_LIMIT)
                 found = True
-        if words.search(source):
-            return True
+        yield source
         for module in _IMPORT.findall(source):
             queue += [path for path in [os.path.join(*module.decode("ascii").split("."))] if path not in seen]
-    return not found or bool(queue)
+    if queue or not found:
+        yield None
 
 
 def folder_of(program: Program, cwd: str) -> str:

@@ -147,11 +147,11 @@ class Dial:
 
 @dataclass(frozen=True)
 class Preload:
-    """Import TensorFlow now in a process from which tasks can be forked, and these `modules` before the first fork.
+    """Import a framework now in a process from which tasks can be forked, and these `modules` before the first fork.
 
     The result of `env`, `unset` and `defaults`, as in TaskStart, is the environment that all tasks share. Nothing is
-    imported for a `program` that does not seem to import TensorFlow. `keep`: whether another attempt may follow, or a
-    task may be restarted individually.
+    imported for a `program` that does not seem to import the `framework`. `keep`: whether another attempt may follow,
+    or a task may be restarted individually.
     """
 
     program: Program
@@ -160,6 +160,7 @@ class Preload:
     modules: list[str]
     keep: bool
     defaults: list[str] = field(default_factory=list)
+    framework: Name = "tensorflow"
 
 
 @dataclass(frozen=True)

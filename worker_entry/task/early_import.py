@@ -1,11 +1,11 @@
 """Hides modules that were imported early until the program imports them itself.
 
-A forked task has TensorFlow in memory before its program begins. Whatever the program does before its first `import`
-must have the same effect as in plain Python: setting a variable, extending `sys.path`, configuring logging. So these
-modules are hidden from the program. When the program imports one of them, the variables that the import reads are
+A forked task has TensorFlow or JAX in memory before its program begins. Whatever the program does before its first
+`import` must have the same effect as in plain Python: setting a variable, extending `sys.path`, configuring logging. So
+these modules are hidden from the program. When the program imports one of them, the variables that the import reads are
 compared with their values at the early import, and the file that `sys.path` leads to now with the module's file. If
 nothing differs, the module and everything that it imported become visible at once. Otherwise, the task starts again as
-plain Python without early imports; TensorFlow has not run anything by then.
+plain Python without early imports; the framework has not run anything by then.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from worker_entry.task.import_effects import Effects, HiddenLoggers, State, note
 
 TENSORFLOW = "tensorflow"
 NUMPY = "numpy"
+_XLA = ("TF_", "XLA_", "TPU_", "CUDA_", "NVIDIA_", "ROCM_", "HIP_", "GRPC_", "ABSL_", "OMP_", "LD_", "MALLOC_")
 NATIVE_READS = {
     NUMPY: ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NPY_", "NUMPY_", "LD_", "MALLOC_"),
-    TENSORFLOW: (
-        *("TF_", "XLA_", "TPU_", "AUTOGRAPH_", "ONEDNN_", "DNNL_", "CUDA_", "NVIDIA_", "ROCM_", "HIP_", "MIOPEN_"),
-        *("GRPC_", "ABSL_", "GLOG_", "HDF5_", "TCMALLOC_", "OMP_", "KMP_", "LD_", "MALLOC_"),
-    ),
+    TENSORFLOW: (*_XLA, "AUTOGRAPH_", "ONEDNN_", "DNNL_", "MIOPEN_", "GLOG_", "HDF5_", "TCMALLOC_", "KMP_"),
+    "jaxlib": (*_XLA, "LIBTPU_", "PJRT_", "DNNL_"),
+    "h5py": ("HDF5_",),
 }
 """Prefixes of variables that a package's native libraries read: such reads cannot be recorded."""
 _LOGGING = "tensorflow.python.platform.tf_logging"

@@ -1,4 +1,4 @@
-"""Imports TensorFlow once, and forks tasks that already have it in memory.
+"""Imports the framework once, and forks tasks that already have it in memory.
 
 The forkserver is a child of the agent, which sends it one request for each task, with one end of a socket pair. The
 forkserver forks twice and the intermediate process exits, so that the task becomes a child of the agent. The task sends
@@ -8,8 +8,10 @@ had already done its imports.
 A forkserver can be kept for a later run: the agent asks whether it can be kept (`keep`) and, before using it again,
 whether its imports are still up to date (`renew`).
 
-A fork is safe as long as TensorFlow has not run anything, because until then TensorFlow starts no threads that it would
-miss after a fork. Settings that the program makes before it imports TensorFlow still take effect: see `early_import`.
+A fork is safe as long as the framework has not run anything, because until then it starts no threads that it would
+miss after a fork. JAX's import leaves no thread, no descriptor and no native random state; its threads, and its warning
+about forks, come with its backend. Settings that the program makes before its imports still take effect: see
+`early_import`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ MESSAGE_LIMIT = 4 << 20
 NO_NAME = "the run id that /proc shows for a kept process cannot be changed"
 IMPORT_THREADS = 4
 """The number of threads that TensorFlow's import may leave behind; usually, it leaves two idle threads."""
+KERAS, SCIPY = "keras", "scipy.linalg"
 
 
 def serve() -> Optional[TaskOrder]:
@@ -129,8 +132,9 @@ def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -
     before = sys.path[:]
     gc.disable()  # an import makes many objects and little garbage: it is a fifth faster without the collector
     try:
-        with contextlib.suppress(ImportError):
-            early.load(NUMPY)  # its BLAS library starts threads, but survives a fork
+        for library in (NUMPY, SCIPY) if KERAS in modules else (NUMPY,):  # with JAX, Keras imports both
+            with contextlib.suppress(ImportError):
+                early.load(library)  # its BLAS library starts threads, but survives a fork
         threads = _count_threads()
         sys.path[:0] = [] if folder is None else [folder]
         for module in modules:
@@ -143,11 +147,19 @@ def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -
         gc.enable()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # otherwise each task would print the buffered text again
+    if _has_backend():
+        return "an import has started JAX's backend, whose threads a fork would lose"
     if threading.active_count() > 1 or _count_threads() > threads + IMPORT_THREADS:
         return "an import has started threads, which a fork would lose"
     if any(name.startswith("/dev/nvidia") for name in kernel.open_files(os.getpid()).values()):
         return "an import has initialised CUDA, which does not survive a fork"
     return ""
+
+
+def _has_backend() -> bool:
+    """Whether an import has run JAX."""
+    is_initialized = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def _explain_foreign() -> str:

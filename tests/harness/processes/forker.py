@@ -26,13 +26,18 @@ class Forker:
         modules: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        framework: str = "tensorflow",
+        files: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
-        folder.mkdir()
+        for name, source in (files or {}).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(source)
+        folder.mkdir(exist_ok=True)
         if tensorflow is not None:  # else the real one
             (folder / "tensorflow.py").write_text(tensorflow)
         self.env = {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", **(env or {})}
-        preload = json.dumps({"env": self.env, "modules": modules, "cwd": str(cwd or folder)})
+        preload = json.dumps({"env": self.env, "modules": modules, "cwd": str(cwd or folder), "framework": framework})
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "fork_tasks.py"), preload, str(folder / "forkserver.log")],
             cwd=folder,

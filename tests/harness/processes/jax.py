@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,28 @@ def skip_without_jax() -> None:
         pytest.skip("no Python with JAX, Keras and TensorFlow: name it in DISTLAUNCH_JAX_PYTHON")
 
 
-def write_spec(folder: Path, program: str, *args: str, workers: int = 2, rest: str = "") -> str:
+def make_python(folder: Path) -> str:
+    """Makes an interpreter with all packages of that Python in one folder; returns its path."""
+    subprocess.run([PYTHON, "-m", "venv", "--without-pip", folder], check=True)
+    show = "import sys; print(*(place for place in sys.path if place.endswith('-packages')), sep='\\n')"
+    python = str(folder / "bin" / "python")
+    [own, *_], places = (
+        subprocess.run([each, "-c", show], capture_output=True, check=True, text=True).stdout.splitlines()
+        for each in (python, PYTHON)
+    )
+    for place in map(Path, places):
+        for package in place.iterdir():
+            if package.suffix != ".pth" and not (link := Path(own, package.name)).exists():
+                link.symlink_to(package)
+    return python
+
+
+def write_spec(folder: Path, program: str, *args: str, workers: int = 2, rest: str = "", python: str = PYTHON) -> str:
     """Writes a spec with this script of the tests' programs; returns its path."""
     path = folder / "spec.yaml"
     words = ", ".join(f"'{word}'" for word in args)
     path.write_text(
-        f"framework: jax\nnodes: [{{host: local, tasks: {{worker: {workers}}}, python: {PYTHON}}}]\n"
+        f"framework: jax\nnodes: [{{host: local, tasks: {{worker: {workers}}}, python: {python}}}]\n"
         f"program: {{script: {program}, args: [{words}]}}\n{rest}"
     )
     return str(path)

@@ -63,6 +63,19 @@ def _find_waiting(executables: Container[str]) -> dict[str, WarmAgent]:
     return {path: facts for path, facts in find_waiting() if facts.executable in executables}
 
 
+def end_waiting(executable: str) -> None:
+    """Ends the waiting agent of this interpreter, and no other."""
+    for path in _find_waiting({executable}):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
+            call.connect(path)
+            call.sendall(END)
+    eventually(lambda: _assert_ended(executable))
+
+
+def _assert_ended(executable: str) -> None:
+    assert not _find_waiting({executable})
+
+
 class WarmPython:
     """The interpreter at `path`, in a folder that this object may use alone."""
 
@@ -87,15 +100,7 @@ class WarmPython:
         subprocess.run(command, cwd=self._folder, capture_output=True, check=True)
 
     def end(self) -> None:
-        """Ends the waiting agent of this interpreter, and no other."""
-        for path in self._find():
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
-                call.connect(path)
-                call.sendall(END)
-        eventually(self._assert_ended)
-
-    def _assert_ended(self) -> None:
-        assert not self._find()
+        end_waiting(self.path)
 
     def _find(self) -> dict[str, WarmAgent]:
         return _find_waiting({self.path})

@@ -73,6 +73,43 @@ def test_an_early_tensorflow_import_sees_the_variables_set_by_the_program(
     assert json.loads(fake.order_file.read_text())["not_forked"]
 
 
+@pytest.fixture(scope="module")
+def fake_jax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    files = {
+        "jaxlib.py": "",
+        "jax.py": "import os, jaxlib\nSEEN = dict(os.environ)\nos.environ.get('JAX_ENABLE_X64')\n"
+        "os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '1')\nprint('imported')\n",
+        "keras.py": "import os, jax\nBACKEND = os.environ.get('KERAS_BACKEND')\n",
+    }
+    forker = Forker(tmp_path_factory.mktemp("fake-jax") / "early", framework="jax", files=files)
+    yield forker
+    forker.close()
+
+
+@pytest.mark.parametrize("library", ["jax", "keras"])
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [
+        *(("JAX_ENABLE_X64", True), ("XLA_FLAGS", True), ("TF_CPP_MIN_LOG_LEVEL", True), ("KERAS_BACKEND", True)),
+        *(("JAX_PROCESS_ID", False), ("MINE", False)),
+    ],
+)
+def test_an_early_jax_import_sees_the_variables_set_by_the_program(
+    fake_jax: Forker, tmp_path: Path, library: str, name: str, again: bool
+) -> None:
+    """`again`: whether the program starts again as plain Python."""
+    (tmp_path / "program.py").write_text(
+        f"import os; vars(os)['environ']['{name}'] = 'x'\n"
+        f"import {library}\nimport jax, keras\n"
+        "read = ('JAX_ENABLE_X64', 'XLA_FLAGS', 'TF_CPP_MIN_LOG_LEVEL')\n"
+        "print(*map(jax.SEEN.get, read), keras.BACKEND, os.environ['TF_CPP_MIN_LOG_LEVEL'])\n"
+    )
+    plain = run(tmp_path, ["program.py"], together=True, env=fake_jax.env)
+    ran = fake_jax.run(tmp_path, ["program.py"], expected=True)
+    assert fake_jax.order_file.exists() is again
+    assert ran.stdout == (plain.stdout if again else plain.stdout.replace("imported\n", ""))
+
+
 @pytest.mark.parametrize(
     ("source", "changes", "unclear"),
     [

@@ -20,7 +20,8 @@ from tests.harness.processes.forker import Forker
 from tests.harness.processes.task_runs import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, run, write
 from tests.harness.witness import await_none_left, make_mark, marked, wait_until
 from worker_entry.agent.tasks import forkserver
-from worker_entry.program.finding import may_import
+from worker_entry.program.finding import find_imports, may_import
+from worker_entry.program.libraries import libraries_of
 from worker_entry.protocol.values import Program
 
 COVERS = ("worker_entry/task", "worker_entry/agent/tasks/forkserver.py")
@@ -145,6 +146,18 @@ class TestNotForked:
         said, _ = forker.ask(tmp_path, ["program.py"], CUDA_VISIBLE_DEVICES="1", TF_CONFIG="{}", DISTLAUNCH_TASK="w")
         assert said["status"] == 0
 
+    def test_variables_that_differ_between_processes_of_jax_do_not_prevent_a_fork(self, tmp_path: Path) -> None:
+        names = ("JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS", "KERAS_DISTRIBUTION_PROCESS_ID")
+        forker = Forker(tmp_path / "early", framework="jax", files={"jax.py": ""}, env=dict.fromkeys(names, "0"))
+        (tmp_path / "program.py").write_text(f"import os, jax; print(*map(os.environ.get, {names}))")
+        for value in ("1", "2"):
+            _, text = forker.ask(tmp_path, ["program.py"], expected=False, **dict.fromkeys(names, value))
+            assert text == " ".join(value * 4) + "\n"
+            assert not forker.order_file.exists()
+        said, _ = forker.ask(tmp_path, ["program.py"], JAX_PLATFORMS="cpu")
+        assert said["problem"] == "JAX_PLATFORMS differs from its value when JAX was imported"
+        forker.close()
+
     def test_a_forked_task_imports_the_installed_worker_entry_despite_a_local_copy(
         self, forker: Forker, tmp_path: Path
     ) -> None:
@@ -191,6 +204,38 @@ class TestNotForked:
         packages = ("tensorflow", "keras", "tf_keras")
         assert may_import(Program("script", "program.py"), str(tmp_path), packages) is may
         assert may_import(Program("module", "program"), str(tmp_path), packages) is may
+
+    @pytest.mark.parametrize(
+        ("source", "named"),
+        [
+            ("import tensorflow as tf", {"tensorflow"}),
+            ("import os, keras, tensorflow", {"keras", "tensorflow"}),
+            ("def f():\n    from keras.layers import Dense\n", {"keras"}),
+            ("import model", {"keras"}),
+            ("# no tensorflow\nimport jax\nprint('import tensorflow')", set()),
+            ("import keras_hub, tensorflow_datasets, my.keras\nfrom . import tensorflow", set()),
+            ("import tensorflow.data", {"tensorflow"}),
+        ],
+    )
+    def test_import_statements_are_found_in_the_program_and_its_modules(
+        self, tmp_path: Path, source: str, named: set[str]
+    ) -> None:
+        (tmp_path / "program.py").write_text(source)
+        (tmp_path / "model.py").write_text("import keras\n")
+        assert find_imports(Program("script", "program.py"), str(tmp_path), ("keras", "tensorflow")) == named
+        assert libraries_of("tensorflow").find_modules(Program("script", "program.py"), str(tmp_path)) == ["tensorflow"]
+
+    def test_threads_of_scipys_blas_library_do_not_prevent_a_fork_with_keras(self, tmp_path: Path) -> None:
+        """Its threads are as many as the machine has cores."""
+        threads = "import _thread, time\nfor _ in range(8): _thread.start_new_thread(time.sleep, (60,))\n"
+        (tmp_path / "program.py").write_text("import keras\nprint(keras.__name__)")
+        for file, problem in (("scipy/linalg.py", ""), ("jax.py", "an import has started threads")):
+            files = {"scipy/__init__.py": "", "jax.py": "", "keras.py": "import scipy.linalg", file: threads}
+            forker = Forker(tmp_path / file[:3], framework="jax", files=files)
+            said, text = forker.ask(tmp_path, ["program.py"], expected=True)
+            assert said.get("problem", "").startswith(problem)
+            assert bool(problem) or text == "keras\n"
+            forker.close()
 
 
 @pytest.mark.parametrize("entries", ["src", "", ".:src/../src", "src:there"])

@@ -16,6 +16,7 @@ from worker_entry.agent.tasks.warm_forkserver import WarmForkserver, find_differ
 from worker_entry.program.compile_cache import add_compile_cache
 from worker_entry.program.finding import folder_of, may_import
 from worker_entry.program.import_variables import ProgramEnv
+from worker_entry.program.libraries import TENSORFLOW, Libraries, libraries_of
 from worker_entry.protocol import environment
 from worker_entry.protocol.file_names import PACKAGE
 from worker_entry.protocol.frozen import asdict
@@ -24,7 +25,6 @@ from worker_entry.protocol.orders import Preload
 from worker_entry.protocol.values import Program, TaskOrder, TaskStatus
 from worker_entry.system import kernel, processes
 
-TENSORFLOW = "tensorflow"
 LOG = "forkserver.log"
 IMPORT_S = 120.0
 """The agent stops waiting for an import that takes longer."""
@@ -32,8 +32,6 @@ FORK_S = 5.0
 """A forkserver that takes longer to fork is given up: the agent does nothing else while it waits."""
 KEEP_S = 5.0
 """A forkserver that takes longer to say whether it can be kept is not kept."""
-TENSORFLOW_PACKAGES = ("tensorflow", "keras", "tf_keras")
-"""A program that contains none of these words does not need a forkserver."""
 
 
 class ForkserverError(Exception):
@@ -56,6 +54,9 @@ class ForkserverClient:
         """Imports that were requested and have not finished."""
         self._modules: list[str] = []
         """Modules to import once the program is in its folder."""
+        self._asked: frozenset[str] = frozenset()
+        """Modules that the present forkserver was asked to import."""
+        self._libraries = TENSORFLOW
         self._kept = kept
         """A forkserver of an earlier run, until this one uses or ends it."""
         self._reads: Optional[frozenset[str]] = None
@@ -74,10 +75,15 @@ class ForkserverClient:
     def wanted(self) -> bool:
         return self._order is not None and kernel.LINUX
 
+    @property
+    def library(self) -> str:
+        """The name of what is imported early, for the user."""
+        return self._libraries.name
+
     def settled(self, now: float) -> bool:
         """Whether there is nothing more to wait for; `now` is in monotonic seconds."""
         if self._control is not None and self._unanswered and now > self._deadline:
-            self._fail(f"the import of TensorFlow has taken more than {IMPORT_S:g} s")
+            self._fail(f"the import of {self.library} has taken more than {IMPORT_S:g} s")
         return self._control is None or not self._unanswered
 
     def begin(self, order: Preload, cwd: str, directory: str) -> None:
@@ -88,7 +94,9 @@ class ForkserverClient:
             cwd: the folder in which the program will run.
             directory: the folder of the forkserver's log.
         """
-        if not may_import(order.program, cwd, TENSORFLOW_PACKAGES):
+        self._libraries = libraries_of(order.framework)
+        packages = self._libraries.packages
+        if not may_import(order.program, cwd, packages):
             return
         self._order, self._cwd, self._directory = order, cwd, directory
         log = os.path.join(directory, LOG)
@@ -99,8 +107,8 @@ class ForkserverClient:
             add_compile_cache(env)
         from worker_entry.program.environment import find_program_env  # slow: it imports Python's parser
 
-        self._program_env = find_program_env(order.program, cwd, env, TENSORFLOW_PACKAGES)
-        self.problem = _explain(self._program_env)
+        self._program_env = find_program_env(order.program, cwd, env, packages)
+        self.problem = _explain(self._program_env, self._libraries)
         if self.problem:
             return
         self._env = self._program_env.over(env)
@@ -127,21 +135,22 @@ class ForkserverClient:
             os.close(output)
         self.pids.add(pid)
         self._use(ours, order)
-        self._ask_for([TENSORFLOW])
+        self._ask_for(self._libraries.find_modules(order.program, cwd))
 
     def _renew(self, kept: WarmForkserver, order: Preload, log: str) -> bool:
         """Uses an earlier run's forkserver; returns False if its environment or modules differ from this run's."""
-        self.news = kept.explain_difference(self._env, list(order.modules))
+        self.news = kept.explain_difference(self._env, order.framework, list(order.modules))
         if self.news:
             return False
         self._kept, self._reads, self._env = None, kept.reads, kept.env
         self._use(kept.control, order)
+        self._asked = kept.imported
         self._ask({"renew": log})
         self._renews = True
         return True
 
     def _use(self, control: socket.socket, order: Preload) -> None:
-        self._control, self._modules = control, list(order.modules)
+        self._control, self._modules, self._asked = control, list(order.modules), frozenset()
         self._selector.register(control, selectors.EVENT_READ, self._read_answer)
 
     def keep(self) -> tuple[Optional[WarmForkserver], str]:
@@ -162,23 +171,29 @@ class ForkserverClient:
         self._control = None
         [pid] = self.pids
         self.pids.clear()
-        return WarmForkserver(pid, control, self._env, list(order.modules), frozenset(answer["reads"])), ""
+        reads = frozenset(answer["reads"])
+        kept = WarmForkserver(pid, control, self._env, order.framework, list(order.modules), self._asked, reads)
+        return kept, ""
 
     def expect(self, program: Program, cwd: str) -> None:
-        """Called when the program is in place and about to be started: imports the modules that may be its own."""
-        if not may_import(program, cwd, TENSORFLOW_PACKAGES):
+        """Called when the program is in place and about to be started: imports what was not imported before."""
+        packages = self._libraries.packages
+        if not may_import(program, cwd, packages):
             self.dismiss()
         if self._control is None:
             return
         from worker_entry.program.environment import find_program_env
 
         env = {name: value for name, value in self._env.items() if name not in self._program_env.changes}
-        found = find_program_env(program, cwd, env, TENSORFLOW_PACKAGES)
+        found = find_program_env(program, cwd, env, packages)
         if found.changes != self._program_env.changes or found.unclear:
-            self._fail(_explain(found) or "the program no longer sets the variables with which TensorFlow was imported")
-        elif self._modules:
-            modules, self._modules = self._modules, []
-            self._ask_for(modules, folder_of(program, cwd), cwd)
+            changed = f"the program no longer sets the variables with which {self.library} was imported"
+            self._fail(_explain(found, self._libraries) or changed)
+            return
+        wanted, self._modules = [*self._libraries.find_modules(program, cwd), *self._modules], []
+        missing = [module for module in wanted if module not in self._asked]
+        if missing:
+            self._ask_for(missing, folder_of(program, cwd), cwd)
 
     def fork(
         self,
@@ -205,10 +220,10 @@ class ForkserverClient:
         if not self.wanted:
             raise ForkserverError("")
         if self._control is None or self._unanswered:
-            raise ForkserverError(self.problem or "TensorFlow is not imported yet")
+            raise ForkserverError(self.problem or f"{self.library} is not imported yet")
         different = find_difference(self._env, self._program_env.over(dict(env)), self._reads)
         if different is not None:
-            raise ForkserverError(f"{different} differs from its value when TensorFlow was imported")
+            raise ForkserverError(f"{different} differs from its value when {self.library} was imported")
         request = {"order": asdict(order), "env": dict(env), "cwd": cwd, "log": log, "order_file": order_file}
         gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with gate:
@@ -230,7 +245,7 @@ class ForkserverClient:
         raise ForkserverError(json.loads(answer)["problem"])
 
     def take_news(self) -> Iterator[tuple[str, bool]]:
-        """Yields, once, why TensorFlow is imported again if the program needs it, and whether this is only a detail."""
+        """Yields, once, why the library is imported again if the program needs it, and whether this is only a detail."""
         if self.news and self.wanted:
             news, self.news = self.news, ""
             yield news, news == self._news_of_agent
@@ -294,6 +309,7 @@ class ForkserverClient:
         self._renews = False
 
     def _ask_for(self, modules: list[str], folder: Optional[str] = None, cwd: Optional[str] = None) -> None:
+        self._asked |= {*modules}
         self._ask({"modules": modules, "folder": folder, "cwd": cwd})
 
     def _ask(self, request: dict[str, Any]) -> None:
@@ -304,8 +320,8 @@ class ForkserverClient:
             self._control.sendall(json.dumps(request).encode())
 
 
-def _explain(found: ProgramEnv) -> str:
+def _explain(found: ProgramEnv, libraries: Libraries) -> str:
     """Why nothing is imported early: the program may set a variable whose value cannot be known before it runs."""
     for name, place in sorted(found.unclear.items()):
-        return f"{place} may set {name}, which the import of TensorFlow reads"
+        return f"{place} may set {name}, which the import of {libraries.name} reads"
     return ""

@@ -82,7 +82,7 @@ class RunningTasks:
             self._send(task.started)
             reasons.add(task.not_forked)
         for reason in sorted(filter(None, reasons)):
-            self._send(Noted(f"tasks are not forked from a preloaded TensorFlow: {reason}"))
+            self._send(Noted(f"tasks are not forked from a preloaded {forkserver.library}: {reason}"))
         forkserver.release_unless_kept()
 
     def note_exits(self, exits: Sequence[tuple[int, int]], stopped: Mapping[int, float]) -> None:

@@ -26,13 +26,18 @@ class WarmForkserver:
     control: socket.socket
     env: dict[str, str]
     """The environment with which it was started."""
+    framework: str
     modules: list[str]
-    """What it has imported besides TensorFlow."""
+    """What `preload` has named."""
+    imported: frozenset[str]
+    """What it was asked to import."""
     reads: frozenset[str]
     """The variables that its imports have read."""
 
-    def explain_difference(self, env: Mapping[str, str], modules: list[str]) -> str:
-        """Why it cannot serve a run with this environment and these imported modules; empty if it can."""
+    def explain_difference(self, env: Mapping[str, str], framework: str, modules: list[str]) -> str:
+        """Why it cannot serve a run with this environment, framework and `preload`; empty if it can."""
+        if framework != self.framework:
+            return "`framework` differs"
         if modules != self.modules:
             return "`preload` differs"
         name = find_difference(self.env, env, self.reads)
