@@ -1,4 +1,7 @@
-"""The time from the command to the last worker's first all-reduce, and the workers' memory; rivals: shell, torchrun."""
+"""The time from the command to the last worker's first all-reduce, and the workers' memory; rivals: shell, torchrun.
+
+With JAX: the time until all workers are connected.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.pairs import print_pair
+from tests.harness.processes import jax
 
 PROGRAM = """
 import os, sys, time
@@ -56,6 +60,15 @@ with open(os.path.join(sys.argv[1], str(os.getpid())), "w") as file:
 dist.destroy_process_group()
 """
 
+JAX = """
+import os, sys, time
+import keras
+keras.distribution.initialize()
+with open(os.path.join(sys.argv[1], str(os.getpid())), "w") as file:
+    file.write(f"{time.time()} 0")
+"""
+ON_JAX = ("--framework", "jax", "--python", jax.PYTHON)
+
 
 @dataclass(frozen=True)
 class Start:
@@ -79,6 +92,22 @@ def measure(runs: int) -> None:
         private = [[start.private for start in side] for side in (ours, rival)]
         print_pair("    private memory", private[0], private[1], "MiB")
     _measure_torch(runs)
+    _measure_jax(runs)
+
+
+def _measure_jax(runs: int) -> None:
+    if not jax.has_jax():
+        print("  no Python with JAX, Keras and TensorFlow: name it in DISTLAUNCH_JAX_PYTHON")
+        return
+    print("Keras on JAX, start to the connection of the last worker; rival: N plain `KERAS_…=… python train.py &`")
+    for workers in (2, 4):
+        forked, unforked, rival = [], [], []
+        for _ in range(runs):
+            forked.append(start_ours(workers, *ON_JAX, source=JAX))
+            unforked.append(start_ours(workers, *ON_JAX, "--set", "preload=false", source=JAX))
+            rival.append(_start_plain_jax(workers))
+        print_pair(f"{workers} workers", seconds_of(forked), seconds_of(rival))
+        print_pair("    preload: false", seconds_of(unforked), seconds_of(rival))
 
 
 def _measure_torch(runs: int) -> None:
@@ -103,9 +132,9 @@ def seconds_of(starts: Sequence[Start]) -> list[float]:
     return [start.seconds for start in starts]
 
 
-def start_ours(workers: int, *options: str) -> Start:
+def start_ours(workers: int, *options: str, source: str = PROGRAM) -> Start:
     with tempfile.TemporaryDirectory() as folder:
-        program, steps = _write(Path(folder))
+        program, steps = _write(Path(folder), source)
         started = time.time()
         command = [sys.executable, "-m", "launcher", "local", "-n", str(workers), "--run-dir", f"{folder}/run"]
         subprocess.run([*command, *options, str(program), str(steps)], check=True, capture_output=True)
@@ -113,22 +142,44 @@ def start_ours(workers: int, *options: str) -> Start:
 
 
 def start_plain(workers: int) -> Start:
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
+
+    def make_env(index: int) -> dict[str, str]:
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        return {"TF_CONFIG": json.dumps(config)} if workers > 1 else {}
+
+    return _start_by_hand(workers, sys.executable, PROGRAM, make_env)
+
+
+def _start_plain_jax(workers: int) -> Start:
+    [port] = _free_ports(1)
+
+    def make_env(index: int) -> dict[str, str]:
+        return {
+            "KERAS_BACKEND": "jax",
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"127.0.0.1:{port}",
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(workers),
+            "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
+        }
+
+    return _start_by_hand(workers, jax.PYTHON, JAX, make_env)
+
+
+def _start_by_hand(workers: int, python: str, source: str, make_env: Callable[[int], dict[str, str]]) -> Start:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        program, steps = _write(Path(folder))
-        addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
+        program, steps = _write(Path(folder), source)
         started = time.time()
         processes = []
         for index in range(workers):
-            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            env = {**os.environ, **({"TF_CONFIG": json.dumps(config)} if workers > 1 else {})}
             log = stack.enter_context((Path(folder) / f"{index}.log").open("wb"))
-            argv = [sys.executable, str(program), str(steps)]
+            argv = [python, str(program), str(steps)]
+            env = {**os.environ, **make_env(index)}
             processes.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log))
         assert [process.wait() for process in processes] == [0] * workers
         return _last_step(steps, workers, started)
 
 
-def _write(folder: Path, source: str = PROGRAM) -> tuple[Path, Path]:
+def _write(folder: Path, source: str) -> tuple[Path, Path]:
     program, steps = folder / "train.py", folder / "steps"
     program.write_text(source)
     steps.mkdir()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from worker_entry.hooks.import_hooks import import_within
 
-LIBRARIES = ("tensorflow", "torch")
+LIBRARIES = ("tensorflow", "torch", "jax", "keras")
 
 
 def install() -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ from tests.harness.processes.in_process import run_here
 from tests.harness.processes.older_version import OlderVersion
 from tests.harness.processes.warm_python import make_python
 from tests.harness.witness import assert_none_left, make_mark, marked
-from worker_entry.agent.tasks.warm_forkserver import find_difference
+from worker_entry.agent.tasks.warm_forkserver import WarmForkserver, find_difference
 from worker_entry.agent.warm import offer
 from worker_entry.agent.warm.rendezvous import WarmAgent, find_waiting
 from worker_entry.protocol import environment
@@ -281,6 +282,16 @@ def test_variables_read_at_server_start_do_not_cause_a_new_import() -> None:
     """Thus a run of two workers can use the import of a run of one."""
     assert find_difference({}, {"TF_GRPC_REUSE_PORT": "true"}) is None
     assert find_difference({}, {"TF_ENABLE_ONEDNN_OPTS": "0"}) == "TF_ENABLE_ONEDNN_OPTS"
+
+
+def test_a_forkserver_of_another_framework_or_preload_is_not_used() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        kept = WarmForkserver(1, ours, {"A": "1"}, "jax", ["json"], frozenset(["jax", "json"]), frozenset(["A"]))
+        assert kept.explain_difference({"A": "1", "B": "1"}, "jax", ["json"]) == ""
+        assert kept.explain_difference({"A": "1"}, "tensorflow", ["json"]) == "`framework` differs"
+        assert kept.explain_difference({"A": "1"}, "jax", []) == "`preload` differs"
+        assert kept.explain_difference({"A": "2"}, "jax", ["json"]) == "A differs"
 
 
 def test_memory_pressure_is_detected_from_the_kernel_files(tmp_path: Path) -> None:

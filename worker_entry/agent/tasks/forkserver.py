@@ -245,7 +245,7 @@ class ForkserverClient:
         raise ForkserverError(json.loads(answer)["problem"])
 
     def take_news(self) -> Iterator[tuple[str, bool]]:
-        """Yields, once, why the library is imported again if the program needs it, and whether this is only a detail."""
+        """Yields, once, why the import is done again if the program needs it, and whether this is only a detail."""
         if self.news and self.wanted:
             news, self.news = self.news, ""
             yield news, news == self._news_of_agent
