@@ -589,7 +589,7 @@ def test_the_status_file_shows_the_phases_of_the_tensorflow_import(task: Task) -
     ]
 
 
-@pytest.mark.parametrize("library", ["tensorflow", "torch"])
+@pytest.mark.parametrize("library", ["tensorflow", "torch", "jax", "keras"])
 @pytest.mark.parametrize(("before", "after"), [("", True), ("gc.disable()", False)])
 @pytest.mark.parametrize("end", ["", "raise ImportError"])
 def test_garbage_collection_is_paused_during_a_big_import_and_then_restored(
