@@ -130,7 +130,7 @@ def test_torch_workers_see_all_gpus_of_their_node_and_no_tf_config() -> None:
 
 
 def test_torch_workers_find_keras_variables_that_agree_with_torchruns() -> None:
-    spec = parse_spec(b"framework: torch\nnodes: [{host: a, tasks: {worker: 2}}, {host: b}]\n")
+    spec = parse_spec(b"framework: torch\nnodes: [{host: a, tasks: {worker: 2}}, {host: b}]\nprogram: {script: a.py}\n")
     plan = make_plan(spec, directory="/work", environ={}, python="python3")
     assert len(plan.tasks) == 3
     for task in plan.tasks:
@@ -152,6 +152,8 @@ def test_keras_on_torch_finds_an_ipv6_address_only_in_torchruns_variables() -> N
 
 
 def test_the_users_own_backend_of_keras_replaces_torch() -> None:
-    spec = parse_spec(b"framework: torch\nnodes: [{host: a}]\nenv: {KERAS_BACKEND: tensorflow}\n")
+    spec = parse_spec(
+        b"framework: torch\nnodes: [{host: a}]\nenv: {KERAS_BACKEND: tensorflow}\nprogram: {script: a.py}\n"
+    )
     [task] = make_plan(spec, directory="/work", environ={}, python="python3").tasks
     assert task.env["KERAS_BACKEND"] == "tensorflow"

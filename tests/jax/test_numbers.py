@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def test_several_processes_have_the_losses_metrics_and_predictions_of_one(
 ) -> None:
     ran = distlaunch("up", write_spec(tmp_path, PROGRAM, workers=workers))
     assert ran.status == 0, ran.stderr
+    assert re.search(rf"^The cluster is up after \S+ s: {workers} tasks$", ran.stderr, re.MULTILINE)
     assert set(of_one_process) == {"arrays", "pydataset", "generator", "tf.data"}
     for index in range(workers):
         found = read_numbers(ran.log(f"worker-{index}").decode())

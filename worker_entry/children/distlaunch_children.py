@@ -1,6 +1,6 @@
-"""Waits, in a Python that a task has started, for the import of TensorFlow or Keras; then calls `task.child_python`.
+"""Waits, in a Python that a task has started, for the import of a framework; then calls `task.child_python`.
 
-A Python that imports neither starts as fast as before: this module only imports what Python imports on its own.
+A Python that imports none of them starts as fast as before: this module only imports what Python imports on its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "DISTLAUNCH_CHILDREN"  # same as CHILDREN in `worker_entry.protocol.environment`, which is not imported here
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LIBRARIES = ("tensorflow", "keras", "tf_keras")
+LIBRARIES = ("tensorflow", "keras", "tf_keras", "jax")
 PROGRESS = "worker_entry.progress"
 
 

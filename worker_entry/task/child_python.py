@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from worker_entry.hooks import collective_time, input_time
+from worker_entry.hooks import collective_time, input_time, jax_cluster
 from worker_entry.protocol import child_order, environment
 from worker_entry.protocol.file_names import LOCK
 from worker_entry.task import keras_progress, runner, status_file
@@ -38,12 +38,13 @@ class _Reporter(status_file.StatusFile):
 
 
 def install(text: str) -> None:
-    """Applies the task's order to this process; called just before the process imports TensorFlow or reports steps."""
+    """Applies the task's order to this process; called just before it imports its framework or reports steps."""
     order = child_order.parse_order(text)
     if order.stacks_file is not None:
         status_file.dump_on_signal(order.stacks_file)
+    joining = jax_cluster.UNNOTED
     if order.status_file is not None and _is_task():
-        status_file.report_phases(status_file.StatusFile(order.status_file))
+        joining = runner.report_phases(status_file.StatusFile(order.status_file))
     if order.progress and order.child_file is not None:
         waits, inputs = collective_time.CollectiveClock(), input_time.InputClock()
         meter = Meter(_Reporter(order.child_file), waits.waited_s, inputs.waited_s)
@@ -52,7 +53,7 @@ def install(text: str) -> None:
     if order.child_crash_file is not None and not _is_task():
         _watch_end(order.child_crash_file)
     # A program may have many multiprocessing processes, such as data loaders, and has already logged the patches.
-    runner.patch_libraries(order, quiet=_is_of_multiprocessing())
+    runner.patch_libraries(order, joining=joining, quiet=_is_of_multiprocessing())
 
 
 def record(text: str, error: BaseException) -> None:

@@ -124,6 +124,15 @@ def run(order: TaskOrder) -> None:
     raise SystemExit(1)  # without a second traceback
 
 
+def report_phases(status: status_file.StatusFile) -> jax_cluster.Joining:
+    """Reports the import of the program's framework; returns what reports that the program joins its cluster."""
+    status_file.report_phases(status, JAX if jax_cluster.is_here() else status_file.TENSORFLOW)
+    return jax_cluster.Joining(
+        begin=functools.partial(status.report_strategy, JAX),
+        end=functools.partial(status.report_phase, HAS_JOINED),
+    )
+
+
 def _has_saved(error: BaseException) -> bool:
     """Whether the program ends because it is preempted: its process then leaves when the others have saved as well."""
     return isinstance(error, SystemExit) and crash_record.find_exit_status(error) in PREEMPTED
@@ -146,7 +155,7 @@ def _prepare(order: TaskOrder) -> None:
     joining = jax_cluster.UNNOTED
     if order.status_file is not None:
         status = status_file.StatusFile(order.status_file, order.not_forked)
-        status_file.report_phases(status, JAX if jax_cluster.is_here() else status_file.TENSORFLOW)
+        joining = report_phases(status)
         note_model = status.report_model
         watchers: list[Callable[[Progress], None]] = []
         built: list[str] = []
@@ -176,10 +185,6 @@ def _prepare(order: TaskOrder) -> None:
         faults.install(order.injections, status, watchers)
         built_strategy.watch_preemption_handlers(status.report_preemption_handler)
         if jax_cluster.is_here():
-            joining = jax_cluster.Joining(
-                begin=functools.partial(status.report_strategy, JAX),
-                end=functools.partial(status.report_phase, HAS_JOINED),
-            )
             jax_cluster.watch_preemption(functools.partial(_note_saving, order, status))
         if in_cluster:
             built_strategy.watch_strategies(lambda strategy: note_strategy(built_strategy.find_name(strategy)))
