@@ -59,7 +59,7 @@ WAIT_GPUS = FieldOption(
 )
 MAX_RESTARTS = FieldOption("max-restarts", "Program", "Restart after a failure, up to N times (0).", metavar="N")
 KEEP_WARM = FieldOption(
-    "keep-warm", "Program", "Keep TensorFlow imported for AGE, like 15m.", metavar="AGE", is_duration=True
+    "keep-warm", "Program", "Keep the framework imported for AGE, like 15m.", metavar="AGE", is_duration=True
 )
 REPORT = FieldOption("report", "Output", "Write report.html when the run ends.")
 TENSORBOARD = FieldOption("tensorboard", "Output", "Run TensorBoard on the chief's node.")

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 needs_tf_keras = pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="tf_keras is not installed")
+HAS_GPU = Path("/dev/nvidiactl").exists()
+"""Whether this machine has an NVIDIA GPU that programs may use."""
 
 
 @functools.cache

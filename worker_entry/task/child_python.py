@@ -13,11 +13,10 @@ import os
 import sys
 from typing import Any
 
-from worker_entry.hooks import collective_time, input_time, jax_cluster
+from worker_entry.hooks import jax_cluster
 from worker_entry.protocol import child_order, environment
 from worker_entry.protocol.file_names import LOCK
 from worker_entry.task import keras_progress, runner, status_file
-from worker_entry.task.meter import Meter
 from worker_entry.task.meter import install as install_meter
 
 
@@ -46,8 +45,7 @@ def install(text: str) -> None:
     if order.status_file is not None and _is_task():
         joining = runner.report_phases(status_file.StatusFile(order.status_file))
     if order.progress and order.child_file is not None:
-        waits, inputs = collective_time.CollectiveClock(), input_time.InputClock()
-        meter = Meter(_Reporter(order.child_file), waits.waited_s, inputs.waited_s)
+        meter = runner.make_meter(_Reporter(order.child_file))
         install_meter(meter)
         keras_progress.install(meter)
     if order.child_crash_file is not None and not _is_task():

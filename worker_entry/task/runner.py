@@ -34,6 +34,7 @@ from worker_entry.hooks import (
     import_garbage,
     input_time,
     jax_cluster,
+    jax_time,
     own_resolver,
     own_tf_config,
     python_data,
@@ -133,6 +134,14 @@ def report_phases(status: status_file.StatusFile) -> jax_cluster.Joining:
     )
 
 
+def make_meter(status: status_file.StatusFile) -> Meter:
+    """A meter that reports to this status, and knows how long the program waits for other tasks and for input."""
+    if jax_cluster.is_here():
+        clock_of_jax = jax_time.JaxClock()
+        return Meter(status, clock_of_jax.waited_s, clock_of_jax.read_s)
+    return Meter(status, collective_time.CollectiveClock().waited_s, input_time.InputClock().waited_s)
+
+
 def _has_saved(error: BaseException) -> bool:
     """Whether the program ends because it is preempted: its process then leaves when the others have saved as well."""
     return isinstance(error, SystemExit) and crash_record.find_exit_status(error) in PREEMPTED
@@ -165,8 +174,7 @@ def _prepare(order: TaskOrder) -> None:
             status.report_strategy(name)
 
         if order.progress:
-            waits, inputs = collective_time.CollectiveClock(), input_time.InputClock()
-            meter = Meter(status, waits.waited_s, inputs.waited_s)
+            meter = make_meter(status)
             install_meter(meter)
 
             def begin_keras() -> None:

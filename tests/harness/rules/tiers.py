@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.available import HAS_GPU
 from tests.harness.rules import version_rows
 from tests.harness.rules.second_chance import PURE
 from tests.harness.rules.selection import RevisionError, Selection, read_changes, read_tests, select
@@ -36,10 +37,11 @@ FOLDERS = {
     "jax": "jax",
 }
 """The folders of `tests/` in which all tests have the same requirement, and its mark."""
-REQUIREMENTS = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kubernetes", "packages", "jax"}
+REQUIREMENTS = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kubernetes", "packages", "jax", "gpu"}
 COSTLY = {*REQUIREMENTS, "slow"}
 """Marks of tests that run always only if they are marked `smoke` as well."""
 SMOKE = "smoke"
+GPU = "gpu"
 
 
 def tier_of(marks: Container[str], *, pure: bool = False) -> int:
@@ -114,6 +116,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     refuse_without_covers(items)
     _keep(config, items, lambda item: version_rows.is_of_versions(_module_of(item)) == config.option.versions)
     if not config.option.markexpr and not config.option.versions:
+        named = _find_named(config)
+        if not HAS_GPU:  # few machines have one: no reason to skip these tests on all others
+            _keep(config, items, lambda item: GPU not in marks_of(item) or item.path in named)
         is_kept = _find_rule(config)
         _keep(config, items, lambda item: is_kept(item, marks_of(item)))
 
@@ -133,10 +138,14 @@ def _find_rule(config: pytest.Config) -> Callable[[pytest.Item, Set[str]], bool]
         return lambda item, marks: (
             not (passed and is_default(marks)) and (every or tier_of(marks) < 4 or _module_of(item) in selected)
         )
-    # pytest collects only what is named: an item whose file is among the names was asked for.
-    named = [Path(config.invocation_params.dir, name.partition("::")[0]) for name in config.args]
-    modules = {path.resolve() for path in named if path.is_file()}
+    modules = _find_named(config)
     return lambda item, marks: is_default(marks) or item.path in modules
+
+
+def _find_named(config: pytest.Config) -> set[Path]:
+    """The files that were asked for by name: of all others, pytest collects the folder."""
+    named = [Path(config.invocation_params.dir, name.partition("::")[0]) for name in config.args]
+    return {path.resolve() for path in named if path.is_file()}
 
 
 def marks_of(item: pytest.Item) -> set[str]:

@@ -1,0 +1,1 @@
+"""Runs on an NVIDIA GPU: `pytest tests/gpu` or, where there is one, `pytest --all`."""
