@@ -143,8 +143,8 @@ class ClusterSpec(Model):
     keep_warm_s: Annotated[
         float, Field(ge=0), AtMost(86_400, "nodes should not be held for longer"), field_options.KEEP_WARM
     ] = 0.0
-    """How long each node keeps the framework imported after the run, in seconds, to start the next run faster; 0: not at
-    all."""
+    """How long each node keeps the framework imported after the run, in seconds, to start the next run faster; 0: not
+    at all."""
     wait_gpus_s: Annotated[
         Annotated[float, Field(ge=0), AtMost(31_536_000, "it is a year")] | None, field_options.WAIT_GPUS
     ] = None

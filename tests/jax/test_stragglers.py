@@ -15,9 +15,7 @@ PROGRAM = str(PROGRAMS / "jax_slow.py")
 
 
 @pytest.mark.parametrize(("how", "reason"), [("input", "input pipeline (it waits "), ("callback", "own computation")])
-def test_a_slow_process_is_named_with_the_reason(
-    distlaunch: Distlaunch, tmp_path: Path, how: str, reason: str
-) -> None:
+def test_a_slow_process_is_named_with_the_reason(distlaunch: Distlaunch, tmp_path: Path, how: str, reason: str) -> None:
     ran = distlaunch("up", write_spec(tmp_path, PROGRAM, "1", how))
     assert ran.status == 0, ran.stderr
     [named] = [line for line in ran.stderr.splitlines() if "× the median step" in line]

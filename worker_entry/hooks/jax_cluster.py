@@ -38,10 +38,10 @@ _LISTENS = "0A"
 
 def is_here() -> bool:
     """Whether the launcher has made this process part of a cluster of JAX."""
-    return all(environ_has(name) for name in (environment.JAX_COORDINATOR, environment.JAX_PROCESSES))
+    return all(_is_set(name) for name in (environment.JAX_COORDINATOR, environment.JAX_PROCESSES))
 
 
-def environ_has(name: str) -> bool:
+def _is_set(name: str) -> bool:
     return bool(os.environ.get(name))
 
 
@@ -157,7 +157,7 @@ def _patch_state(module: ModuleType, coordinator: str, heartbeat_s: float, joini
             parameter = signature.parameters.get(name)
             if parameter is not None and given.arguments[name] == parameter.default:
                 given.arguments[name] = value
-        is_free = given.arguments.get("coordinator_bind_address", "") is None and not environ_has(BIND)
+        is_free = given.arguments.get("coordinator_bind_address", "") is None and not _is_set(BIND)
         is_ours = given.arguments["coordinator_address"] in (None, coordinator)
         if is_free and is_ours and not _is_guarded(coordinator) and _is_of_machine(coordinator):
             given.arguments["coordinator_bind_address"] = coordinator

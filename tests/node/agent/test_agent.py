@@ -622,6 +622,13 @@ def test_workers_connect_to_each_other_without_a_proxy(make: Make, env: dict[str
     assert (seen.get("no_grpc_proxy") or None) == expected
 
 
+def test_a_process_of_jax_reaches_the_coordinator_without_a_proxy(make: Make) -> None:
+    client = make(env={"http_proxy": "http://proxy:3128", "no_proxy": "a", "no_grpc_proxy": ""})
+    client.greet()
+    seen = look(client, script("worker:0", LOOK, env={"JAX_COORDINATOR_ADDRESS": "[fd00::1]:20000"}))
+    assert seen["env"]["no_grpc_proxy"] == "a,fd00::1"
+
+
 def test_a_task_without_peers_keeps_its_proxies(make: Make) -> None:
     client = make(env={"http_proxy": "http://proxy:3128", "no_grpc_proxy": ""})
     client.greet()

@@ -271,6 +271,15 @@ def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Proble
     return Problem("start-failed", message, hint, start.task)
 
 
+def _find_peers(start: TaskStart, env: dict[str, str]) -> Iterator[str]:
+    """The addresses to which the task's framework connects by gRPC."""
+    if start.joins or environment.TF_CONFIG in start.env:
+        for addresses in json.loads(env[environment.TF_CONFIG])["cluster"].values():
+            yield from addresses
+    if environment.JAX_COORDINATOR in start.env:
+        yield start.env[environment.JAX_COORDINATOR]
+
+
 def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:
     env = environment.merge(os.environ, start.env, start.unset, start.defaults)
     if start.joins:
@@ -278,10 +287,10 @@ def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:
         config = {"cluster": cluster, "task": {"type": task_type, "index": int(index)}}
         env["TF_CONFIG"] = json.dumps(config, separators=(",", ":"))
     # gRPC sends worker-to-worker traffic through a proxy unless `no_grpc_proxy` excludes the hosts.
-    if (start.joins or "TF_CONFIG" in start.env) and any(env.get(name) for name in environment.PROXIES):
-        cluster = json.loads(env["TF_CONFIG"])["cluster"]
-        hosts = {address.rpartition(":")[0].strip("[]") for addresses in cluster.values() for address in addresses}
-        known = env.get("no_grpc_proxy") or env.get("no_proxy") or ""
-        env["no_grpc_proxy"] = ",".join([*filter(None, known.split(",")), *sorted(hosts)])
+    if any(env.get(name) for name in environment.PROXIES):
+        hosts = {address.rpartition(":")[0].strip("[]") for address in _find_peers(start, env)}
+        if hosts:
+            known = env.get("no_grpc_proxy") or env.get("no_proxy") or ""
+            env["no_grpc_proxy"] = ",".join([*filter(None, known.split(",")), *sorted(hosts)])
     add_compile_cache(env)
     return env
