@@ -24,6 +24,7 @@ import pytest
 from launcher.transports.ssh.config import as_words
 from tests.harness.hosts.sshd import PORT, SSHD
 from tests.harness.places import ROOT
+from tests.harness.processes import jax
 from tests.harness.processes.commands import Ran, distlaunch_command
 from tests.harness.witness import wait_until
 
@@ -285,13 +286,14 @@ def _start_daemon(
     account = pwd.getpwnam(user)
     os.chown(folder / "home", account.pw_uid, account.pw_gid)
     _make_key(folder / "host_key")
-    python = Path(sys.executable).resolve().parents[1]
+    pythons = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]]
+    pythons.append(Path(jax.PYTHON).parents[1])
     script = [
         "set -e",
         f"echo {name} > /proc/sys/kernel/hostname",
         "echo 1 > /proc/sys/net/ipv6/conf/all/keep_addr_on_down",
         f"mount --bind {shlex.quote(str(folder.parent / 'hosts'))} /etc/hosts",
-        *_open_up(dict.fromkeys([ROOT, Path(sys.prefix), Path(sys.base_prefix), python, folder.parent])),
+        *_open_up(dict.fromkeys([ROOT, *pythons, folder.parent])),
         'exec "$@"',
     ]
     # `ip netns exec` gives its command a private mount namespace.
