@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from launcher.spec.strategies import Framework
 from launcher.tasks import TaskId
 from worker_entry.protocol import environment
+from worker_entry.protocol.addresses import split_address
 
 
 def make_framework_envs(
@@ -68,9 +69,3 @@ def make_rank_env(framework: Framework, first: str, rank: str, size: int) -> dic
         environment.JAX_PROCESS: rank,
         **keras,
     }
-
-
-def split_address(address: str) -> tuple[str, str]:
-    """`[fd00::1]:20000` → `fd00::1` and `20000`."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), port

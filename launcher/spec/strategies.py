@@ -93,11 +93,8 @@ def find_role_problem(
     """Finds what is wrong with these numbers of tasks: the task type at fault, if there is a single one, and why."""
     if framework in FRAMEWORKS:
         wrong = next((task_type for task_type, count in counts.items() if count and task_type != "worker"), None)
-        return (
-            None
-            if wrong is None
-            else (wrong, f"{FRAMEWORKS[framework][0]} has only workers; write `tasks: {{worker: 1}}`")
-        )
+        message = f"{FRAMEWORKS[framework][0]} has only workers; write `tasks: {{worker: 1}}`"
+        return None if wrong is None else (wrong, message)
     rules = RULES[name]
     total = sum(counts.values())
     if rules.alone and total > 1:

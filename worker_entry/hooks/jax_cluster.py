@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Optional
 
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.protocol import environment
+from worker_entry.protocol.addresses import split_address
 
 CLUSTERS = "jax._src.clusters.cluster"
 DISTRIBUTED = "jax._src.distributed"
@@ -31,9 +32,10 @@ NATIVE = ("jaxlib._jax", "jaxlib.xla_extension")
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 LONG_S = 604_800
 """JAX's time-outs for a start and an end, which the launcher limits."""
-_failures: list[bool] = []
 _LISTENS = "0A"
 """The state of a listening socket, as Linux shows it."""
+_failures: list[bool] = []
+"""An entry for each failure of the program that its process has noted."""
 
 
 def is_here() -> bool:
@@ -204,7 +206,7 @@ def _is_guarded(coordinator: str) -> bool:
 
     The server then has to listen at all addresses, as the agent does: Linux prefers a socket with a specific address.
     """
-    port = f":{int(coordinator.rpartition(':')[2]):04X}"
+    port = f":{int(split_address(coordinator)[1]):04X}"
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as rows:
             if any(row[1].endswith(port) and row[3] == _LISTENS for row in map(str.split, rows)):
@@ -219,7 +221,7 @@ def _is_of_machine(address: str) -> bool:
     """
     import socket  # only now: a program's own module of this name must not be hidden
 
-    host = address.rpartition(":")[0].strip("[]")
+    host, _ = split_address(address)
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -8,10 +8,11 @@ the others cannot be told from one that waits: both take equally long for a step
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Optional
 
@@ -19,6 +20,7 @@ from worker_entry.hooks.import_hooks import after_import
 
 ARRAY = "jax._src.array"
 TRAINER = "keras.src.backend.jax.trainer"
+"""The module of the trainer of Keras on JAX."""
 CALLBACKS = "keras.src.callbacks.callback_list"
 
 
@@ -56,6 +58,7 @@ class JaxClock:
 
     def __init__(self) -> None:
         self._devices, self._input = Stopwatch(), Stopwatch()
+        self._next = self._input.timed(next)
         after_import(ARRAY, self._watch_reads)
         after_import(TRAINER, self._watch_steps)
         after_import(CALLBACKS, self._watch_logs)
@@ -83,7 +86,7 @@ class JaxClock:
         @functools.wraps(make)
         def make_measured(self_: Any, step_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             run = make(self_, self._devices.timed(step_function), *args, **kwargs)
-            return lambda state, iterator: run(state, self._read(iterator))
+            return lambda state, iterator: run(state, map(self._next, itertools.repeat(iterator)))
 
         trainer._make_function = make_measured
 
@@ -101,19 +104,3 @@ class JaxClock:
             end(self_, batch, logs)
 
         callbacks._on_train_batch_end = end_measured
-
-    def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        return _Measured(self._input.timed(iterator.__next__))
-
-
-class _Measured:
-    """An iterator whose next item comes from a function."""
-
-    def __init__(self, following: Callable[[], Any]) -> None:
-        self._following = following
-
-    def __iter__(self) -> _Measured:
-        return self
-
-    def __next__(self) -> Any:
-        return self._following()

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from worker_entry.hooks.import_hooks import after_import
+from worker_entry.protocol.addresses import split_address
 
 STRATEGY = "tensorflow.python.distribute.parameter_server_strategy_v2"
 SILENCE_S = 1.0
@@ -47,9 +48,9 @@ def is_served(address: str) -> bool:
     """Whether a server listens at `host:port`: it greets, or at least does not close the connection."""
     import socket  # only now: a program's own module of this name must not be hidden
 
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), SILENCE_S) as connection:
+        with socket.create_connection((host, int(port)), SILENCE_S) as connection:
             connection.settimeout(SILENCE_S)
             try:
                 return connection.recv(1) != b""

@@ -23,11 +23,11 @@ from typing import Any
 from worker_entry.keras_patches.collectives import add_up, broadcast
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.news import News
+from worker_entry.keras_patches.peers import find_peers
 from worker_entry.keras_patches.source import (
     CALLBACK,
     change_callbacks,
     flatten_callbacks,
-    is_multi_worker,
     number_of,
     with_callback,
 )
@@ -59,21 +59,21 @@ def _patched_save(trainer: Any, original: Callable[..., None]) -> Callable[..., 
             return
         if not _is_chief(self.model):
             return
-        write_whole(functools.partial(original, **kwargs), self, *args)
+        write_whole(original, self, *args, **kwargs)
 
     return _save_model
 
 
-def write_whole(save: Callable[..., None], callback: Any, *args: Any) -> None:
+def write_whole(save: Callable[..., None], callback: Any, *args: Any, **kwargs: Any) -> None:
     """Lets a BackupAndRestore write its files into another folder, and renames the complete files."""
     folder = os.fspath(callback.backup_dir)
     if "://" in folder or callback.double_checkpoint:
-        save(callback, *args)
+        save(callback, *args, **kwargs)
         return
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=PART, dir=folder) as staging:
         with directed_to(callback, staging):
-            save(callback, *args)
+            save(callback, *args, **kwargs)
         # The epoch comes last: weights that are newer than the epoch are just trained a little longer.
         for name in sorted(os.listdir(staging), key=lambda name: (name.endswith(".json"), name)):
             os.replace(os.path.join(staging, name), os.path.join(folder, name))
@@ -168,8 +168,7 @@ def _has_backup(callback: Any) -> bool:
 
 
 def _is_multi_worker(trainer: Any, model: Any) -> bool:
-    strategy = model.distribute_strategy
-    return strategy is not None and is_multi_worker(trainer, strategy)
+    return find_peers(trainer, model) is not None
 
 
 def _is_chief(model: Any) -> bool:

@@ -61,6 +61,7 @@ from typing import Any
 from worker_entry.hooks import jax_cluster
 from worker_entry.hooks.built_strategy import after_strategy
 from worker_entry.hooks.import_hooks import after_import
+from worker_entry.hooks.jax_time import TRAINER as JAX_TRAINER
 from worker_entry.keras_patches.backup import BACKUP, patch_backup
 from worker_entry.keras_patches.callbacks import MODEL_CHECKPOINT, patch_callbacks
 from worker_entry.keras_patches.digests import patch_digests
@@ -78,7 +79,6 @@ from worker_entry.keras_patches.optimizers import (
     patch_loss_scale_optimizer,
     patch_optimizer,
 )
-from worker_entry.keras_patches.peers import JAX_TRAINER
 from worker_entry.keras_patches.saving import SAVING, patch_saving
 from worker_entry.keras_patches.seeds import SEED_GENERATOR, patch_seeds
 from worker_entry.keras_patches.servers.parameter_server import EPOCH_ITERATOR, patch_parameter_server
@@ -127,7 +127,7 @@ def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
     keras = f"Keras {version}"
     if trainer is None:  # Keras 2, or Keras 3 on another backend
         if JAX_TRAINER in sys.modules and jax_cluster.is_here():
-            _apply(JAX_PATCHES, sys.modules[JAX_TRAINER], keras, News(log, report_model), report)
+            _apply(JAX_PATCHES, sys.modules[JAX_TRAINER], version, News(log, report_model), report)
         return
     try:
         sound = _averages_over_workers()
@@ -141,13 +141,13 @@ def _patch_and_log(log: Log, report: Report, report_model: ReportModel) -> None:
             _say_changed(keras, [LOSS, METRIC], log)
             report(KerasPatch(version, 0, [LOSS, METRIC]))
         return
-    _apply(PATCHES, trainer, keras, News(log, report_model), report)
+    _apply(PATCHES, trainer, version, News(log, report_model), report)
 
 
-def _apply(patches: Sequence[tuple[str, Patch]], trainer: Any, keras: str, news: News, report: Report) -> None:
-    """Applies the patches; reports and logs what they have found. `keras`: its name with its version."""
+def _apply(patches: Sequence[tuple[str, Patch]], trainer: Any, version: str, news: News, report: Report) -> None:
+    """Applies the patches to this version of Keras; reports and logs what they have found."""
     findings: list[Finding] = []
-    log = news.say
+    keras, log = f"Keras {version}", news.say
     for name, patch in patches:
         try:
             module = find_module(name)
@@ -158,7 +158,7 @@ def _apply(patches: Sequence[tuple[str, Patch]], trainer: Any, keras: str, news:
     places = group(findings)
     patched, changed, fixed = (places[state] for state in (State.PATCHED, State.CHANGED, State.FIXED))
     if patched or changed:
-        report(KerasPatch(keras.partition(" ")[2], len(patched), changed))
+        report(KerasPatch(version, len(patched), changed))
     if patched:
         log(f"patched {keras} for distributed training: {', '.join(patched)} (--set keras.patch=false turns this off)")
     elif not changed:

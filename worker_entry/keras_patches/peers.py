@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
+from worker_entry.hooks.jax_time import TRAINER as JAX_TRAINER
 from worker_entry.keras_patches import collectives
 from worker_entry.keras_patches.on_jax import processes
 from worker_entry.keras_patches.source import is_multi_worker, number_of
 from worker_entry.protocol.frozen import dataclass
-
-JAX_TRAINER = "keras.src.backend.jax.trainer"
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.hooks import jax_cluster, own_tf_config
+from worker_entry.hooks.jax_time import TRAINER as JAX_TRAINER
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.on_jax.processes import alone, process_index
-from worker_entry.keras_patches.peers import JAX_TRAINER
 
 SAVING = "keras.src.saving.saving_lib"
 LEGACY = "keras.src.legacy.saving.legacy_h5_format"

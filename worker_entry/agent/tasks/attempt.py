@@ -30,6 +30,7 @@ from worker_entry.agent.tasks.watches import CacheWatch, CheckpointWatch, TaskWa
 from worker_entry.program.finding import find_problems
 from worker_entry.program.versions import Files, read_own_files
 from worker_entry.protocol import orders
+from worker_entry.protocol.addresses import split_address
 from worker_entry.protocol.collection import FindFiles, ReadFile
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.framing import ProtocolError
@@ -225,7 +226,7 @@ class AttemptRunner:
         self.checks.close()
         self._signalled = False
         addresses = (address for group in order.cluster.values() for address in group)
-        hosts = order.routes.values() or (address.rpartition(":")[0].strip("[]") for address in addresses)
+        hosts = order.routes.values() or (split_address(address)[0] for address in addresses)
         self._guards.learn({*hosts, *order.callers})
         if self._tunnel_key is not None and self._outer is not None:
             own = {task: port for task, port in self._ports.numbers.items() if not is_auxiliary(task)}

@@ -17,6 +17,7 @@ from worker_entry.agent.tasks.status_reader import StatusFiles
 from worker_entry.program.compile_cache import add_compile_cache
 from worker_entry.program.finding import find_command
 from worker_entry.protocol import environment
+from worker_entry.protocol.addresses import split_address
 from worker_entry.protocol.child_order import make_child_env
 from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private_directory
 from worker_entry.protocol.frozen import asdict, replace
@@ -288,7 +289,7 @@ def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:
         env["TF_CONFIG"] = json.dumps(config, separators=(",", ":"))
     # gRPC sends worker-to-worker traffic through a proxy unless `no_grpc_proxy` excludes the hosts.
     if any(env.get(name) for name in environment.PROXIES):
-        hosts = {address.rpartition(":")[0].strip("[]") for address in _find_peers(start, env)}
+        hosts = {split_address(address)[0] for address in _find_peers(start, env)}
         if hosts:
             known = env.get("no_grpc_proxy") or env.get("no_proxy") or ""
             env["no_grpc_proxy"] = ",".join([*filter(None, known.split(",")), *sorted(hosts)])

@@ -35,25 +35,22 @@ def patch_backup_on_jax(trainer: Any, module: Any, news: News) -> Iterator[Findi
     if not all(hasattr(callback, name) for name in names) or not change_callbacks(trainer, change):
         yield unpatched("BackupAndRestore", fixed=False)
         return
-    callback._save_model = _by_first(trainer, callback._save_model, write_whole)
+    save = callback._save_model
+    callback._save_model = _by_first(trainer, save, functools.partial(write_whole, save))
     callback.on_train_begin = _patched_begin(trainer, callback.on_train_begin)
-    callback.on_train_end = _by_first(trainer, callback.on_train_end)
+    callback.on_train_end = _by_first(trainer, callback.on_train_end, callback.on_train_end)
     yield patched("BackupAndRestore")
 
 
-def _by_first(
-    trainer: Any,
-    original: Callable[..., None],
-    call: Callable[..., None] = lambda original, self, *args: original(self, *args),
-) -> Callable[..., None]:
-    """The method, which only the first of several processes runs, by `call`."""
+def _by_first(trainer: Any, original: Callable[..., None], of_first: Callable[..., None]) -> Callable[..., None]:
+    """The method; of several processes, only the first does anything, by `of_first`."""
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> None:
         if find_distribution(trainer) is None:
             original(self, *args, **kwargs)
         elif process_index() == 0:
-            call(functools.partial(original, **kwargs), self, *args)
+            of_first(self, *args, **kwargs)
 
     return method
 
