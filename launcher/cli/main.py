@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from launcher.cli import completion, config, control, doctor, logs, run, show, specs
+from launcher.cli import completion, config, control, doctor, logs, resume_test, run, show, specs
 from launcher.cli.defaults import Defaults, read_defaults
 from launcher.cli.sections import SectionedGroup, option
 from launcher.cli.usage_errors import as_usage_error
@@ -225,6 +225,7 @@ cli.add_section(
     "Prepare",
     (
         doctor.doctor,
+        resume_test.test_resume,
         specs.init,
         specs.compose,
         specs.export,

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from launcher.cli.changes import read_changes
+from launcher.cli.changes import find_value, read_changes
 from launcher.cli.completion import complete_specs
 from launcher.cli.options import host_options
 from launcher.cli.sections import SectionedCommand, fill_bare, read_option
 
 if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
+    from worker_entry.protocol.strategy_names import StrategyName
 
 _MARK = "\0command"
 _HOSTS: dict[str, Any] = {"hosts": (), "hostfile": None, "slurm": False}
@@ -182,6 +183,34 @@ def load_changed(context: click.Context, path: Path, arguments: Sequence[str], *
     changes = read_changes(context)
     environ = {**dict.fromkeys(changes.names, ""), **os.environ} if check else None
     return changes.apply(append_arguments(load_spec(path, environ), arguments), os.environ, check=check)
+
+
+def make_local_spec(
+    context: click.Context,
+    program: Sequence[str],
+    *,
+    module: bool,
+    workers: int | None,
+    ps: int | None = None,
+    evaluator: bool = False,
+    oversubscribe: bool = False,
+) -> ClusterSpec:
+    """The spec for a program on this machine, changed by the options; without a program, for the demo."""
+    from launcher.spec import command_line
+    from launcher.spec.field_options import FRAMEWORK, STRATEGY
+    from worker_entry.system import hardware
+
+    strategy: StrategyName = find_value(context, STRATEGY, "multi_worker_mirrored")
+    tasks = command_line.make_tasks(strategy, workers, ps, evaluator=evaluator)
+    if not oversubscribe:
+        command_line.check_workers(tasks["worker"], hardware.cores())
+    spec = command_line.make_spec(
+        tasks=tasks,
+        strategy=strategy,
+        framework=find_value(context, FRAMEWORK, "tensorflow"),
+        program=command_line.make_program(program, is_module=module, is_command=context.meta["distlaunch.is_command"]),
+    )
+    return read_changes(context).apply(spec, os.environ)
 
 
 def find_misplaced(context: click.Context, words: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.changes import field_option, find_value, read_changes, setting_option, variable_option
+from launcher.cli.changes import field_option, setting_option, variable_option
 from launcher.cli.completion import complete_specs
 from launcher.cli.options import (
     detach_options,
@@ -30,6 +30,7 @@ from launcher.cli.programs import (
     complete_first_spec,
     find_misplaced,
     load_changed,
+    make_local_spec,
     takes_spec_or_hosts,
 )
 from launcher.cli.sections import SectionedCommand, option
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from launcher.controller.detach import Detachment
     from launcher.report.models import RunReport
     from launcher.spec.models import ClusterSpec
-    from worker_entry.protocol.strategy_names import StrategyName
 
 _DETACHMENT = "distlaunch.detachment"
 
@@ -183,20 +183,9 @@ def local(
     distlaunch local --workers 2 train.py --epochs 3  a script, or -m MODULE
     distlaunch local --workers 2 -- ./program ARGS    any other command
     """
-    from launcher.spec import command_line
-    from worker_entry.system import hardware
-
-    strategy: StrategyName = find_value(context, STRATEGY, "multi_worker_mirrored")
-    tasks = command_line.make_tasks(strategy, workers, ps, evaluator=evaluator)
-    if not oversubscribe:
-        command_line.check_workers(tasks["worker"], hardware.cores())
-    spec = command_line.make_spec(
-        tasks=tasks,
-        strategy=strategy,
-        framework=find_value(context, FRAMEWORK, "tensorflow"),
-        program=command_line.make_program(program, is_module=module, is_command=context.meta["distlaunch.is_command"]),
+    spec = make_local_spec(
+        context, program, module=module, workers=workers, ps=ps, evaluator=evaluator, oversubscribe=oversubscribe
     )
-    spec = read_changes(context).apply(spec, os.environ)
     return _run(spec, checks=False, misplaced=find_misplaced(context, program), **options)
 
 

@@ -14,9 +14,15 @@ from launcher.tasks import TaskId, parse_task_id
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import Injection
 
-DONE = {"kill": "was killed", "stop": "was stopped by SIGSTOP", "exit": "was made to exit", "preempt": "was preempted"}
-_FAULT = re.compile(r"(?P<what>\w+):(?P<task>\w+:\d+)@(?P<at>\w+)=(?P<value>\d+(?:\.\d+)?)")
-_MOMENTS = ("epoch", "step", "seconds")
+DONE = {
+    "kill": "was killed",
+    "stop": "was stopped by SIGSTOP",
+    "exit": "was made to exit",
+    "preempt": "was preempted",
+    "full-disk": "found no space for a checkpoint",
+}
+_FAULT = re.compile(r"(?P<what>[\w-]+):(?P<task>\w+:\d+)@(?P<at>\w+)=(?P<value>\d+(?:\.\d+)?)")
+_MOMENTS = ("epoch", "step", "save", "seconds")
 _EXAMPLE = "write it like kill:worker:1@epoch=3"
 
 
@@ -56,7 +62,11 @@ def parse_fault(text: str, spec: ClusterSpec) -> Fault:
         raise UsageError(
             "--chaos needs a Python program, which distlaunch runs itself", hint="name the script, not a command"
         )
-    if at != "seconds" and not spec.progress:
+    if what == "full-disk" and at != "save":
+        raise UsageError(
+            f"--chaos fills the disk at a save, not at {at}=", hint="write it like full-disk:worker:0@save=2"
+        )
+    if at in ("epoch", "step") and not spec.progress:
         raise UsageError(f"--chaos counts {at}s, which needs `progress: true`", hint="use seconds=")
     return Fault(task, Injection(what, at, float(found["value"])))
 

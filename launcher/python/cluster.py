@@ -7,7 +7,7 @@ import html
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -46,6 +46,7 @@ class Cluster:
         spec: a spec, or the path of a spec file.
         run_dir: a new folder for the run's files; by default, a folder in the user's state directory.
         checks: whether to check the nodes before the start, as `distlaunch up` does.
+        chaos: faults to inject, as the option `--chaos` takes them: `kill:worker:1@epoch=3`.
 
     Raises:
         SpecError: the spec file has errors.
@@ -67,10 +68,12 @@ class Cluster:
         *,
         run_dir: str | os.PathLike[str] | None = None,
         checks: bool = True,
+        chaos: Sequence[str] = (),
     ) -> None:
         self.spec = spec if isinstance(spec, ClusterSpec) else load_spec(spec)
         self._run_dir = Path(run_dir) if run_dir is not None else None
         self._checks = checks
+        self._chaos = chaos
         self._process: ControllerProcess | None = None
         self._live: LiveOutput | None = None
 
@@ -94,7 +97,7 @@ class Cluster:
         if self._process is not None:
             raise RuntimeError("a Cluster can be started once; create another one")
         self._process = ControllerProcess(
-            Order.of(self.spec, self._run_dir, checks=self._checks, parent=os.getpid()),
+            Order.of(self.spec, self._run_dir, checks=self._checks, parent=os.getpid(), chaos=self._chaos),
         )
         try:
             self._process.began.wait()

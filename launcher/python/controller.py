@@ -13,6 +13,7 @@ from typing import IO
 from launcher.console.writer import Console
 from launcher.controller.launch import conduct, new_start
 from launcher.errors import DistlaunchError, ShownError, as_ours
+from launcher.gang.faults import parse_fault
 from launcher.plan.planner import Planner
 from launcher.python.exchange import Began, Ended, News, NotStarted, Order, parse, send
 from launcher.rundir.directory import RunDir
@@ -51,8 +52,10 @@ def _run(order: Order, channel: IO[bytes]) -> News:
     try:
         clock.share()
         spec = with_nodes(order.read_spec())
+        faults = [parse_fault(text, spec) for text in order.chaos]
         start = new_start(spec, checks=order.checks)
-        return Ended(conduct(spec, start, open_folder, verbose=False, prepare=announce).model_dump_json())
+        report = conduct(spec, start, open_folder, verbose=False, faults=faults, prepare=announce)
+        return Ended(report.model_dump_json())
     except ShownError as error:
         try:
             return Ended(files[0].report.read_text(encoding="utf-8"))

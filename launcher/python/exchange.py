@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,17 +19,18 @@ _KINDS = (SpecError, UsageError, TooFewGpusError, RunDirectoryError)
 class Order:
     """The order to run a spec. It contains secrets, so it never appears on a command line.
 
-    `parent`: the process whose end stops the run.
+    `parent`: the process whose end stops the run. `chaos`: faults to inject, as the option takes them.
     """
 
     spec: str
     run_dir: str
     checks: bool
     parent: int
+    chaos: list[str]
 
     @classmethod
-    def of(cls, spec: ClusterSpec, run_dir: Path | None, *, checks: bool, parent: int) -> Order:
-        return cls(spec.model_dump_json(exclude_defaults=True), str(run_dir or ""), checks, parent)
+    def of(cls, spec: ClusterSpec, run_dir: Path | None, *, checks: bool, parent: int, chaos: Sequence[str]) -> Order:
+        return cls(spec.model_dump_json(exclude_defaults=True), str(run_dir or ""), checks, parent, [*chaos])
 
     def read_spec(self) -> ClusterSpec:
         return ClusterSpec.model_validate_json(self.spec)

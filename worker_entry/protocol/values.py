@@ -197,9 +197,10 @@ class Activity:
 
 @dataclass(frozen=True)
 class Injection:
-    """A fault to inject into a task, once: `what` is `kill`, `stop`, `exit` or `preempt`.
+    """A fault to inject into a task, once: `what` is `kill`, `stop`, `exit`, `preempt` or `full-disk`.
 
-    `at` is `epoch`, `step` or `seconds` (since the task's start), and `value` its number.
+    `at` is `epoch`, `step` (0: before the first one), `save` (the middle of writing this task's checkpoint, counted
+    from 1) or `seconds` (since the task's start), and `value` its number.
     """
 
     what: str

@@ -31,6 +31,8 @@ IN_FLIGHT = 1000
 """Maximum number of unfinished scheduled steps that one check covers: workers do the steps nearly in order."""
 
 Watcher = Callable[[Progress], None]
+Recorder = Callable[[Optional[int], Optional[int], dict[str, Any]], None]
+"""Gets the step, the epoch and the metrics."""
 
 
 class Meter:
@@ -80,6 +82,9 @@ class Meter:
         """Set when there may be something to report."""
         self._thread: Optional[threading.Thread] = None
         self.watchers: list[Watcher] = []
+        """Called when training begins, and after each step."""
+        self.recorders: list[Recorder] = []
+        """Called with what a program's own loop reports of a step, before the step counts."""
 
     @property
     def step(self) -> int:
@@ -96,6 +101,8 @@ class Meter:
             self._thread = threading.Thread(target=self._report_forever, name="distlaunch progress", daemon=True)
             self._thread.start()
             atexit.register(self.report)
+        for watch in self.watchers:
+            watch(self._progress())
 
     def end(self) -> None:
         """Notes that training is over; the program may continue with other work."""
@@ -272,6 +279,8 @@ def report(
     if _meter is None:
         return
     _meter.begin()
+    for record in _meter.recorders:
+        record(step, epoch, metrics)
     if epoch is not None:
         _meter.begin_epoch(int(epoch))
     if total_steps is not None or total_epochs is not None:

@@ -176,6 +176,11 @@ def _prepare(order: TaskOrder) -> None:
         if order.progress:
             meter = make_meter(status)
             install_meter(meter)
+            if os.environ.get(environment.TRACE):
+                from worker_entry.task import trace  # most tasks need none of what it imports
+
+                last_step = os.environ.get(environment.TRACE_STEPS)
+                trace.Trace(os.environ[environment.TRACE], int(last_step) if last_step else None).install(meter)
 
             def begin_keras() -> None:
                 for patch in patches:

@@ -15,6 +15,7 @@ LAUNCHER = [
     "gang",
     "verdict",
     "report",
+    "proof",
     "pages",
     "console",
     "slurm",

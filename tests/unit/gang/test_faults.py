@@ -33,7 +33,13 @@ def spec_of(program: ProgramSpec | None = None) -> ClusterSpec:
 class TestFaultParsing:
     @pytest.mark.parametrize(
         "text",
-        ["kill:worker:1@epoch=3", "stop:worker:0@step=120", "exit:worker:1@seconds=2.5", "preempt:worker:1@step=1"],
+        [
+            "kill:worker:1@epoch=3",
+            "stop:worker:0@step=120",
+            "exit:worker:1@seconds=2.5",
+            "preempt:worker:1@step=0",
+            "full-disk:worker:0@save=2",
+        ],
     )
     def test_a_parsed_fault_is_rendered_as_the_same_text(self, text: str) -> None:
         assert str(parse_fault(text, spec_of())) == text
@@ -46,6 +52,7 @@ class TestFaultParsing:
             ("maim:worker:1@epoch=3", "cannot 'maim' a task"),
             ("kill:worker:1@moon=3", "does not know the moment 'moon'"),
             ("kill:worker:2@epoch=3", "has no worker:2"),
+            ("full-disk:worker:1@epoch=3", "fills the disk at a save"),
             ("kill:walker:1@epoch=3", "is not a task"),
         ],
     )

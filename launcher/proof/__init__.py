@@ -1,0 +1,1 @@
+"""`distlaunch test-resume`: whether a program that was interrupted goes on as if nothing had happened."""

@@ -1,0 +1,365 @@
+"""Runs a program without and with faults, each time in a copy of its folder, and compares what it did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+from pydantic_core import ValidationError
+
+from launcher.controller.bundle import Bundle, make_bundle
+from launcher.errors import DistlaunchError, UsageError
+from launcher.failures import FailureName
+from launcher.proof.advice import advise
+from launcher.proof.compare import Records, Repeat, compare, compare_repeats, render_difference
+from launcher.proof.files import Files, compare_files, find_left, read_files
+from launcher.proof.models import FaultResult, Flaw, Point, ResumeProof
+from launcher.proof.phases import Choice, Phase, choose_phases
+from launcher.proof.record import Record, parse_record
+from launcher.proof.text import render_result
+from launcher.python.cluster import Cluster
+from launcher.report.models import RunReport
+from launcher.rundir.names import current_directory, make_run_id, runs_directory
+from launcher.spec.command_line import PORTS
+from launcher.spec.explain import explain_option, refuse_options
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import NodeSpec
+from launcher.spec.parts import RestartSpec, SshSpec, SyncSpec
+from launcher.tasks import LOCAL, TASK_TYPES, TaskId, parse_task_id
+from launcher.wording import count_of, render_duration
+from worker_entry.protocol import environment
+from worker_entry.protocol.frozen import dataclass
+
+MORE_RESTARTS = 2
+"""How many failures besides those of the faults are followed by a restart."""
+MOST_POINTS = 2000
+CHECKPOINTS = "checkpoints"
+"""The part of a run's folder in which programs save."""
+
+
+@contextlib.contextmanager
+def opened_folder(chosen: Path | None) -> Iterator[Path]:
+    """A new private folder for the files of a test; it is removed if the test does not come to its end.
+
+    Args:
+        chosen: the folder; by default, one in the user's state directory.
+
+    Raises:
+        UsageError: the folder exists already, or cannot be made.
+    """
+    name = make_run_id("resume")
+    folder = (chosen or runs_directory(os.environ).parent / "resume-tests" / name).absolute()
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise UsageError(f"cannot make {folder}: {error.strerror}", hint="choose another folder with -o") from None
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+class ProgramFailedError(DistlaunchError):
+    """The program fails even without a fault, or does not train."""
+
+    reference = "no-reference"
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run that has ended: its report, what each attempt's tasks did, and the files that it has written."""
+
+    report: RunReport
+    attempts: Sequence[Records]
+    files: Files
+
+
+def run_resume_test(
+    spec: ClusterSpec,
+    folder: Path,
+    *,
+    choice: Choice = "usual",
+    last_step: int | None = None,
+    links: Sequence[str] = (),
+    note: Callable[[str], None] = lambda _: None,
+) -> ResumeProof:
+    """Tests whether the program of a spec resumes exactly; all of its tasks run on this machine.
+
+    Args:
+        spec: what to run.
+        folder: a folder for the files of all runs.
+        choice: how many faults are tested.
+        last_step: the step after which training ends; by default, as the program says.
+        links: files and folders that are not copied, and that programs only read.
+        note: called with a line about each run.
+
+    Raises:
+        UsageError: the program cannot be tested in this way.
+        ProgramFailedError: it fails without a fault.
+        DistlaunchError: a run could not be started.
+    """
+    test = _ResumeTest(spec, folder, last_step, links)
+    note("Running twice without a fault")
+    first, second = test.run_whole("whole-1"), test.run_whole("whole-2")
+    whole = first.attempts[0]
+    chief = min(whole)
+    repeat = compare_repeats(whole, second.attempts[0])
+    note(f"{count_of(len(whole[chief].steps), 'step')} in {render_duration(first.report.ended - first.report.started)}")
+    if not repeat.exact:
+        note(f"The program does not repeat itself: the two runs differ {repeat.where}")
+    phases = choose_phases(whole, test.nodes, choice)
+    results = []
+    for number, phase in enumerate(phases, 1):
+        run = test.run(f"fault-{number}", phase)
+        result = _compare(phase, run, whole, repeat, (first.files, second.files), test)
+        results.append(result)
+        note(f"[{number}/{len(phases)}] {phase.name}: {render_result(result)}")
+    saves = any(record.saves for record in whole.values())
+    return ResumeProof(
+        exact=all(result.exact for result in results),
+        repeats=repeat.exact,
+        noise=repeat.where,
+        program=test.program,
+        steps=len(whole[chief].steps),
+        losses=_make_points(whole[chief], 0),
+        results=results,
+        left_out=[] if saves else ["faults while a checkpoint is written: no checkpoint was seen"],
+        directory=str(folder),
+    )
+
+
+class _ResumeTest:
+    """Runs one program again and again, each time in a new copy of its folder."""
+
+    def __init__(self, spec: ClusterSpec, folder: Path, last_step: int | None, links: Sequence[str]) -> None:
+        _check(spec)
+        self._spec = spec
+        self._folder = folder
+        self._last_step = last_step
+        self._base = (current_directory() / Path(spec.working_directory or "").expanduser()).resolve()
+        self._bundle = _read_folder(self._base)
+        self._links = [_check_link(self._base, link) for link in links]
+        counts = {name: sum(node.count(name) for node in spec.nodes) for name in TASK_TYPES}
+        self._tasks = {name: count for name, count in counts.items() if count}
+        self.nodes = [
+            tasks
+            for node in spec.nodes
+            if (tasks := [task for at, task in spec.placements() if at is node and task.trains])
+        ]
+        program = spec.program
+        words = [program.script] if program.script is not None else ["-m", program.module or ""]
+        self.program = " ".join([*filter(None, words), *program.args])
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """The name and the text of the program's script; empty if it is a module."""
+        script = self._spec.program.script
+        if script is None:
+            return "", ""
+        return script, (self._base / script).read_text(encoding="utf-8", errors="replace")
+
+    def run_whole(self, name: str) -> _Run:
+        """A run without a fault.
+
+        Raises:
+            ProgramFailedError: it failed, or did not train.
+            UsageError: it did not begin at the beginning, or writes where other runs of the test would read.
+        """
+        run = self.run(name, Phase(name, ()))
+        if run.report.outcome != "succeeded":
+            self._explain_failure(run)
+        records = run.attempts[0] if run.attempts else {}
+        if not records or not all(record.steps for record in records.values()):
+            raise ProgramFailedError(
+                "the program trained no step that distlaunch sees",
+                hint="it sees those of Keras 3's `fit`, and those that a loop reports with `worker_entry.progress`",
+            )
+        begin = records[min(records)].steps[0]
+        if (begin.epoch or 1) > 1 or (begin.state.iterations or 1) > 1:
+            raise UsageError(
+                f"without a fault, training begins at epoch {begin.epoch}: the program has found an old checkpoint",
+                hint="remove the checkpoint from its folder",
+            )
+        self._check_places(records)
+        return run
+
+    def run(self, name: str, phase: Phase) -> _Run:
+        """Runs the program in a new copy of its folder."""
+        place = self._folder / name
+        work, trace = place / "work", place / "trace"
+        place.mkdir(mode=0o700)
+        _copy(self._bundle, work)
+        for link in self._links:
+            (work / link).parent.mkdir(parents=True, exist_ok=True)
+            (work / link).symlink_to(self._base / link)
+        before = read_files(work)
+        spec = self._make_spec(work, trace, len(phase.faults))
+        with Cluster(
+            spec, run_dir=place / "run", checks=False, chaos=[str(fault) for fault in phase.faults]
+        ) as cluster:
+            report = cluster.wait()
+        checkpoints = place / "run" / CHECKPOINTS
+        written = {path: facts for path, facts in read_files(work).items() if before.get(path) != facts}
+        saved = {f"{CHECKPOINTS}/{path}": facts for path, facts in read_files(checkpoints).items()}
+        attempts = _read_attempts(trace, len(report.attempts))
+        for each in (work, trace, checkpoints):
+            shutil.rmtree(each, ignore_errors=True)
+        return _Run(report, attempts, {**written, **saved})
+
+    def _make_spec(self, work: Path, trace: Path, faults: int) -> ClusterSpec:
+        env = {**self._spec.env, environment.TRACE: str(trace)}
+        if self._last_step is not None:
+            env[environment.TRACE_STEPS] = str(self._last_step)
+        restarts = RestartSpec(max_restarts=faults + MORE_RESTARTS, pause_s=0, on=[*get_args(FailureName)])
+        try:
+            return self._spec.changed(
+                nodes=[NodeSpec(host=LOCAL, tasks=self._tasks)],
+                ports=PORTS,
+                working_directory=str(work),
+                sync=None,
+                checkpoint_directory=None,
+                log_directory=None,
+                collect=[],
+                tensorboard=False,
+                notify=None,
+                metrics=None,
+                metrics_file=None,
+                connection="paramiko",
+                ssh=SshSpec(),
+                env=env,
+                restart=restarts if faults else RestartSpec(),
+            )
+        except ValidationError as error:
+            raise refuse_options(explain_option("test-resume", error)) from None
+
+    def _explain_failure(self, run: _Run) -> None:
+        verdict = run.report.verdict
+        missing = next((name for name in self._left_out() if name in verdict.message), "")
+        raise ProgramFailedError(
+            f"the program fails without a fault: {verdict.message}",
+            evidence=verdict.evidence,
+            hint=f"{missing} is not copied, because git ignores it: --link {missing}" if missing else "",
+        )
+
+    def _left_out(self) -> list[str]:
+        """What the program's folder contains, but not its copies."""
+        copied = {entry.path.partition("/")[0] for entry in self._bundle.entries}
+        return sorted(path.name for path in self._base.iterdir() if path.name not in copied)
+
+    def _check_places(self, records: Records) -> None:
+        """Refuses a program that saves where its other runs would find it."""
+        for record in records.values():
+            for save in record.saves:
+                if not Path(save.path).is_relative_to(self._folder):
+                    raise UsageError(
+                        f"the program saves to {save.path}, where each run would find the checkpoint of the run before",
+                        hint="use a path relative to the working directory, or the folder DISTLAUNCH_CHECKPOINT_DIR",
+                    )
+
+
+def _check(spec: ClusterSpec) -> None:
+    if spec.program.command is not None:
+        raise UsageError(
+            "test-resume needs a Python program, which distlaunch runs itself", hint="name the script, not a command"
+        )
+    if not spec.progress:
+        raise UsageError("test-resume counts steps, which needs `progress: true`")
+    if spec.strategy == "parameter_server" and spec.framework == "tensorflow":
+        raise UsageError(
+            "no two runs under ParameterServerStrategy are alike, because workers do not wait for each other"
+        )
+
+
+def _read_folder(base: Path) -> Bundle:
+    try:
+        return make_bundle(SyncSpec(path=str(base), to="/unused"), base)
+    except UsageError as error:
+        raise UsageError(
+            f"{base}, the folder of the program, cannot be copied",
+            evidence=error.evidence or [error.message],
+            hint="change to a folder that has only the program; --link names what need not be copied",
+        ) from None
+
+
+def _check_link(base: Path, link: str) -> str:
+    path = Path(os.path.normpath(link))
+    if path.is_absolute() or path.parts[:1] == ("..",) or not (base / path).exists():
+        raise UsageError(f"--link {link}: there is no such file or folder in {base}")
+    return str(path)
+
+
+def _copy(bundle: Bundle, folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    for entry in bundle.entries:
+        target = folder / entry.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(bundle.root / entry.path, target, follow_symlinks=False)
+
+
+def _read_attempts(trace: Path, count: int) -> list[Records]:
+    attempts: list[dict[TaskId, Record]] = [{} for _ in range(count)]
+    for path in sorted(trace.glob("*.jsonl")):
+        task, attempt = path.stem.rsplit(".", 1)
+        if 0 < int(attempt) <= count:
+            name = parse_task_id(task.replace("-", ":"))
+            if name.trains:
+                attempts[int(attempt) - 1][name] = parse_record(path.read_text(encoding="utf-8"))
+    return [*attempts]
+
+
+def _compare(
+    phase: Phase,
+    run: _Run,
+    whole: Records,
+    repeat: Repeat,
+    files: tuple[Files, Files],
+    test: _ResumeTest,
+) -> FaultResult:
+    """What a run with faults did, compared with those without."""
+    comparison = compare(whole, run.attempts, repeat)
+    flaws, notes = [*comparison.flaws], [*comparison.notes]
+    chief = min(whole)
+    last = next((each[chief] for each in reversed(run.attempts) if chief in each and each[chief].steps), Record())
+    if run.report.outcome != "succeeded":
+        verdict = run.report.verdict
+        flaws = [
+            Flaw(reference="did-not-resume", message=f"the program did not resume: {verdict.message}"),
+            *(flaw for flaw in flaws if flaw.reference != "ends-elsewhere"),
+        ]
+    else:
+        flaws += compare_files(*files, run.files)
+        notes += filter(None, [find_left(*files, run.files)])
+    missed = [fault.fault for fault in run.report.chaos if fault.attempt is None]
+    notes += [f"{fault} was not injected" for fault in missed]
+    difference = render_difference(whole[chief], last, comparison)
+    return FaultResult(
+        name=phase.name,
+        faults=[str(fault) for fault in phase.faults],
+        exact=not flaws,
+        resumed_after=comparison.start,
+        repeated=comparison.repeated,
+        first_difference=comparison.difference if flaws else None,
+        difference=difference if flaws else "",
+        flaws=advise(flaws, *test.source),
+        notes=notes,
+        losses=_make_points(last, comparison.start or 0),
+        seconds=run.report.ended - run.report.started,
+        directory=run.report.directory,
+    )
+
+
+def _make_points(record: Record, start: int) -> list[Point]:
+    """The losses, at most `MOST_POINTS` of them."""
+    points = [
+        Point(step=number, loss=step.loss)
+        for number, step in enumerate(record.steps, start + 1)
+        if step.loss is not None
+    ]
+    stride = -(-len(points) // MOST_POINTS) or 1
+    return points[::stride]
