@@ -2,7 +2,8 @@
 
 In Keras, workers that share a path all write the same files at once, and each worker reads the files that it finds.
 Workers that do not share a path, or were killed between each other's backups, resume from different epochs. A worker
-that is killed while it writes leaves an unreadable file.
+that is killed while it writes leaves an unreadable file. And no file of Keras has the state of its random generators:
+after a restart, `Dropout` draws the numbers of the first steps again.
 
 With this patch, only the chief reads and writes, and it renames complete files. Before training, it sends the epoch and
 all variables of its backup to the other workers over the network. So workers may share the path, or use separate paths
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import sys
 import tempfile
@@ -35,6 +37,8 @@ from worker_entry.keras_patches.source import (
 BACKUP = "keras.src.callbacks.backup_and_restore"
 PART = ".backup-"
 """Prefix of folders with incomplete files."""
+SEEDS = "seeds.json"
+"""The file with the state of the random generators."""
 
 
 def patch_backup(trainer: Any, module: Any, news: News) -> Iterator[Finding]:
@@ -74,16 +78,36 @@ def write_whole(save: Callable[..., None], callback: Any, *args: Any, **kwargs: 
     with tempfile.TemporaryDirectory(prefix=PART, dir=folder) as staging:
         with directed_to(callback, staging):
             save(callback, *args, **kwargs)
+        with open(os.path.join(staging, SEEDS), "w") as stream:
+            json.dump([seed.numpy().tolist() for seed in _find_seeds(callback.model)], stream)
         # The epoch comes last: weights that are newer than the epoch are just trained a little longer.
         for name in sorted(os.listdir(staging), key=lambda name: (name.endswith(".json"), name)):
             os.replace(os.path.join(staging, name), os.path.join(folder, name))
 
 
+def read_seeds(callback: Any) -> None:
+    """Restores the random generators of the callback's model, if the backup has their state."""
+    seeds = _find_seeds(callback.model)
+    with contextlib.suppress(OSError, ValueError):  # a backup of Keras alone, or in an object store
+        with open(os.path.join(callback.backup_dir, SEEDS)) as stream:
+            numbers = json.load(stream)
+        for seed, value in zip(seeds, numbers) if len(seeds) == len(numbers) else ():  # noqa: B905 - Python 3.9
+            seed.assign(value)
+
+
+def _find_seeds(model: Any) -> list[Any]:
+    """The variables with the state of the random generators of a model's layers."""
+    return [variable for variable in model.variables if variable.path.endswith("seed_generator_state")]
+
+
 def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_train_begin(self: Any, logs: Any = None) -> None:
-        if not _is_multi_worker(trainer, self.model) or _is_chief(self.model) or not self.model.built:
+        is_alone = not _is_multi_worker(trainer, self.model)
+        if is_alone or _is_chief(self.model) or not self.model.built:
             original(self, logs)  # which raises, as on the chief, if the model is not built yet
+            if not is_alone:
+                read_seeds(self)
 
     return on_train_begin
 
