@@ -94,7 +94,7 @@ def _find_calls(source: str) -> dict[str, int]:
     """The line of the first call of each function, by its name, and by its name with each of its keywords."""
     try:
         tree = ast.parse(source)
-    except ValueError:  # also a SyntaxError: then the program has failed with it
+    except (SyntaxError, ValueError):  # then the program fails with it
         return {}
     found: dict[str, int] = {}
     for line, name, keywords in sorted(_read_calls(tree), key=lambda call: call[0]):
