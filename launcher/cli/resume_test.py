@@ -25,6 +25,7 @@ from launcher.spec.field_options import DEVICES, FRAMEWORK, PYTHON, STRATEGY
 @field_option(PYTHON)
 @option("--quick", section="Test", is_flag=True, help="Test three faults.")
 @option("--full", section="Test", is_flag=True, help="Also test a fault in each tenth of the run, and at each save.")
+@option("--only", section="Test", multiple=True, metavar="NAME", help="Test only this fault, like 'in an epoch'.")
 @option("--steps", section="Test", type=Whole(min=2), metavar="N", help="End each run after N steps.")
 @option(
     "--link",
@@ -51,6 +52,7 @@ def test_resume(
     module: bool,
     quick: bool,
     full: bool,
+    only: tuple[str, ...],
     steps: int | None,
     link: tuple[str, ...],
     output: Path | None,
@@ -75,8 +77,8 @@ def test_resume(
     from launcher.proof.text import render_proof
     from launcher.python.resume_test import opened_folder, run_resume_test
 
-    if quick and full:
-        raise UsageError("--quick and --full cannot be combined", hint="use one of them")
+    if quick + full + bool(only) > 1:
+        raise UsageError("--quick, --full and --only cannot be combined", hint="use one of them")
     if program and is_spec(program[0]) and not module:
         spec = load_changed(context, Path(program[0]), program[1:])
     else:
@@ -88,6 +90,7 @@ def test_resume(
             choice="quick" if quick else "full" if full else "usual",
             last_step=steps,
             links=link,
+            only=only,
             note=lambda line: click.echo(line, err=True),
         )
     if as_json:

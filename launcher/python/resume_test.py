@@ -87,6 +87,7 @@ def run_resume_test(
     choice: Choice = "usual",
     last_step: int | None = None,
     links: Sequence[str] = (),
+    only: Sequence[str] = (),
     note: Callable[[str], None] = lambda _: None,
 ) -> ResumeProof:
     """Tests whether the program of a spec resumes exactly; all of its tasks run on this machine.
@@ -97,6 +98,7 @@ def run_resume_test(
         choice: how many faults are tested.
         last_step: the step after which training ends; by default, as the program says.
         links: files and folders that are not copied, and that programs only read.
+        only: the names of the faults to test, of all that `full` has; by default, those of `choice`.
         note: called with a line about each run.
 
     Raises:
@@ -113,7 +115,7 @@ def run_resume_test(
     note(f"{count_of(len(whole[chief].steps), 'step')} in {render_duration(first.report.ended - first.report.started)}")
     if not repeat.exact:
         note(f"The program does not repeat itself: the two runs differ {repeat.where}")
-    phases = choose_phases(whole, test.nodes, choice)
+    phases = _select(choose_phases(whole, test.nodes, "full" if only else choice), only)
     results = []
     for number, phase in enumerate(phases, 1):
         run = test.run(f"fault-{number}", phase)
@@ -261,6 +263,19 @@ class _ResumeTest:
                         f"the program saves to {save.path}, where each run would find the checkpoint of the run before",
                         hint="use a path relative to the working directory, or the folder DISTLAUNCH_CHECKPOINT_DIR",
                     )
+
+
+def _select(phases: Sequence[Phase], only: Sequence[str]) -> list[Phase]:
+    """The phases with these names; all if there are no names.
+
+    Raises:
+        UsageError: the program has no such phase.
+    """
+    unknown = [name for name in only if name not in {phase.name for phase in phases}]
+    if unknown:
+        names = ", ".join(f"'{phase.name}'" for phase in phases)
+        raise UsageError(f"--only {unknown[0]!r}: this program has no such fault", hint=f"it has {names}")
+    return [phase for phase in phases if not only or phase.name in only]
 
 
 def _check(spec: ClusterSpec) -> None:

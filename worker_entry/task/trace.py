@@ -18,7 +18,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.keras_patches.source import find_trainer
@@ -31,7 +31,7 @@ STEP_BYTES = 1 << 26
 """If all variables are larger, only small ones are read after a step; all are read where an epoch or `fit` begins or
 ends."""
 SMALL_BYTES = 1 << 20
-TRAINER = "keras.src.backend.tensorflow.trainer"
+TRAINERS = ("keras.src.backend.tensorflow.trainer", "keras.src.backend.jax.trainer")
 FACTOR = 6364136223846793005
 """Knuth's multiplier of a linear congruential generator modulo 2^64."""
 DIGEST_BYTES = 6
@@ -54,12 +54,13 @@ class Trace:
         self._last_step = last_step
         self._fits = self._epoch = self._steps = 0
         self._under_way = 0
-        self._input: Optional[_InputDigest] = None
+        self._input: Union[_GraphInput, _HostInput, None] = None
 
     def install(self, meter: Meter) -> None:
         """Records from now on; to be called before other hooks of Keras's callbacks, which may end the process."""
         after_import(CALLBACK_LISTS[0], self._watch_callbacks)
-        after_import(TRAINER, self._watch_batches)
+        for trainer in TRAINERS:
+            after_import(trainer, self._watch_batches)
         saves.watch(lambda path: self._write("save", path=os.path.abspath(path)))
         meter.recorders.append(self._note_report)
 
@@ -131,14 +132,39 @@ class Trace:
         @functools.wraps(original)
         def _make_function(model: Any, step_function: Callable[..., Any]) -> Any:
             if getattr(step_function, "__name__", "") == "train_step":
-                self._input = _InputDigest(module.tf, model.distribute_strategy)
+                tf = getattr(module, "tf", None)
+                self._input = _HostInput() if tf is None else _GraphInput(tf, model.distribute_strategy)
                 step_function = self._input.followed(step_function)
             return original(model, step_function)
 
         setattr(trainer, "_make_function", _make_function)  # noqa: B010 - a class that mypy does not know
 
 
-class _InputDigest:
+class _HostInput:
+    """A digest of the batches that this process has trained with since it was last taken, with JAX."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def followed(self, step_function: Callable[..., Any]) -> Callable[..., Any]:
+        """The step function, which also adds its batch to the digest."""
+
+        @functools.wraps(step_function)
+        def train_step(state: Any, data: Any) -> Any:
+            for value in sys.modules["jax"].tree_util.tree_leaves(data):
+                shards = [shard.data for shard in getattr(value, "addressable_shards", ())] or [value]
+                self._parts += [_to_numpy(shard).tobytes() for shard in shards]
+            return step_function(state, data)
+
+        return train_step
+
+    def take(self) -> str:
+        """The digest; the next one begins."""
+        parts, self._parts = self._parts, []
+        return _digest(parts)
+
+
+class _GraphInput:
     """A digest of the batches that this process's replicas have trained with since it was last taken."""
 
     def __init__(self, tf: Any, strategy: Any) -> None:
