@@ -91,7 +91,7 @@ def test_resume(
             last_step=steps,
             links=link,
             only=only,
-            note=lambda line: click.echo(line, err=True),
+            say=lambda text: click.echo(text, nl=False, err=True),
         )
     if as_json:
         click.echo(proof.model_dump_json(indent=2))

@@ -43,7 +43,7 @@ CHECKPOINTS = "checkpoints"
 
 @contextlib.contextmanager
 def opened_folder(chosen: Path | None) -> Iterator[Path]:
-    """A new private folder for the files of a test; it is removed if the test does not come to its end.
+    """A new private folder for the files of a test; it is removed if the test is interrupted or impossible.
 
     Args:
         chosen: the folder; by default, one in the user's state directory.
@@ -60,6 +60,8 @@ def opened_folder(chosen: Path | None) -> Iterator[Path]:
         raise UsageError(f"cannot make {folder}: {error.strerror}", hint="choose another folder with -o") from None
     try:
         yield folder
+    except ProgramFailedError:
+        raise
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -88,7 +90,7 @@ def run_resume_test(
     last_step: int | None = None,
     links: Sequence[str] = (),
     only: Sequence[str] = (),
-    note: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> ResumeProof:
     """Tests whether the program of a spec resumes exactly; all of its tasks run on this machine.
 
@@ -99,7 +101,7 @@ def run_resume_test(
         last_step: the step after which training ends; by default, as the program says.
         links: files and folders that are not copied, and that programs only read.
         only: the names of the faults to test, of all that `full` has; by default, those of `choice`.
-        note: called with a line about each run.
+        say: prints text about the progress of the test; a line comes in two parts, before a run and after it.
 
     Raises:
         UsageError: the program cannot be tested in this way.
@@ -107,21 +109,22 @@ def run_resume_test(
         DistlaunchError: a run could not be started.
     """
     test = _ResumeTest(spec, folder, last_step, links)
-    note("Running twice without a fault")
-    first, second = test.run_whole("whole-1"), test.run_whole("whole-2")
+    say("Without a fault: ")
+    first = test.run_whole("whole-1")
     whole = first.attempts[0]
     chief = min(whole)
+    say(f"{count_of(len(whole[chief].steps), 'step')} in {_render_time(first)}\nAgain: ")
+    second = test.run_whole("whole-2")
     repeat = compare_repeats(whole, second.attempts[0])
-    note(f"{count_of(len(whole[chief].steps), 'step')} in {render_duration(first.report.ended - first.report.started)}")
-    if not repeat.exact:
-        note(f"The program does not repeat itself: the two runs differ {repeat.where}")
+    say("the same\n" if repeat.exact else f"not the same {repeat.where}; only larger differences will count\n")
     phases = _select(choose_phases(whole, test.nodes, "full" if only else choice), only)
     results = []
     for number, phase in enumerate(phases, 1):
+        say(f"[{number}/{len(phases)}] {phase.name}: ")
         run = test.run(f"fault-{number}", phase)
         result = _compare(phase, run, whole, repeat, (first.files, second.files), test)
         results.append(result)
-        note(f"[{number}/{len(phases)}] {phase.name}: {render_result(result)}")
+        say(f"{render_result(result)}\n")
     saves = any(record.saves for record in whole.values())
     return ResumeProof(
         exact=all(result.exact for result in results),
@@ -134,6 +137,10 @@ def run_resume_test(
         left_out=[] if saves else ["faults while a checkpoint is written: no checkpoint was seen"],
         directory=str(folder),
     )
+
+
+def _render_time(run: _Run) -> str:
+    return render_duration(run.report.ended - run.report.started)
 
 
 class _ResumeTest:
@@ -245,7 +252,7 @@ class _ResumeTest:
         missing = next((name for name in self._left_out() if name in verdict.message), "")
         raise ProgramFailedError(
             f"the program fails without a fault: {verdict.message}",
-            evidence=verdict.evidence,
+            evidence=[*verdict.evidence, f"logs: {run.report.directory}"],
             hint=f"{missing} is not copied, because git ignores it: --link {missing}" if missing else "",
         )
 
