@@ -1,0 +1,13 @@
+"""BackupAndRestore after each epoch, with arrays that are not shuffled."""
+
+import keras
+import tensorflow as tf
+from small import BATCH, EPOCHS, PrintEpochs, arrays, make_model
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+keras.utils.set_random_seed(1)
+with strategy.scope():
+    model = make_model()
+x, y = arrays()
+backup = keras.callbacks.BackupAndRestore("backup")
+model.fit(x, y, BATCH, EPOCHS, verbose=0, shuffle=False, callbacks=[PrintEpochs(), backup])

@@ -1,0 +1,13 @@
+"""The data is shuffled once with a seed, and each epoch has the same order."""
+
+import keras
+import tensorflow as tf
+from small import BATCH, EPOCHS, PrintEpochs, arrays, make_model
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+keras.utils.set_random_seed(1)
+with strategy.scope():
+    model = make_model()
+data = tf.data.Dataset.from_tensor_slices(arrays()).shuffle(128, seed=3, reshuffle_each_iteration=False).batch(BATCH)
+backup = keras.callbacks.BackupAndRestore("backup")
+model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[PrintEpochs(), backup])
