@@ -120,8 +120,8 @@ def read_tests() -> dict[str, Module]:
 
 def _read(path: Path, known: Mapping[str, Path], named: Mapping[str, Set[str]]) -> Module:
     source = path.read_bytes()
-    is_program = path.parent == PROGRAMS
-    siblings = {other.stem: other for other in PROGRAMS.glob("*.py")}  # programs import each other by these names
+    is_program = PROGRAMS in path.parents
+    siblings = {other.stem: other for other in path.parent.glob("*.py")}  # programs import each other by these names
     files = {**siblings, **known} if is_program else known
     imported = {
         _relative(files[found.module]) for found in read_imports(name_of(path), source, known) if found.module in files
@@ -135,14 +135,14 @@ def _read(path: Path, known: Mapping[str, Path], named: Mapping[str, Set[str]]) 
 def _how_named(path: Path) -> str:
     """How tests refer to a file of theirs that they do not import."""
     folder = path.relative_to(ROOT / "tests").parts[0]
-    if path.suffix == ".py" and path.parent != PROGRAMS:
+    if path.suffix == ".py" and PROGRAMS not in path.parents:
         return name_of(path)
     return folder if folder in LISTED else path.name
 
 
 def _is_inner(folder: Path) -> bool:
     """Whether this is a folder of test modules, which share its COVERS."""
-    return folder.is_relative_to(ROOT / "tests") and folder not in (ROOT / "tests", PROGRAMS)
+    return ROOT / "tests" in folder.parents and not folder.is_relative_to(PROGRAMS)
 
 
 def read_covers(source: bytes) -> Iterator[str]:

@@ -109,6 +109,9 @@ def test_what_a_module_covers_names_and_imports_is_read_from_its_source() -> Non
     found = modules["tests/harness/rules/test_selection.py"]
     assert {"tests/harness/rules/selection.py", "tests/harness/places.py"} <= found.uses
     assert "tests/programs/tiny_keras.py" in modules["tests/programs/keras_cases.py"].uses, "programs import each other"
+    assert "tests/programs/resume_flaws/small.py" in modules["tests/programs/resume_flaws/no_checkpoint.py"].uses
+    resume_programs = modules["tests/harness/processes/resume_programs.py"]
+    assert "tests/programs/resume_flaws/no_checkpoint.py" in resume_programs.uses, "a program of a folder is named"
     assert "tests/programs/keras_cases.py" in modules["tests/training/keras/test_fit.py"].uses, "a program is named"
     assert "tests/harness/processes/takeover_driver.py" in modules["tests/node/test_takeover.py"].uses, (
         "a helper is run by its name"

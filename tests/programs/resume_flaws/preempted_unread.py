@@ -1,4 +1,4 @@
-"""After SIGTERM, the model and its epoch are saved, but the next start takes this epoch with the model of the one before.
+"""After SIGTERM, the model and its epoch are saved, but the next start takes the epoch only, with an older model.
 
 SIGTERM ends all workers at the end of the epoch: whoever gets it makes the file `stop`, which all workers see.
 """
@@ -36,6 +36,4 @@ if Path("epoch").exists():
 if is_chief(model):
     Path("stop").unlink(missing_ok=True)  # no epoch ends on any worker before the chief takes part
 x, y = arrays()
-model.fit(
-    x, y, BATCH, EPOCHS, verbose=0, shuffle=False, initial_epoch=done, callbacks=[PrintEpochs(), SaveEachEpoch()]
-)
+model.fit(x, y, BATCH, EPOCHS, verbose=0, shuffle=False, initial_epoch=done, callbacks=[PrintEpochs(), SaveEachEpoch()])

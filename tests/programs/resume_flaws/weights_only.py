@@ -24,6 +24,4 @@ done = max((int(re.findall(r"\d+", path.name)[0]) for path in Path().glob("epoch
 if done:
     model.load_weights(f"epoch-{done}.weights.h5")
 x, y = arrays()
-model.fit(
-    x, y, BATCH, EPOCHS, verbose=0, shuffle=False, initial_epoch=done, callbacks=[PrintEpochs(), SaveWeights()]
-)
+model.fit(x, y, BATCH, EPOCHS, verbose=0, shuffle=False, initial_epoch=done, callbacks=[PrintEpochs(), SaveWeights()])

@@ -31,6 +31,4 @@ if Path("checkpoint.npz").exists():
             variable.assign(value)
 done = int(model.optimizer.iterations.numpy()) // STEPS
 x, y = arrays()
-model.fit(
-    x, y, BATCH, EPOCHS, verbose=0, shuffle=False, initial_epoch=done, callbacks=[PrintEpochs(), SaveInPlace()]
-)
+model.fit(x, y, BATCH, EPOCHS, verbose=0, shuffle=False, initial_epoch=done, callbacks=[PrintEpochs(), SaveInPlace()])
