@@ -1,4 +1,4 @@
-"""The learning rate is set by hand at the third epoch only, and each start sets the first rate, also after loading."""
+"""The learning rate is set by hand at the second epoch only, and each start sets the first rate, also after loading."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ keras.utils.set_random_seed(1)
 
 class LowerRate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 2:
+        if epoch == 1:
             self.model.optimizer.learning_rate = 0.005
 
 
