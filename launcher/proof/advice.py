@@ -31,6 +31,10 @@ ADVICE: Mapping[FlawName, Advice] = {
         ("load_weights", "load_model", "restore", "BackupAndRestore", "fit"),
     ),
     "did-not-resume": Advice(
+        "make the start of the program ready for what an earlier one has left",
+        ("load_weights", "load_model", "restore"),
+    ),
+    "half-checkpoint": Advice(
         "write a checkpoint to another name, and rename it when it is complete",
         ("savez", "dump", "save_weights", "save", "load_weights", "load_model"),
     ),
@@ -53,7 +57,7 @@ ADVICE: Mapping[FlawName, Advice] = {
         ("BackupAndRestore(save_freq)", "ModelCheckpoint(save_freq)", "fit"),
     ),
     "data-order": Advice(
-        "shuffle by a seed that is computed from the epoch, or save the iterator of the data",
+        "shuffle and augment by a seed that is computed from the epoch, or save the iterator or the generator",
         ("shuffle", "default_rng", "fit(shuffle)", "fit"),
     ),
     "random-state": Advice(
@@ -69,7 +73,10 @@ ADVICE: Mapping[FlawName, Advice] = {
         ("CSVLogger(append)", "CSVLogger", "open"),
     ),
     "half-file": Advice("write a file to another name, and rename it when it is complete", ("savez", "dump", "open")),
-    "file-missing": Advice("write it after each restart as well"),
+    "file-lost": Advice(
+        "append to a file after a restart (`append=True`), and write it after each restart as well",
+        ("CSVLogger", "open"),
+    ),
 }
 
 

@@ -204,6 +204,8 @@ def _compare_beginnings(whole: Record, resumed: Record, start: int, repeat: Repe
         yield Flaw(reference="optimizer-lost", message=f"the optimizer's variables are not {after}")
     if repeat.exact and begin.state.digests.get(SEEDS) != expected.digests.get(SEEDS):
         yield Flaw(reference="random-state", message="the random numbers of layers such as Dropout began again")
+    if whole.beginning is not None and begin.state.random == whole.beginning.state.random != expected.random:
+        yield Flaw(reference="random-state", message="the global random numbers of Python and NumPy began again")
     if start < len(whole.steps) and first.epoch != whole.steps[start].epoch:
         yield Flaw(
             reference="epoch-lost",

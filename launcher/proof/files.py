@@ -50,11 +50,16 @@ def compare_files(first: Files, second: Files, found: Files) -> Iterator[Flaw]:
     known = sorted(first.keys() & second.keys())
     missing = [path for path in known if path not in found]
     if missing:
-        yield Flaw(reference="file-missing", message=f"{_name(missing)} {_is(missing)} missing")
+        yield Flaw(reference="file-lost", message=f"{_name(missing)} {_is(missing)} missing")
     half = [path for path in known if path in found and _is_half(first[path], second[path], found[path])]
     if half:
         yield Flaw(reference="half-file", message=f"{_name(half)} {_is(half)} only half written")
     for path in known:
+        lost = _find_lost(first[path], second[path], found.get(path))
+        if lost:
+            yield Flaw(
+                reference="file-lost", message=f"{path} lacks {count_of(len(lost), 'line')}, such as {lost[0][:80]!r}"
+            )
         twice = _find_twice(first[path], second[path], found.get(path))
         if twice:
             yield Flaw(
@@ -74,13 +79,22 @@ def _is_half(first: FileFacts, second: FileFacts, found: FileFacts) -> bool:
 
 
 def _find_twice(first: FileFacts, second: FileFacts, found: FileFacts | None) -> list[str]:
-    """Rows that the interrupted run wrote more often; only in a file of which each run writes as many lines."""
+    """Rows that the interrupted run wrote more often than the others."""
+    return [row for row, usual, count in _compare_rows(first, second, found) if 0 < usual < count]
+
+
+def _find_lost(first: FileFacts, second: FileFacts, found: FileFacts | None) -> list[str]:
+    """Rows that the interrupted run did not write."""
+    return [row for row, _, count in _compare_rows(first, second, found) if not count]
+
+
+def _compare_rows(first: FileFacts, second: FileFacts, found: FileFacts | None) -> Iterator[tuple[str, int, int]]:
+    """Each row of a text that both runs without a fault write alike, and how often they and the other run have it."""
     if found is None or found.lines is None or first.lines is None or second.lines is None:
-        return []
-    if sum(first.lines.values()) != sum(second.lines.values()):
-        return []
-    usual = _count_rows(first.lines)
-    return [row for row, count in _count_rows(found.lines).items() if 0 < usual[row] < count]
+        return
+    usual, counts = _count_rows(first.lines), _count_rows(found.lines)
+    if usual == _count_rows(second.lines):
+        yield from ((row, count, counts[row]) for row, count in usual.items())
 
 
 def _count_rows(lines: Mapping[str, int]) -> Counter[str]:

@@ -9,6 +9,7 @@ from launcher.result import Result
 FlawName = Literal[
     "no-checkpoint",
     "old-checkpoint",
+    "half-checkpoint",
     "did-not-resume",
     "state-lost",
     "optimizer-lost",
@@ -21,7 +22,7 @@ FlawName = Literal[
     "ends-elsewhere",
     "file-twice",
     "half-file",
-    "file-missing",
+    "file-lost",
 ]
 """Why a run did not go on as if nothing had happened."""
 

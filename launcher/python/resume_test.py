@@ -349,11 +349,13 @@ def _compare(
     chief = min(whole)
     last = next((each[chief] for each in reversed(run.attempts) if chief in each and each[chief].steps), Record())
     if run.report.outcome != "succeeded":
+        saving = any(fault.injection.at == "save" for fault in phase.faults)
         verdict = run.report.verdict
-        flaws = [
-            Flaw(reference="did-not-resume", message=f"the program did not resume: {verdict.message}"),
-            *(flaw for flaw in flaws if flaw.reference != "ends-elsewhere"),
-        ]
+        how = ": ".join(filter(None, [verdict.message, *verdict.evidence[:1]]))
+        failed = Flaw(
+            reference="half-checkpoint" if saving else "did-not-resume", message=f"the program did not resume: {how}"
+        )
+        flaws = [failed, *(flaw for flaw in flaws if flaw.reference != "ends-elsewhere")]
     else:
         flaws += compare_files(*files, run.files)
         notes += filter(None, [find_left(*files, run.files)])

@@ -32,9 +32,20 @@ def test_half_files_and_missing_files_are_named(tmp_path: Path) -> None:
     first = make(tmp_path / "1", a__h5="x" * 100, b__h5="x")
     flaws = [*compare_files(first, first, make(tmp_path / "2", a__h5="x" * 50))]
     assert [(flaw.reference, flaw.message) for flaw in flaws] == [
-        ("file-missing", "b.h5 is missing"),
+        ("file-lost", "b.h5 is missing"),
         ("half-file", "a.h5 is only half written"),
     ]
+
+
+def test_rows_that_a_file_begun_again_lacks_are_named(tmp_path: Path) -> None:
+    first = make(tmp_path / "1", log__csv=LOG)
+    [flaw] = compare_files(first, first, make(tmp_path / "2", log__csv="epoch,loss\n1,2.0\n"))
+    assert (flaw.reference, flaw.message) == ("file-lost", "log.csv lacks 1 line, such as '0'")
+
+
+def test_texts_that_differ_from_run_to_run_are_not_compared(tmp_path: Path) -> None:
+    first, second = make(tmp_path / "1", log__txt="at 12:01\n"), make(tmp_path / "2", log__txt="at 12:02\n")
+    assert list(compare_files(first, second, make(tmp_path / "3", log__txt="at 12:03\n"))) == []
 
 
 def test_files_that_only_the_interrupted_run_has_are_a_note_unless_each_run_names_its_files_anew(

@@ -41,7 +41,10 @@ def test_quick_has_three_faults_and_full_has_one_in_each_tenth_and_at_each_check
         "at a preemption",
     ]
     full = phases(two(Training(epochs=5)), "full")
-    assert [name for name in full if name.startswith("at step")] == ["at step 1", *(f"at step {n}" for n in range(2, 20, 2))]
+    assert [name for name in full if name.startswith("at step")] == [
+        "at step 1",
+        *(f"at step {n}" for n in range(2, 20, 2)),
+    ]
     assert full["while checkpoint 4 is written"] == "kill:worker:0@save=4"
 
 
