@@ -37,6 +37,9 @@ from worker_entry.keras_patches.source import (
 BACKUP = "keras.src.callbacks.backup_and_restore"
 PART = ".backup-"
 """Prefix of folders with incomplete files."""
+COMPLETE = f"{PART}complete"
+"""The folder with all files of one backup, before they take the places of those before: weights of one epoch and the
+number of another would train an epoch twice."""
 SEEDS = "seeds.json"
 """The file with the state of the random generators."""
 
@@ -75,14 +78,25 @@ def write_whole(save: Callable[..., None], callback: Any, *args: Any, **kwargs: 
         save(callback, *args, **kwargs)
         return
     os.makedirs(folder, exist_ok=True)
+    finish_backup(folder)
     with tempfile.TemporaryDirectory(prefix=PART, dir=folder) as staging:
-        with directed_to(callback, staging):
+        whole = os.path.join(staging, "whole")
+        os.mkdir(whole)
+        with directed_to(callback, whole):
             save(callback, *args, **kwargs)
-        with open(os.path.join(staging, SEEDS), "w") as stream:
+        with open(os.path.join(whole, SEEDS), "w") as stream:
             json.dump([seed.numpy().tolist() for seed in _find_seeds(callback.model)], stream)
-        # The epoch comes last: weights that are newer than the epoch are just trained a little longer.
-        for name in sorted(os.listdir(staging), key=lambda name: (name.endswith(".json"), name)):
-            os.replace(os.path.join(staging, name), os.path.join(folder, name))
+        os.rename(whole, os.path.join(folder, COMPLETE))  # from here on, this is the backup
+    finish_backup(folder)
+
+
+def finish_backup(folder: str) -> None:
+    """Moves the files of a complete backup to their places; also after a death during these moves."""
+    complete = os.path.join(folder, COMPLETE)
+    if os.path.isdir(complete):
+        for name in os.listdir(complete):
+            os.replace(os.path.join(complete, name), os.path.join(folder, name))
+        os.rmdir(complete)
 
 
 def read_seeds(callback: Any) -> None:
@@ -105,6 +119,8 @@ def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[...,
     def on_train_begin(self: Any, logs: Any = None) -> None:
         is_alone = not _is_multi_worker(trainer, self.model)
         if is_alone or _is_chief(self.model) or not self.model.built:
+            if not is_alone:
+                finish_backup(os.fspath(self.backup_dir))
             original(self, logs)  # which raises, as on the chief, if the model is not built yet
             if not is_alone:
                 read_seeds(self)

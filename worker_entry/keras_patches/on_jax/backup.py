@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from worker_entry.keras_patches.backup import PART, directed_to, read_seeds, write_whole
+from worker_entry.keras_patches.backup import PART, directed_to, finish_backup, read_seeds, write_whole
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.on_jax.processes import add_up, broadcast, find_distribution, process_index
@@ -63,7 +63,9 @@ def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[...,
             return
         with tempfile.TemporaryDirectory(prefix=PART) as received:
             if process_index() == 0:
-                _send(os.fspath(self.backup_dir))
+                folder = os.fspath(self.backup_dir)
+                finish_backup(folder)
+                _send(folder)
                 original(self, logs)
                 read_seeds(self)
             else:
