@@ -74,6 +74,7 @@ def test_resume(
     Exit status: 0 resume is exact, 1 it is not, 3 the program fails without a fault.
     """
     from launcher.errors import UsageError
+    from launcher.exporters.page_writing import write_proof
     from launcher.proof.text import render_proof
     from launcher.python.resume_test import opened_folder, run_resume_test
 
@@ -93,8 +94,11 @@ def test_resume(
             only=only,
             say=lambda text: click.echo(text, nl=False, err=True),
         )
+    page = write_proof(folder, proof, warn=lambda line: click.echo(f"Warning: {line}", err=True))
     if as_json:
         click.echo(proof.model_dump_json(indent=2))
     else:
         click.echo("\n".join(render_proof(proof)))
+    if page:
+        click.echo(f"Page: {page}", err=as_json)  # with --json, stdout has nothing but JSON
     return 0 if proof.exact else 1

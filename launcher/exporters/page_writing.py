@@ -1,4 +1,4 @@
-"""Renders and writes the page of a run."""
+"""Renders and writes the page of a run, and that of a test whether a program resumes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.errors import DistlaunchError, UsageError
+from launcher.proof.models import ResumeProof
 from launcher.report.models import RunReport
 from launcher.report.status_report import RunStatus
 from launcher.rundir.directory import RunDir, replace_text
@@ -52,3 +53,20 @@ def write_at_end(files: RunDir, report: RunReport, warn: Callable[[str], None]) 
         warn(f"the page of the run is missing: {reason}; `distlaunch report {name_run(files.root)}` writes it")
         return ""
     return str(files.page)
+
+
+def write_proof(folder: Path, proof: ResumeProof, warn: Callable[[str], None]) -> str:
+    """Writes resume.json and resume.html to the folder of a test, and returns the page's path.
+
+    On failure, warns and returns '': the result of the test is known all the same.
+    """
+    from launcher.pages.html import render_proof_page  # needed only for a page
+
+    path = folder / "resume.html"
+    try:
+        replace_text(folder / "resume.json", proof.model_dump_json(indent=2) + "\n", 0o600)
+        replace_text(path, render_proof_page(proof, clock.now()), 0o600)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test is over, and its result must be reported
+        warn(f"the page of the test is missing: {error!r}")
+        return ""
+    return str(path)

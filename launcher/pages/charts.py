@@ -46,7 +46,7 @@ class Chart:
     """Curves over the time of the run.
 
     `key`: the chart's anchor. `unit`: the unit of the values, see `wording.render_value`. `grouped`: how many curves
-    are shown as a few; see `group_curves`.
+    are shown as a few; see `group_curves`. `marks`: the kinds and positions of vertical lines in this chart only.
     """
 
     key: str
@@ -55,6 +55,7 @@ class Chart:
     series: Sequence[Series]
     about: str = ""
     grouped: int = 0
+    marks: Sequence[tuple[str, float]] = ()
 
 
 def make_training_charts(data: PageData) -> list[Chart]:

@@ -21,6 +21,7 @@ from typing import Any
 from launcher.pages.appendix import make_appendix
 from launcher.pages.charts import Chart, make_machine_charts, make_training_charts, thin
 from launcher.pages.page_data import PageData, clean
+from launcher.pages.resume import STEP_MARKS, find_last_step, make_loss_charts
 from launcher.pages.series import pack, summarize
 from launcher.pages.task_states import STATES
 from launcher.pages.timeline import MARKS, describe, make_timeline
@@ -28,6 +29,8 @@ from launcher.pages.verdict import make_outcome
 from launcher.pages.wording import render_duration, render_moment, render_offset, render_rate, render_value
 from launcher.pages.workers import find_steps
 from launcher.printable import printable
+from launcher.proof.models import ResumeProof
+from launcher.proof.text import group_flaws, render_verdict
 from launcher.report.check_text import make_speed_tables
 
 _ASSETS = resources.files("launcher.pages") / "assets"
@@ -42,15 +45,13 @@ def render_page(data: PageData) -> str:
     data = clean(data)
     timeline = make_timeline(data)
     training, machines = make_training_charts(data), make_machine_charts(data)
-    thinned = iter(thin([*training, *machines]))
-    start = data.started
-    script = read_script()
-    plotly = read_plotly() if training or machines else ""
-    curves = {chart.key: _chart_data(next(thinned), start) for chart in (*training, *machines)}
-    page: str = _template().render(
+    return _assemble(
+        "report.html.j2",
+        [*training, *machines],
+        {"duration": round(timeline.duration, 3), "restarts": _rounded(timeline.restarts)},
+        start=data.started,
+        now=data.now,
         run=data,
-        policy=_policy([script, plotly]),
-        style=_read("report.css"),
         outcome=make_outcome(data),
         timeline=timeline,
         ticks=make_ticks(timeline.duration),
@@ -58,17 +59,61 @@ def render_page(data: PageData) -> str:
         marks=MARKS,
         training=training,
         machines=machines,
-        summaries={chart.key: [summarize(each) for each in chart.series] for chart in (*training, *machines)},
         workers=find_steps(data),
         speed=make_speed_tables(data.report.speed) if data.report and data.report.speed else [],
         appendix=make_appendix(data),
-        page=to_script({"duration": round(timeline.duration, 3), "restarts": _rounded(timeline.restarts)}),
-        data={key: to_script(value) for key, value in curves.items()},
+    )
+
+
+def render_proof_page(proof: ResumeProof, now: float) -> str:
+    """The page of a test whether a program resumes exactly; `now`: when it is made, in Unix seconds."""
+    charts = make_loss_charts(proof)
+    return _assemble(
+        "resume.html.j2",
+        charts,
+        {"duration": find_last_step(proof), "restarts": [], "axis": "steps"},
+        start=0.0,
+        now=now,
+        proof=proof,
+        verdict=render_verdict(proof),
+        flaws=group_flaws(proof.results),
+        charts={chart.key: chart for chart in charts},
+        marks=STEP_MARKS,
+    )
+
+
+def _assemble(
+    template: str, charts: Sequence[Chart], page: Mapping[str, object], /, *, start: float, now: float, **values: object
+) -> str:
+    """A page from its template.
+
+    Args:
+        template: the file in `assets/`.
+        charts: all charts of the page.
+        page: what the page's script needs.
+        start: where the positions of the points begin: a time, or a step.
+        now: when the page is made.
+        values: what else the template needs.
+    """
+    script = read_script()
+    plotly = read_plotly() if charts else ""
+    text: str = (
+        _environment()
+        .get_template(template)
+        .render(
+            policy=_policy([script, plotly]),
+            style=_read("report.css"),
+            now=now,
+            summaries={chart.key: [summarize(each) for each in chart.series] for chart in charts},
+            page=to_script(page),
+            data={chart.key: to_script(_chart_data(chart, start)) for chart in thin(charts)},
+            **values,
+        )
     )
     # plotly.js has control characters in its strings, so the scripts are added after `printable`. Its inert element
     # does not run while the page loads, so the page is visible first.
     inert = f'<script type="text/plain" id="plotly">{plotly}</script>\n' if plotly else ""
-    return f"{printable(page)}{inert}<script>{script}</script>\n</body>\n</html>\n"
+    return f"{printable(text)}{inert}<script>{script}</script>\n</body>\n</html>\n"
 
 
 def read_script() -> str:
@@ -120,10 +165,15 @@ def _shown(value: object) -> object:
 
 def _chart_data(chart: Chart, start: float) -> dict[str, Any]:
     series = [
-        {"label": each.label, **pack(each.points, start=start), **({"fills": True} if each.fills else {})}
+        {
+            "label": each.label,
+            **pack(each.points, start=start),
+            **({"fills": True} if each.fills else {}),
+            **({"wide": True} if each.wide else {}),
+        }
         for each in chart.series
     ]
-    return {"unit": chart.unit, "series": series}
+    return {"unit": chart.unit, "series": series, **({"marks": chart.marks} if chart.marks else {})}
 
 
 def _rounded(times: Sequence[float]) -> list[float]:
@@ -150,11 +200,12 @@ def _read(name: str) -> str:
 
 
 @functools.cache
-def _template() -> Any:
-    """The template, which escapes every value."""
+def _environment() -> Any:
+    """The templates, which escape every value."""
     import jinja2
 
     environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_read),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -172,7 +223,7 @@ def _template() -> Any:
         "position": _position,
     }
     environment.globals["describe"] = describe
-    return environment.from_string(_read("report.html.j2"))
+    return environment
 
 
 def _position(part: float, whole: float) -> str:

@@ -16,11 +16,16 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. `points` are in the order of their times; `fills`: whether the area to the curve before is filled."""
+    """One curve.
+
+    `points` are in the order of their times. `fills`: whether the area to the curve before is filled. `wide`: whether
+    the line is so wide that it shows on both sides of an equal curve.
+    """
 
     label: str
     points: Sequence[Point]
     fills: bool = False
+    wide: bool = False
 
     @property
     def values(self) -> list[float]:

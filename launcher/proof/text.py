@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from launcher.proof.models import FaultResult, Flaw, ResumeProof
 from launcher.wording import count_of, render_duration
@@ -10,8 +10,7 @@ from launcher.wording import count_of, render_duration
 
 def render_proof(proof: ResumeProof) -> Iterator[str]:
     """The last lines: what was found, and what to change."""
-    wrong = [result for result in proof.results if not result.exact]
-    for flaw, names in _group(wrong):
+    for flaw, names in group_flaws(proof.results):
         yield f"{', '.join(names)}: {flaw.message} [{flaw.reference}]"
         place = f"{flaw.place}: " if flaw.place else ""
         if flaw.hint:
@@ -19,11 +18,15 @@ def render_proof(proof: ResumeProof) -> Iterator[str]:
     if not proof.repeats:
         yield f"The program does not repeat itself, so only larger differences count; {proof.noise}"
     yield from (f"Not tested: {reason}" for reason in proof.left_out)
+    yield render_verdict(proof)
+
+
+def render_verdict(proof: ResumeProof) -> str:
+    """`Resume is exact after 8 faults`."""
     faults = count_of(len(proof.results), "fault")
     if proof.exact:
-        yield f"Resume is exact after {faults}{'' if proof.repeats else ', as far as the program repeats itself'}"
-    else:
-        yield f"Resume is not exact after {len(wrong)} of {faults}"
+        return f"Resume is exact after {faults}{'' if proof.repeats else ', as far as the program repeats itself'}"
+    return f"Resume is not exact after {sum(not result.exact for result in proof.results)} of {faults}"
 
 
 def render_result(result: FaultResult) -> str:
@@ -39,7 +42,7 @@ def render_result(result: FaultResult) -> str:
     return f"{'; '.join([*parts, *result.notes])} ({render_duration(result.seconds)})"
 
 
-def _group(results: list[FaultResult]) -> list[tuple[Flaw, list[str]]]:
+def group_flaws(results: Sequence[FaultResult]) -> list[tuple[Flaw, list[str]]]:
     """Equal flaws of several runs, with the names of the runs; by kind, because steps and values differ."""
     groups: dict[str, tuple[Flaw, list[str]]] = {}
     for result in results:

@@ -29,6 +29,7 @@ from launcher.spec.explain import explain_option, refuse_options
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.parts import RestartSpec, SshSpec, SyncSpec
+from launcher.spec.redaction import hide_words
 from launcher.tasks import LOCAL, TASK_TYPES, TaskId, parse_task_id
 from launcher.wording import count_of, render_duration
 from worker_entry.protocol import environment
@@ -163,7 +164,7 @@ class _ResumeTest:
         ]
         program = spec.program
         words = [program.script] if program.script is not None else ["-m", program.module or ""]
-        self.program = " ".join([*filter(None, words), *program.args])
+        self.program = " ".join(hide_words([*filter(None, words), *program.args]))
 
     @property
     def source(self) -> tuple[str, str]:

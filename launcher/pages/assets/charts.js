@@ -35,13 +35,13 @@ const begin = () => {
 };
 
 const read = (place) => {
-  const { unit, series } = JSON.parse(document.getElementById(`data-${place.dataset.chart}`).textContent);
+  const { unit, series, marks } = JSON.parse(document.getElementById(`data-${place.dataset.chart}`).textContent);
   const drawing = document.createElement("div"), cursor = document.createElement("i"), legend = document.createElement("ul");
   cursor.className = "cursor";
   cursor.hidden = true;
   legend.className = "legend";
   place.append(drawing, cursor, legend);
-  const chart = { drawing, cursor, unit, series, tables: series.map(decode), hidden: new Set() };
+  const chart = { drawing, cursor, unit, series, marks, tables: series.map(decode), hidden: new Set() };
   series.forEach(({ label }, index) => {
     const button = document.createElement("button");
     button.type = "button";
@@ -64,18 +64,20 @@ const draw = (place) => {
   begin();
   const isNew = !charts.has(place);
   const chart = charts.get(place) ?? read(place);
-  const { drawing, unit, series, tables } = chart;
+  const { drawing, unit, series, marks, tables } = chart;
   const width = Math.max(Math.floor(place.getBoundingClientRect().width), 200);
   const line = colour("--line"), values = rangeOfValues(chart);
   const axis = { gridcolor: line, linecolor: line, zeroline: false };
-  const shown = page.restarts.filter((time) => time >= view[0] && time <= view[1]);
+  const lines = [...page.restarts.map((time) => ["restart", time]), ...(marks ?? [])];
+  const shown = lines.filter(([, at]) => at >= view[0] && at <= view[1]);
   const traces = tables.map(([x, y], index) => ({
     x,
     y,
     type: "scatter",
     mode: x.length < 60 ? "lines+markers" : "lines",
-    line: { color: colour(`--c${index % 8}`), width: series.length > 4 ? 1 : 1.5, dash: dashes[Math.floor(index / 8) % 4] },
+    line: { color: colour(`--c${index % 8}`), width: series[index].wide ? 5 : series.length > 4 ? 1 : 1.5, dash: dashes[Math.floor(index / 8) % 4] },
     marker: { size: 4 },
+    opacity: series[index].wide ? 0.5 : 1,
     fill: series[index].fills ? "tonexty" : "none",
     visible: !chart.hidden.has(index),
     hoverinfo: "none", // curve names come from others, and Plotly would read them as markup
@@ -91,16 +93,16 @@ const draw = (place) => {
     hovermode: "x",
     hoverdistance: -1,
     dragmode: coarse.matches ? false : "zoom", // a finger scrolls the page
-    xaxis: { ...axis, range: [...view], ...ticks(view, timeStep(view[1] - view[0], width / 80), clock) },
+    xaxis: { ...axis, range: [...view], ...ticks(view, positionStep(view[1] - view[0], width / 80), position) },
     yaxis: {
       ...axis,
       range: values,
       fixedrange: true,
       ...ticks(values, valueStep(values[1] - values[0], unit), (value) => show(value, unit)),
     },
-    shapes: (shown.length > 30 ? [] : shown).map((time) => ({
-      type: "line", x0: time, x1: time, y0: 0, y1: 1, yref: "paper", layer: "below",
-      line: { color: colour("--restart"), width: 1, dash: "dash" },
+    shapes: (shown.length > 30 ? [] : shown).map(([kind, at]) => ({
+      type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", layer: "below",
+      line: { color: colour(`--${kind}`), width: 1, dash: "dash" },
     })),
   };
   const config = { displayModeBar: false, displaylogo: false, showTips: false, doubleClick: false, plotlyServerURL: "" };
@@ -148,7 +150,7 @@ const tell = (chart, { points, xvals, yvals, event }) => {
   const away = ({ y }) => Math.abs(y - (yvals?.[0] ?? y));
   const near = found.reduce((best, each) => (away(each) < away(best) ? each : best));
   const first = Math.max(Math.min(found.indexOf(near) - 5, found.length - 12), 0);
-  tip.replaceChildren(clock(time));
+  tip.replaceChildren(ofSteps ? `step ${position(time)}` : position(time));
   for (const each of found.slice(first, first + 12)) {
     const row = document.createElement("div");
     if (each === near && found.length > 1) row.className = "near";

@@ -1,4 +1,4 @@
-// Shared by the timeline and the charts: the range of time in view, the format of times and values, and the tooltip.
+// Shared by the timeline and the charts: the range in view, the format of times and values, and the tooltip.
 // All text is inserted as text, never as markup. The files are joined into one script; other scripts cannot access it.
 const root = document.documentElement;
 const page = JSON.parse(document.getElementById("page").textContent);
@@ -32,6 +32,11 @@ const show = (value, unit) => {
   if (unit === "s") return Math.abs(value) < 1 ? `${short(value * 1000)} ms` : `${short(value)} s`;
   return unit === "%" ? `${short(value)} %` : short(value);
 };
+
+// The horizontal axis has times, or the numbers of steps.
+const ofSteps = page.axis === "steps";
+const position = (at) => (ofSteps ? String(Math.round(at)) : clock(at));
+const positionStep = (length, most) => (ofSteps ? Math.max(valueStep(length, ""), 1) : timeStep(length, most));
 
 const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from itertools import pairwise
 from typing import Any
 
@@ -57,6 +56,7 @@ from tests.harness.builders.pages import (
     record,
     reported,
 )
+from tests.harness.elements import Elements, without_plotly
 from worker_entry.protocol.samples import GpuSample, NodeSample, TaskSample
 from worker_entry.protocol.values import TaskExit
 
@@ -384,30 +384,6 @@ class TestOutcome:
         outcome = make_outcome(make_page_data(state="lost", attempts=attempts))
         assert outcome.cause is not None
         assert (outcome.title, outcome.cause.verdict.reference) == ("Lost", "lost")
-
-
-class Elements(HTMLParser):
-    """The elements of a page, with their attributes and the text within each."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.ids: dict[str, str] = {}
-        self._open: list[str] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    @property
-    def tags(self) -> list[str]:
-        return [tag for tag, _ in self.found]
-
-
-def without_plotly(page: str) -> str:
-    """The page without Plotly, which is long."""
-    return page.replace(read_plotly(), "")
 
 
 class TestPage:
