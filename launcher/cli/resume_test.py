@@ -59,11 +59,12 @@ def test_resume(
     as_json: bool,
     program: tuple[str, ...],
 ) -> int:
-    """Test whether a program that is interrupted goes on as if nothing had happened.
+    """Test whether a program resumes exactly after a fault.
 
     Runs it twice without a fault, and then with faults: a worker is killed in an epoch, at its end, while a checkpoint
     is written; the chief; SIGTERM, as at a preemption; a whole node; a full disk. Each run is restarted from its own
-    checkpoint, and each step is compared: loss and metrics, variables, learning rate, batches, random numbers, files.
+    checkpoint, and must go on as if nothing had happened. Each step is compared: loss and metrics, variables, learning
+    rate, batches, random numbers; at the end, files.
 
     All tasks run on this machine, in copies of the current folder; the program needs no change.
 

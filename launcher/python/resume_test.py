@@ -71,7 +71,7 @@ def opened_folder(chosen: Path | None) -> Iterator[Path]:
 class ProgramFailedError(DistlaunchError):
     """The program fails even without a fault, or does not train."""
 
-    reference = "no-reference"
+    reference = "program-failed"
 
 
 @dataclass(frozen=True)

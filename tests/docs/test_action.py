@@ -73,7 +73,7 @@ def test_a_program_named_to_the_action_is_never_run_by_the_shell(tmp_path: Path)
     assert "$(touch owned) `touch owned`;touch owned.py" in done.stdout
     assert [*folder.iterdir()] == []
     summary = (tmp_path / "runner" / "summary").read_text()
-    assert "    Error: cannot read the script" in summary
+    assert "Error: cannot read the script" in summary
     assert [line for line in summary.splitlines() if not line.startswith("    ")] == []
 
 

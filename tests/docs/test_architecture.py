@@ -33,7 +33,7 @@ BASICS = {
     "wording",
 }
 """Modules of `launcher` that all folders may import."""
-PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
+PURE = {"spec", "plan", "gang", "verdict", "report", "proof", "pages"}
 """Folders that import nothing from the node's side except the protocol."""
 ONLY_IN = {
     "IPython": {"launcher.python.notebook"},
@@ -52,7 +52,7 @@ ONLY_IN = {
     "psutil": {"launcher.rundir.owner"},
     "rich": {"launcher.console"},
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
-    "pydantic_core": {"launcher.spec", "launcher.plan.planner", "launcher.tasks"},
+    "pydantic_core": {"launcher.spec", "launcher.plan.planner", "launcher.tasks", "launcher.python.resume_test"},
     "paramiko": {"launcher.transports.ssh"},
     "prometheus_client": {
         "launcher.report.metrics",

@@ -19,6 +19,7 @@ from launcher.cli.main import cli
 from launcher.failures import FAILURES, FailureName
 from launcher.gang.checks.findings import Finding
 from launcher.gang.state import Phase
+from launcher.proof.models import FlawName
 from launcher.report.state_names import RunState
 from launcher.rundir.summary import RunSummary
 from launcher.spec.contradictions import FRAMEWORK_VARIABLES
@@ -221,6 +222,12 @@ def test_the_table_of_failures_matches_the_code() -> None:
 
 def test_the_failure_name_type_lists_every_failure_class() -> None:
     assert get_args(FailureName) == tuple(FAILURES)
+
+
+def test_the_table_of_resume_flaws_names_each_flaw_in_the_order_of_the_code() -> None:
+    table = rows(section(COMMANDS_PAGE, "does-it-resume"))
+    assert [code(cells[0]) for cells in table] == [[name] for name in get_args(FlawName)]
+    assert all(len(cells) == 3 and all(cells) for cells in table)
 
 
 def test_the_example_spec_in_the_readme_is_valid() -> None:

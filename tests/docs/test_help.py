@@ -50,7 +50,7 @@ def test_help_lists_commands_by_purpose() -> None:
         "Run:": ["local", "up", "submit", "resume"],
         "Look:": ["check", "plan", "ls", "status", "logs", "attach", "report", "stacks", "profile", "collect"],
         "End:": ["wait", "down", "clean", "rm", "prune"],
-        "Prepare:": ["doctor", "init", "compose", "export", "schema", "config", "completion"],
+        "Prepare:": ["doctor", "test-resume", "init", "compose", "export", "schema", "config", "completion"],
     }
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 

@@ -15,14 +15,17 @@ import pytest
 
 from launcher.commands import page
 from launcher.commands.requests import ask_to_end
-from launcher.pages.html import render_page
+from launcher.pages.html import render_page, render_proof_page
 from launcher.rundir.directory import RunDir
 from tests.harness.browser import CHROMIUM, Browser, open_browser
 from tests.harness.builders.pages import (
+    HOSTILE,
+    T0,
     hostile_page_data,
     to_curves,
     write_page,
 )
+from tests.harness.builders.proofs import make_fault_result, make_hostile_proof, make_inexact_result, make_proof
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
 from tests.harness.processes.commands import distlaunch_command
@@ -370,6 +373,37 @@ def test_hostile_text_in_a_page_is_neither_executed_nor_breaks_it(browser: Brows
         "[...document.querySelectorAll('.legend button')].some((each) => each.textContent.includes('<img'))"
     )
     assert browser.text("footer") is not None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_resume_test_draws_both_curves_and_its_marks_over_steps(
+    browser: Browser, tmp_path: Path, scheme: str
+) -> None:
+    path = tmp_path / "resume.html"
+    path.write_text(render_proof_page(make_proof(make_fault_result(), make_inexact_result()), T0), encoding="utf-8")
+    browser.colours(scheme)
+    open_all(browser, path)
+    counts = "(id, what) => document.querySelectorAll(`#${id} ${what}`).length"
+    assert browser.run(f"['fault-1', 'fault-2'].map((id) => ({counts})(id, '.js-line'))") == [2, 2]
+    assert browser.run(f"['fault-1', 'fault-2'].map((id) => ({counts})(id, '.shapelayer path'))") == [2, 3]
+    labels = "[...document.querySelectorAll('#fault-1 .xtick')].map((each) => each.textContent)"
+    assert browser.run(labels) == ["0", "10", "20", "30", "40"]
+    to_curves(browser, "#fault-2")
+    mouse(browser, "#fault-2", "mouseMoved", 0.75)
+    eventually(lambda: _check_told(browser, "without a fault", "after the fault"))
+    assert (browser.text("#tip") or "").startswith("step 30")
+    check_clean(browser, path)
+
+
+@pytest.mark.smoke
+def test_hostile_text_in_the_page_of_a_resume_test_is_not_executed(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "resume.html"
+    path.write_text(render_proof_page(make_hostile_proof(HOSTILE), T0), encoding="utf-8")
+    open_all(browser, path)
+    check_clean(browser, path)
+    assert browser.told("Page.javascriptDialogOpening") == []
+    assert browser.run("document.images.length") == 0
+    assert "</script><script>alert(1)</script>" in (browser.text("#flaw-1") or "")
 
 
 def _check_hostile_tip(browser: Browser) -> None:

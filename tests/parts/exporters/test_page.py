@@ -19,11 +19,13 @@ from launcher.commands import page
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
 from launcher.exporters.page_reading import LINES_OF_KIND, read_page_data
-from launcher.exporters.page_writing import write_at_end, write_page
+from launcher.exporters.page_writing import write_at_end, write_page, write_proof
+from launcher.proof.models import ResumeProof
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample, render_sample
 from launcher.rundir.directory import RunDir
 from launcher.rundir.select import select_run
 from tests.harness.builders.pages import T0, make_attempt, make_report
+from tests.harness.builders.proofs import make_fault_result, make_inexact_result, make_proof
 from tests.harness.builders.run_folders import RunFolder
 from tests.harness.builders.runs_on_disk import GONE, append_events, write_run
 from tests.harness.places import PROGRAMS
@@ -261,6 +263,24 @@ def test_a_page_failure_at_the_end_of_a_run_is_a_warning(tmp_path: Path) -> None
     [text] = said
     assert text.startswith(f"the page of the run is missing: cannot write {files.page}: ")
     assert text.endswith(f"; `distlaunch report {files.root}` writes it")
+
+
+def test_the_page_and_the_data_of_a_resume_test_are_private_files_in_its_folder(tmp_path: Path) -> None:
+    proof = make_proof(make_fault_result(), make_inexact_result())
+    assert write_proof(tmp_path, proof, pytest.fail) == str(tmp_path / "resume.html")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"resume.html": 0o600, "resume.json": 0o600}
+    assert "Resume is not exact after 1 of 2 faults" in words((tmp_path / "resume.html").read_text())
+    assert ResumeProof.model_validate_json((tmp_path / "resume.json").read_text()) == proof
+
+
+def test_a_page_failure_at_the_end_of_a_resume_test_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "resume.html").mkdir()
+    said: list[str] = []
+    assert write_proof(tmp_path, make_proof(make_fault_result()), said.append) == ""
+    [text] = said
+    assert text.startswith("the page of the test is missing: IsADirectoryError")
+    assert (tmp_path / "resume.json").is_file()
 
 
 def test_the_report_command_without_a_run_uses_the_latest_run(

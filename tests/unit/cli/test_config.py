@@ -164,7 +164,7 @@ class TestConfig:
         assert values.pop(("up", "max-restarts")) == ("3", "DISTLAUNCH_UP_MAX_RESTARTS")
         assert values.pop(("up", "env")) == ("'API=(redacted)'", f"{path}:3")
         assert set(values.values()) == {("/opt/python", f"{path}:1")}
-        assert {command for command, _ in values} == {"local", "up", "check", "doctor", "init"}
+        assert {command for command, _ in values} == {"local", "up", "check", "doctor", "test-resume", "init"}
 
     def test_the_config_command_lists_all_options_of_a_command_with_variables(self, folder: Path) -> None:
         lines = run_here("config", "up", cwd=folder).stdout.splitlines()
