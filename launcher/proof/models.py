@@ -45,8 +45,8 @@ class Point(Result):
 
     step: int
     """From 1."""
-    loss: float
-    """The loss of the step's batch, on the first worker."""
+    loss: float | None
+    """The loss of the step's batch, on the first worker; null if it is not a finite number."""
 
 
 class FaultResult(Result):

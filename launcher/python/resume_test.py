@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,7 @@ def opened_folder(chosen: Path | None) -> Iterator[Path]:
         UsageError: the folder exists already, or cannot be made.
     """
     name = make_run_id("resume")
-    folder = (chosen or runs_directory(os.environ).parent / "resume-tests" / name).absolute()
+    folder = (chosen or runs_directory(os.environ).parent / "resume-tests" / name).resolve()
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
@@ -76,8 +77,9 @@ class ProgramFailedError(DistlaunchError):
 
 @dataclass(frozen=True)
 class _Run:
-    """A run that has ended: its report, what each attempt's tasks did, and the files that it has written."""
+    """A run that has ended: its folder, its report, what each attempt's tasks did, and the files that it wrote."""
 
+    place: Path
     report: RunReport
     attempts: Sequence[Records]
     files: Files
@@ -220,7 +222,7 @@ class _ResumeTest:
         attempts = _read_attempts(trace, len(report.attempts))
         for each in (work, trace, checkpoints):
             shutil.rmtree(each, ignore_errors=True)
-        return _Run(report, attempts, {**written, **saved})
+        return _Run(place, report, attempts, {**written, **saved})
 
     def _make_spec(self, work: Path, trace: Path, faults: int) -> ClusterSpec:
         env = {**self._spec.env, environment.TRACE: str(trace)}
@@ -250,10 +252,11 @@ class _ResumeTest:
 
     def _explain_failure(self, run: _Run) -> None:
         verdict = run.report.verdict
-        missing = next((name for name in self._left_out() if name in verdict.message), "")
+        said = [verdict.message, *(line.replace(str(run.place / "work"), str(self._base)) for line in verdict.evidence)]
+        missing = next((name for name in self._left_out() if any(name in line for line in said)), "")
         raise ProgramFailedError(
-            f"the program fails without a fault: {verdict.message}",
-            evidence=[*verdict.evidence, f"logs: {run.report.directory}"],
+            f"the program fails without a fault: {said[0]}",
+            evidence=said[1:],
             hint=f"{missing} is not copied, because git ignores it: --link {missing}" if missing else "",
         )
 
@@ -382,7 +385,7 @@ def _compare(
 def _make_points(record: Record, start: int) -> list[Point]:
     """The losses, at most `MOST_POINTS` of them."""
     points = [
-        Point(step=number, loss=step.loss)
+        Point(step=number, loss=step.loss if math.isfinite(step.loss) else None)
         for number, step in enumerate(record.steps, start + 1)
         if step.loss is not None
     ]

@@ -11,9 +11,23 @@ from typing import Any
 
 import pytest
 
+from launcher.proof.models import ResumeProof
 from tests.harness.processes.commands import distlaunch_command
 from tests.harness.processes.resume_programs import EXACT, FLAWED, FOLDER, UNSEEDED, ResumeProgram
 
+NAN = """
+import pathlib
+import time
+import numpy
+from worker_entry import progress
+
+done = pathlib.Path("done.npz")
+begin = int(numpy.load(done)["step"]) if done.exists() else 0
+for step in range(begin + 1, 9):
+    numpy.savez("part.npz", step=step)
+    pathlib.Path("part.npz").rename(done)
+    progress.report(step=step, loss=float("nan"))
+"""
 COVERS = (
     "launcher/proof",
     "launcher/python/resume_test.py",
@@ -60,6 +74,16 @@ def test_a_program_that_resumes_exactly_is_said_to(folder: Path, program: Resume
     # Nothing is left but the logs, and the program's own folder is as it was.
     assert not any(Path(proof["directory"]).glob("*/work"))
     assert {path.name for path in folder.iterdir()} == {*(path.name for path in FOLDER.glob("*.py")), "out"}
+
+
+def test_the_files_go_to_the_named_folder_and_a_loss_that_is_no_number_is_null(folder: Path) -> None:
+    (folder / "nan.py").write_text(NAN)
+    command = distlaunch_command("test-resume", "-o", "../out", "-n", "1", "--only", "in an epoch", "nan.py")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    proof = ResumeProof.model_validate_json((folder.parent / "out" / "resume.json").read_text())
+    assert {point.loss for point in proof.losses} == {None}
+    assert (folder.parent / "out" / "resume.html").exists()
 
 
 def test_a_program_that_does_not_repeat_itself_is_said_not_to_and_only_larger_differences_count(folder: Path) -> None:
