@@ -27,9 +27,9 @@ from tests.benchmarks import (
     step_time,
     stop_time,
     stragglers,
-    verdicts,
     warm_start,
 )
+from tests.benchmarks.verdicts import benchmark as verdicts
 
 BENCHMARKS = {
     "fanout": fan_out.measure,

@@ -1,0 +1,171 @@
+"""The launchers, and what counts as the verdict of each.
+
+distlaunch   the verdict in report.json: the task that it names, its message, and the evidence about this task. Said:
+             the line `Error:`.
+torchrun     the block `Root Cause (first observed failure)`: its rank and all that follows. The program has `@record`,
+             as PyTorch's documentation advises, so the block has the exception and its traceback. Said: the block's
+             first line. It runs the loop of the same shape with PyTorch and gloo, because it sets no TF_CONFIG.
+by hand      TF_CONFIG in three shells: the process that ends first, how it ended, and the last traceback in its
+             output; see `by_hand`. Said: when it ends.
+
+Reading is generous to rivals: any line of a traceback counts as named. A rival has no classes: an exception or an exit
+status counts as `task-failed`, a signal as `task-killed`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from tests.benchmarks.verdicts.faults import SUCCEEDED, WORKERS, Fault
+from tests.benchmarks.verdicts.score import Answer
+from tests.harness.places import ROOT
+from tests.harness.processes.commands import distlaunch_command
+
+LIMITS = {"start_s": 20, "stall_s": 10, "drain_s": 10}
+"""distlaunch's time limits for a program that trains for seconds."""
+
+
+class Line(NamedTuple):
+    """A line of a launcher's output."""
+
+    time: float
+    text: str
+
+
+class Said(NamedTuple):
+    """An answer, and when it was said, in Unix seconds."""
+
+    answer: Answer
+    time: float
+
+
+class Tool(Protocol):
+    """A launcher."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str:
+        """As the documents name it."""
+
+    @property
+    def env(self) -> Mapping[str, str]: ...
+
+    def is_installed(self) -> bool: ...
+
+    def can_play(self, fault: Fault) -> bool: ...
+
+    def make_command(self, fault: Fault, moment: Path, folder: Path) -> list[str]: ...
+
+    def read(self, fault: Fault, lines: Sequence[Line], folder: Path) -> Said | None:
+        """The verdict, from the launcher's output and its files; None if there is none."""
+
+
+def _index(task: str | None) -> int | None:
+    return int(task.rpartition(":")[2]) if task is not None else None
+
+
+@dataclass(frozen=True)
+class Distlaunch:
+    """Ours, with limits for a short program."""
+
+    name: str = "distlaunch"
+    title: str = "distlaunch"
+    env: Mapping[str, str] = field(default_factory=lambda: {"PYTHONPATH": str(ROOT)})
+
+    def is_installed(self) -> bool:
+        return True
+
+    def can_play(self, fault: Fault) -> bool:
+        return True
+
+    def make_command(self, fault: Fault, moment: Path, folder: Path) -> list[str]:
+        limits = [word for name, value in LIMITS.items() for word in ("--set", f"timeouts.{name}={value}")]
+        argv = fault.make_argv(fault.program, moment)
+        return distlaunch_command("local", "-n", str(WORKERS), *limits, "--run-dir", str(folder / "run"), *argv)
+
+    def read(self, fault: Fault, lines: Sequence[Line], folder: Path) -> Said | None:
+        said = next((line.time for line in lines if line.text.startswith(("Error: ", "Succeeded "))), None)
+        report = folder / "run" / "report.json"
+        if said is None or not report.exists():
+            return None
+        verdict = json.loads(report.read_text())["attempts"][0]["verdict"]
+        others = tuple(f"worker:{index}" for index in range(WORKERS) if index != _index(verdict["task"]))
+        evidence = [line for line in verdict["evidence"] if not line.startswith(others)]
+        text = "\n".join([verdict["message"], *evidence])
+        return Said(Answer(verdict["reference"], _index(verdict["task"]), text), said)
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """PyTorch's launcher, of the Python in DISTLAUNCH_TORCH_PYTHON."""
+
+    name: str = "torchrun"
+    title: str = "torchrun"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def is_installed(self) -> bool:
+        return "DISTLAUNCH_TORCH_PYTHON" in os.environ
+
+    def can_play(self, fault: Fault) -> bool:
+        return fault.in_torch
+
+    def make_command(self, fault: Fault, moment: Path, folder: Path) -> list[str]:
+        launcher = [os.environ["DISTLAUNCH_TORCH_PYTHON"], "-m", "torch.distributed.run", "--standalone"]
+        return [*launcher, "--nproc_per_node", str(WORKERS), *fault.make_argv("broken_torch", moment)]
+
+    def read(self, fault: Fault, lines: Sequence[Line], folder: Path) -> Said | None:
+        start = next((n for n, line in enumerate(lines) if line.text.startswith("Root Cause (first")), None)
+        if start is None:
+            return None
+        text = "\n".join(line.text for line in lines[start:])
+        rank, exitcode = (re.search(rf"^ *{name} *: (-?\d+)", text, re.MULTILINE) for name in ("rank", "exitcode"))
+        if rank is None or exitcode is None:
+            return None
+        return Said(make_rival_answer(int(rank[1]), int(exitcode[1]), text), lines[start].time)
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Three shells, each with its TF_CONFIG."""
+
+    name: str = "by-hand"
+    title: str = "`TF_CONFIG` by hand"
+    env: Mapping[str, str] = field(default_factory=lambda: {"PYTHONPATH": str(ROOT)})
+
+    def is_installed(self) -> bool:
+        return True
+
+    def can_play(self, fault: Fault) -> bool:
+        return True
+
+    def make_command(self, fault: Fault, moment: Path, folder: Path) -> list[str]:
+        return [sys.executable, "-m", "tests.benchmarks.verdicts.by_hand", *fault.make_argv(fault.program, moment)]
+
+    def read(self, fault: Fault, lines: Sequence[Line], folder: Path) -> Said | None:
+        for line in lines:
+            ended = re.fullmatch(r"worker:(\d+) ended first with (-?\d+)", line.text)
+            if ended is not None:
+                text = "\n".join(each.text for each in lines)
+                return Said(make_rival_answer(int(ended[1]), int(ended[2]), text), line.time)
+            if line.text == "all ended with 0":
+                return Said(Answer(SUCCEEDED), line.time)
+        return None
+
+
+def make_rival_answer(worker: int, status: int, text: str) -> Answer:
+    """The answer of a launcher that has no classes; `status`: the exit status, or the signal as a negative number."""
+    if status < 0:
+        return Answer("task-killed", worker, text)
+    return Answer("task-failed", worker, f"{text}\nstatus {status}")
+
+
+TOOLS: tuple[Tool, ...] = (Distlaunch(), Torchrun(), ByHand())
