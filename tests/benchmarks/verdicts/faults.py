@@ -112,7 +112,7 @@ FAULTS: tuple[Fault, ...] = (
     _error("shape-error", "train-step", 0, LATE, "ValueError: cannot reshape array"),
     _error("key-error", "train-step", 1, EARLY, "KeyError", program=_KERAS),
     _error("several-lines", "layer-trace", 2, EARLY, "the batch has 2 errors", program=_KERAS),
-    _error("layer-shape", "layer-trace", 0, EARLY, "size", program=_KERAS),
+    _error("layer-shape", "layer-trace", 0, EARLY, "", program=_KERAS),
     _error("key-error", "layer", 1, LATE, "KeyError", program=_KERAS),
     _error("key-error", "step", 0, LATE, "KeyError", program=_KERAS),
     _error("chained", "step", 1, LATE, "RuntimeError: batch 25 cannot be used"),

@@ -15,7 +15,7 @@ import psutil
 
 from tests.benchmarks.verdicts.faults import Fault
 from tests.benchmarks.verdicts.score import Played
-from tests.benchmarks.verdicts.tools import Line, Tool
+from tests.benchmarks.verdicts.tools import Line, Ran, Tool
 from tests.harness.witness import make_mark, marked
 
 LIMIT_S = 60.0
@@ -68,6 +68,7 @@ def play(tool: Tool, fault: Fault, keep: Path | None = None) -> Played:
         try:
             gone = _watch(process, mark, moment_file, began)
             left = [each for each in marked(mark) if each.pid != process.pid]
+            status = process.poll()
         finally:
             _kill_all(mark)
             process.wait()
@@ -75,7 +76,7 @@ def play(tool: Tool, fault: Fault, keep: Path | None = None) -> Played:
         if keep is not None:
             (folder / "output").write_text("".join(f"{line.time - began:6.2f} {line.text}\n" for line in lines))
         moment = _read_moment(moment_file) or began
-        answer = tool.read(fault, lines, folder)
+        answer = tool.read(Ran(lines, folder, status))
     return Played(
         fault,
         answer.answer if answer is not None else None,

@@ -39,6 +39,14 @@ class Line(NamedTuple):
     text: str
 
 
+class Ran(NamedTuple):
+    """A launcher that has been run: its output, the folder of its files, its status, None if it had to be killed."""
+
+    lines: Sequence[Line]
+    folder: Path
+    status: int | None
+
+
 class Said(NamedTuple):
     """An answer, and when it was said, in Unix seconds."""
 
@@ -65,7 +73,7 @@ class Tool(Protocol):
 
     def make_command(self, fault: Fault, moment: Path, folder: Path) -> list[str]: ...
 
-    def read(self, fault: Fault, lines: Sequence[Line], folder: Path) -> Said | None:
+    def read(self, ran: Ran) -> Said | None:
         """The verdict, from the launcher's output and its files; None if there is none."""
 
 
@@ -92,9 +100,9 @@ class Distlaunch:
         argv = fault.make_argv(fault.program, moment)
         return distlaunch_command("local", "-n", str(WORKERS), *limits, "--run-dir", str(folder / "run"), *argv)
 
-    def read(self, fault: Fault, lines: Sequence[Line], folder: Path) -> Said | None:
-        said = next((line.time for line in lines if line.text.startswith(("Error: ", "Succeeded "))), None)
-        report = folder / "run" / "report.json"
+    def read(self, ran: Ran) -> Said | None:
+        said = next((line.time for line in ran.lines if line.text.startswith(("Error: ", "Succeeded "))), None)
+        report = ran.folder / "run" / "report.json"
         if said is None or not report.exists():
             return None
         verdict = json.loads(report.read_text())["attempts"][0]["verdict"]
@@ -120,17 +128,21 @@ class Torchrun:
 
     def make_command(self, fault: Fault, moment: Path, folder: Path) -> list[str]:
         launcher = [os.environ["DISTLAUNCH_TORCH_PYTHON"], "-m", "torch.distributed.run", "--standalone"]
+        # PyTorch 1.13 cannot read its own default, 0, on Python 3.11; this redirects the output of a tenth worker only.
+        launcher += ["--redirects", "9:3", "--tee", "9:3"]
         return [*launcher, "--nproc_per_node", str(WORKERS), *fault.make_argv("broken_torch", moment)]
 
-    def read(self, fault: Fault, lines: Sequence[Line], folder: Path) -> Said | None:
-        start = next((n for n, line in enumerate(lines) if line.text.startswith("Root Cause (first")), None)
+    def read(self, ran: Ran) -> Said | None:
+        if ran.status == 0:
+            return Said(Answer(SUCCEEDED), ran.lines[-1].time)
+        start = next((n for n, line in enumerate(ran.lines) if line.text.startswith("Root Cause (first")), None)
         if start is None:
             return None
-        text = "\n".join(line.text for line in lines[start:])
+        text = "\n".join(line.text for line in ran.lines[start:])
         rank, exitcode = (re.search(rf"^ *{name} *: (-?\d+)", text, re.MULTILINE) for name in ("rank", "exitcode"))
         if rank is None or exitcode is None:
             return None
-        return Said(make_rival_answer(int(rank[1]), int(exitcode[1]), text), lines[start].time)
+        return Said(make_rival_answer(int(rank[1]), int(exitcode[1]), text), ran.lines[start].time)
 
 
 @dataclass(frozen=True)
@@ -150,11 +162,11 @@ class ByHand:
     def make_command(self, fault: Fault, moment: Path, folder: Path) -> list[str]:
         return [sys.executable, "-m", "tests.benchmarks.verdicts.by_hand", *fault.make_argv(fault.program, moment)]
 
-    def read(self, fault: Fault, lines: Sequence[Line], folder: Path) -> Said | None:
-        for line in lines:
+    def read(self, ran: Ran) -> Said | None:
+        for line in ran.lines:
             ended = re.fullmatch(r"worker:(\d+) ended first with (-?\d+)", line.text)
             if ended is not None:
-                text = "\n".join(each.text for each in lines)
+                text = "\n".join(each.text for each in ran.lines)
                 return Said(make_rival_answer(int(ended[1]), int(ended[2]), text), line.time)
             if line.text == "all ended with 0":
                 return Said(Answer(SUCCEEDED), line.time)
