@@ -141,7 +141,8 @@ def classify(state: AttemptState, event: TaskExited, tail: Sequence[str]) -> Cau
         return Cause(event, "preempted")
     if injected:
         return Cause(event, "task-killed" if event.exit.signal is not None else "task-failed")
-    texts = [f"{crash.exception}: {crash.message}"] if crash is not None else list(tail)
+    errors = [] if crash is None else [error for error in (crash, crash.first) if error is not None]
+    texts = [f"{error.exception}: {error.message}" for error in errors] or list(tail)
     known = find_known(texts, state.ports.values())
     if known is not None:
         return Cause(event, known.reference, hint=known.hint)

@@ -27,7 +27,7 @@ from launcher.verdict.models import Verdict
 from launcher.verdict.stall_blame import render_steps
 from launcher.wording import render_duration
 from worker_entry.protocol.collateral import SIGNATURES
-from worker_entry.protocol.values import CrashRecord
+from worker_entry.protocol.values import CrashRecord, FirstError
 
 SHOWN_LIMIT = 8
 """The maximum number of tasks that a verdict lists one by one."""
@@ -47,7 +47,7 @@ def judge_failure(
     exited = cause.exited
     if cause.reference == "out-of-step" and exited.crash is not None:
         return _judge_split(state, cause, exited.crash, logs)
-    evidence = [] if exited.crash is None else [_render_crash(exited.crash)]
+    evidence = [] if exited.crash is None else render_crash(exited.crash)
     evidence += _followers(state, cause, tails)
     evidence.append(f"log: {logs[exited.task]}")
     ran = max(failure_time(exited) - state.started[exited.task].time, 0.0)
@@ -103,12 +103,20 @@ def _render_end(cause: Cause) -> str:
     return f"{first}{'ended' if how.ok else 'exited'} with status {how.code}"
 
 
+def render_crash(crash: CrashRecord) -> list[str]:
+    """The exception, and the one from which it follows."""
+    return [_render_crash(crash), *([f"after {_render_error(crash.first)}"] if crash.first is not None else [])]
+
+
 def _render_crash(crash: CrashRecord) -> str:
-    place = f"   {crash.file}:{crash.line}" if crash.file else ""
-    text = find_sentence(crash.message, SIGNATURES).removeprefix(f"{crash.exception}: ")
-    shown = [crash.exception, text] if crash.exception != "SystemExit" else [text]
-    thread = f" (in the thread {crash.thread})" if crash.thread is not None else ""
-    return f"{': '.join(filter(None, shown))}{thread}{place}"
+    return _render_error(crash, f" (in the thread {crash.thread})" if crash.thread is not None else "")
+
+
+def _render_error(error: CrashRecord | FirstError, where: str = "") -> str:
+    place = f"   {error.file}:{error.line}" if error.file else ""
+    text = find_sentence(error.message, SIGNATURES).removeprefix(f"{error.exception}: ")
+    shown = [error.exception, text] if error.exception != "SystemExit" else [text]
+    return f"{': '.join(filter(None, shown))}{where}{place}"
 
 
 def _render_follower(state: AttemptState, event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Union
 
-from worker_entry.protocol.values import CrashRecord
+from worker_entry.protocol.values import CrashRecord, FirstError
 
 EXCEPTIONS = (
     "UnavailableError",
@@ -63,12 +64,17 @@ def without_wrappers(message: str) -> str:
 
 
 def is_collateral_crash(crash: CrashRecord) -> bool:
-    """Whether the exception only shows that a peer is gone."""
-    if OUT_OF_STEP.search(crash.message) is not None:
+    """Whether the exception, or the one from which it follows, only shows that a peer is gone."""
+    errors: list[Union[CrashRecord, FirstError]] = [crash] if crash.first is None else [crash, crash.first]
+    if any(OUT_OF_STEP.search(error.message) is not None for error in errors):
         return False
-    message = without_wrappers(crash.message)
+    return any(map(_shows_lost_peer, errors))
+
+
+def _shows_lost_peer(error: Union[CrashRecord, FirstError]) -> bool:
+    message = without_wrappers(error.message)
     return any(
-        crash.exception in exceptions and signature in message
+        error.exception in exceptions and signature in message
         for exceptions, signatures in _COLLATERAL
         for signature in signatures
     )

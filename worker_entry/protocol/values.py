@@ -47,12 +47,22 @@ class SourceLine:
 
 
 @dataclass(frozen=True)
+class FirstError:
+    """The exception from which another one follows, and the innermost line of the program in its traceback."""
+
+    exception: Name
+    message: Prose
+    file: Optional[Line] = None
+    line: Optional[Number] = None
+
+
+@dataclass(frozen=True)
 class CrashRecord:
     """An unhandled exception, recorded by the interpreter in which it was raised.
 
     `thread`: the name of the thread that the exception ended, if not the main thread; the program may have continued.
     `file` and `line` may be in a function that was traced into a graph; `place`: the line of the program itself.
-    `exit_status`: that of a SystemExit.
+    `exit_status`: that of a SystemExit. `first`: the first of the exceptions from which this one follows.
     """
 
     time: float
@@ -63,6 +73,7 @@ class CrashRecord:
     thread: Optional[Name] = None
     place: Optional[SourceLine] = None
     exit_status: Optional[Number] = None
+    first: Optional[FirstError] = None
 
 
 EPOCH_ENDS = 16

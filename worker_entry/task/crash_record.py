@@ -16,7 +16,7 @@ from typing import Optional
 
 from worker_entry.protocol.file_names import PACKAGE
 from worker_entry.protocol.frozen import asdict
-from worker_entry.protocol.values import CrashRecord, SourceLine
+from worker_entry.protocol.values import CrashRecord, FirstError, SourceLine
 from worker_entry.system import clock
 
 MESSAGE_LIMIT = 20_000
@@ -52,6 +52,7 @@ def write(path: str, error: BaseException, thread: Optional[str]) -> None:
         thread=None if thread is None else _writable(thread),
         place=place,
         exit_status=find_exit_status(error) if isinstance(error, SystemExit) else None,
+        first=_find_first(error),
     )
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
@@ -61,6 +62,27 @@ def write(path: str, error: BaseException, thread: Optional[str]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _find_first(error: BaseException) -> Optional[FirstError]:
+    """The first of the exceptions that Python shows above this one."""
+    first, seen = error, {id(error)}
+    while True:
+        before = first.__cause__ or (None if first.__suppress_context__ else first.__context__)
+        if before is None or id(before) in seen:
+            break
+        first = before
+        seen.add(id(first))
+    if first is error:
+        return None
+    message = _message(first)
+    file, line = _user_line(first, message, _find_place(first))
+    return FirstError(
+        exception=_writable(type(first).__qualname__),
+        message=_writable(message),
+        file=None if file is None else _writable(file),
+        line=line,
+    )
 
 
 def find_exit_status(error: SystemExit) -> int:

@@ -18,7 +18,7 @@ from tests.benchmarks.verdicts.score import Played
 from tests.benchmarks.verdicts.tools import Line, Ran, Tool
 from tests.harness.witness import make_mark, marked
 
-LIMIT_S = 60.0
+LIMIT_S = 40.0
 """How long after the fault a launcher may take to say something; later, it has not said it."""
 START_S = 120.0
 """How long the fault itself, or a run without one, may take."""
