@@ -20,7 +20,7 @@ from launcher.tasks import LOCAL, TaskId, find_leader, name_tasks
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.models import OutcomeName, Verdict
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
-from launcher.verdict.task_failure import judge_failure
+from launcher.verdict.task_failure import judge_failure, render_crashes
 from launcher.wording import count_of, render_duration, render_run
 from worker_entry.protocol.values import Problem, TaskExit
 
@@ -74,6 +74,8 @@ def judge(
         case _:
             verdict = _judge_interruption(state)
     more = [_render_loss(state, node) for node in _order_lost(state)]
+    if state.reason in (Reason.START_TIMEOUT, Reason.STALLED, Reason.DRAIN_TIMEOUT):
+        more += render_crashes(state)
     if state.stacks:
         if verdict.reference != "out-of-step":  # its message already has the places
             more += render_places(state.stacks)

@@ -108,6 +108,12 @@ def render_crash(crash: CrashRecord) -> list[str]:
     return [_render_crash(crash), *([f"after {_render_error(crash.first)}"] if crash.first is not None else [])]
 
 
+def render_crashes(state: AttemptState) -> list[str]:
+    """The exceptions of tasks that were stopped, as one that has ended the thread for which the task waits."""
+    ends = [event for event in state.exits.values() if event.task in state.stopped and event.crash is not None]
+    return [f"{event.task}: {line}" for event in ends if event.crash is not None for line in render_crash(event.crash)]
+
+
 def _render_crash(crash: CrashRecord) -> str:
     return _render_error(crash, f" (in the thread {crash.thread})" if crash.thread is not None else "")
 

@@ -518,6 +518,19 @@ def test_the_end_of_a_task_says_whether_the_task_or_its_program_had_ended_before
     assert (ended.exit.signal, ended.before_stop) == (signal.SIGTERM, True)
 
 
+def test_an_exception_is_reported_although_an_exit_handler_ends_the_process_with_status_0(
+    client: Client, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import atexit, os\natexit.register(os._exit, 0)\nraise ValueError('no batch')")
+    client.greet()
+    client.start(script("worker:0", str(program)))
+    returned = client.expect(Returned)
+    assert returned.crash is not None
+    assert returned.crash.message == "no batch"
+    assert client.expect(Exited).exit == TaskExit(code=0)
+
+
 def test_goodbye_stops_the_tasks_and_the_agent(client: Client) -> None:
     client.greet()
     client.start(command("worker:0", "sleep", "600"))

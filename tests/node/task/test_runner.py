@@ -24,7 +24,7 @@ from tests.harness.cases import first_quick
 from tests.harness.places import PROGRAMS
 from tests.harness.processes.task_runs import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, run, write
 from worker_entry.protocol.framing import parse
-from worker_entry.protocol.values import CrashRecord, SourceLine
+from worker_entry.protocol.values import CrashRecord, FirstError, SourceLine
 from worker_entry.task import crash_record
 from worker_entry.task.crash_record import MESSAGE_LIMIT
 
@@ -280,6 +280,27 @@ def test_a_crash_record_has_the_exception_its_message_and_the_user_line(
     assert message in record.message
     assert len(record.message) <= MESSAGE_LIMIT
     assert (record.file, record.line) == (str(task.folder / "program.py"), line)
+
+
+CATCH = "def load():\n    raise KeyError('no label')\ntry:\n    load()\nexcept KeyError as error:\n    raise "
+
+
+@pytest.mark.parametrize("how", ["ValueError('gone') from error", "ValueError('gone')"])
+def test_a_crash_record_has_the_first_error_from_which_the_last_one_follows(task: Task, how: str) -> None:
+    record = task.crash(CATCH + how)
+    assert (record.exception, record.line) == ("ValueError", 6)
+    assert record.first == FirstError("KeyError", "'no label'", str(task.folder / "program.py"), 2)
+
+
+@pytest.mark.parametrize("source", [CATCH + "ValueError('gone') from None", "raise ValueError('gone')"])
+def test_a_crash_record_has_no_first_error_if_python_shows_none(task: Task, source: str) -> None:
+    assert task.crash(source).first is None
+
+
+def test_a_crash_record_is_written_although_errors_follow_from_each_other_in_a_circle(task: Task) -> None:
+    record = task.crash("one, two = KeyError('1'), KeyError('2')\none.__cause__, two.__cause__ = two, one\nraise one")
+    assert record.first is not None
+    assert (record.message, record.first.message) == ("'1'", "'2'")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from launcher.tasks import TaskId
 from launcher.verdict.causes import classify, find_cause, is_collateral
 from tests.harness.builders.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
 from tests.harness.builders.verdicts import THREE, UNAVAILABLE, ended, failed, history, judged
-from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
+from worker_entry.protocol.values import CrashRecord, FirstError, Problem, TaskExit
 
 OOM = Problem("out-of-memory", "the kernel's OOM killer killed it", "lower the batch size")
 FULL = Problem("disk-full", "No space left on device: /runs")
@@ -283,3 +283,28 @@ def test_a_program_that_raised_is_the_cause_although_its_process_exits_with_stat
     cause = find_cause(state, {})
     assert cause is not None
     assert (cause.exited.task, cause.reference) == (W0, "task-failed")
+
+
+def wrapped(task: TaskId, at: float, first: FirstError) -> TaskExited:
+    """The end of a program that raises an exception of its own whenever a step fails."""
+    return TaskExited(
+        task, TaskExit(1), at, CrashRecord(at, "StepError", "step 25 failed", "train.py", 70, first=first)
+    )
+
+
+def test_a_peer_that_wraps_the_error_of_a_lost_peer_is_not_the_cause() -> None:
+    lost = FirstError("UnavailableError", UNAVAILABLE)
+    state = history(THREE, wrapped(W0, 1050.0, lost), wrapped(W2, 1050.5, lost), ended(W1, 1050.1, code=5))
+    assert cause_of(state, {}) == (W1, "task-failed")
+
+
+def test_an_error_that_wraps_another_is_shown_with_it_and_has_its_class() -> None:
+    state = history(
+        THREE, wrapped(W1, 1050.0, FirstError("OSError", "[Errno 28] No space left on device", "save.py", 7))
+    )
+    verdict = judged(state)
+    assert (verdict.reference, verdict.task) == ("disk-full", "worker:1")
+    assert verdict.evidence[:2] == [
+        "StepError: step 25 failed   train.py:70",
+        "after OSError: [Errno 28] No space left on device   save.py:7",
+    ]

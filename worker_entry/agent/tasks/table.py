@@ -103,8 +103,16 @@ class RunningTasks:
                 self._ports.forming.discard(task.name)
                 if task.input is not None:
                     task.input.close()
-                task.ended = task.report_end(TaskExit.from_wait_status(status), ended, self._oom, stopped)
+                how = TaskExit.from_wait_status(status)
+                if how.ok:  # an exit handler may have hidden the program's exception since the last look
+                    self._send_raised(task)
+                task.ended = task.report_end(how, ended, self._oom, stopped)
                 self._send(task.ended)
+
+    def _send_raised(self, task: StartedTask) -> None:
+        for returned in task.new_return():
+            if returned.crash is not None:
+                self._send(returned)
 
     def report_again(self) -> None:
         """Reports the start, the last state and the end of each task again: a new controller may not know them."""
