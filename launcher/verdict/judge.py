@@ -299,11 +299,13 @@ def _judge_stall(state: AttemptState) -> Verdict:
 def _judge_drain_timeout(state: AttemptState) -> Verdict:
     going = sorted(state.policy.trainers & state.stopped - state.ended_before_stop)
     done = sorted(state.policy.trainers - {*going})
+    odd = [tasks[0] for tasks in (going, done) if len(tasks) == 1]  # of two tasks, the one that did not end
+    first = f"{done[0]}, the first task," if odd == done else "the first task"
     return Verdict(
         reference="drain-timeout",
-        message=f"{name_tasks(going)} did not end within {state.policy.drain_s:g} s after the first task ended, and "
+        message=f"{name_tasks(going)} did not end within {state.policy.drain_s:g} s after {first} ended, and "
         f"{'is' if len(going) == 1 else 'are'} not at work",
-        task=str(going[0]) if len(going) == 1 else None,
+        task=str(odd[0]) if odd else None,
         evidence=[f"ended with status 0: {name_tasks(done)}"],
         hint="increase timeouts.drain_s if the others need longer; 0 disables the timeout",
     )

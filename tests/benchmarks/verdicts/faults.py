@@ -140,7 +140,7 @@ FAULTS: tuple[Fault, ...] = (
     _error("exit-text", "step", 0, LATE, "the data ran out"),
     _error("exit-three", "step", 2, EARLY, "3"),
     _end("exit-zero", 2, LATE, "status 0", classes=("ended-early",)),
-    _end("exit-zero", 1, EARLY, "status 0", classes=("ended-early",), place="ready"),
+    _end("exit-zero", 1, EARLY, "status 0", classes=("ended-early", "drain-timeout"), place="ready"),
     _end("segfault", 1, LATE, "SIGSEGV", classes=_KILLED),
     _end("segfault", 0, EARLY, "SIGSEGV", classes=_KILLED, place="ready"),
     _end("abort", 2, LATE, "SIGABRT", classes=_KILLED),

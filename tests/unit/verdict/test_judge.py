@@ -534,7 +534,9 @@ def test_the_verdict_of_a_drain_timeout_names_running_and_ended_tasks() -> None:
 
     assert judged(state) == Verdict(
         reference="drain-timeout",
-        message="worker:1, worker:2 did not end within 300 s after the first task ended, and are not at work",
+        message="worker:1, worker:2 did not end within 300 s after worker:0, the first task, ended, and are "
+        "not at work",
+        task="worker:0",
         evidence=["ended with status 0: worker:0"],
         hint="increase timeouts.drain_s if the others need longer; 0 disables the timeout",
     )
@@ -547,6 +549,14 @@ def test_the_verdict_of_a_drain_timeout_blames_the_only_running_task() -> None:
     verdict = judged(state)
     assert verdict.task == "worker:1"
     assert verdict.message == "worker:1 did not end within 300 s after the first task ended, and is not at work"
+
+
+def test_the_verdict_of_a_time_out_shows_the_exception_that_has_ended_a_thread_of_a_stopped_task() -> None:
+    lost = CrashRecord(1050.0, "OSError", "image 7 is cut off", "load.py", 3, "loader")
+    killed = TaskExited(W1, TaskExit(None, signal.SIGKILL), 1400.0, lost)
+    policy = make_policy(TWO_NODES)
+    state, _ = play(policy, *running(policy), ended(W0, 1050.0), DRAIN_S, Tick(), StacksReceived({}), killed)
+    assert judged(state).evidence[-1] == "worker:1: OSError: image 7 is cut off (in the thread loader)   load.py:3"
 
 
 def test_the_verdict_of_a_stall_names_the_usual_time_of_a_step_and_the_last_steps() -> None:
