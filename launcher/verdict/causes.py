@@ -20,6 +20,7 @@ from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import TaskExit
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+_SAME_STEPS = "all workers must run the same number of steps: when one ends early, the others fail"
 _TERM_STATUS = 128 + signal.SIGTERM
 """The exit status of a program that handles SIGTERM as a shell does."""
 
@@ -50,12 +51,10 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
         return classify(state, first, tails.get(first.task, ()))
     early = ended_before(state, first)
     if early:
-        return Cause(
-            min(early, key=lambda e: (ended_time(e), e.task)),
-            "ended-early",
-            "before the others had finished",
-            "all workers must run the same number of steps: when one ends early, the others fail",
-        )
+        if 1 < len(early) == len(state.policy.trainers) - 1:  # the others agree on the number of steps
+            return Cause(first, "ended-early", "when all others had finished", _SAME_STEPS)
+        end = min(early, key=lambda e: (ended_time(e), e.task))
+        return Cause(end, "ended-early", "before the others had finished", _SAME_STEPS)
     halted = [h for h in state.halted.values() if h.task in state.policy.trainers and h.time < failure_time(first)]
     if halted:
         halt = min(halted, key=lambda h: (h.time, h.task))

@@ -221,7 +221,16 @@ def _find_places(state: AttemptState) -> tuple[dict[SourceLine, list[TaskId]], l
             unknown.append(task)
         else:
             places.setdefault(place, []).append(task)
-    return places, unknown
+    return _merge_calls(places), unknown
+
+
+def _merge_calls(places: Mapping[SourceLine, list[TaskId]]) -> dict[SourceLine, list[TaskId]]:
+    """The same places, where a line whose call is not known counts as the same line with the only known call."""
+    merged: dict[SourceLine, list[TaskId]] = {}
+    for place, tasks in places.items():
+        known = [other for other in places if (other.file, other.line) == (place.file, place.line) and other.call]
+        merged.setdefault(known[0] if place.call is None and len(known) == 1 else place, []).extend(tasks)
+    return {place: sorted(tasks) for place, tasks in merged.items()}
 
 
 def _find_place(state: AttemptState, task: TaskId) -> SourceLine | None:

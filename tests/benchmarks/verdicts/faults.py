@@ -15,7 +15,7 @@ EARLY, LATE = 0, 25
 SUCCEEDED = "succeeded"
 
 _LOOP, _KERAS, _TORCH = "broken_loop", "broken_keras", "broken_torch"
-_MARKER = re.compile(r"# fault: ([\w-]+)")
+_MARKER = re.compile(r"# fault: ([a-z-]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,8 @@ class Fault:
         place: where in the program it happens.
         worker: the index of the worker that has it.
         step: the step at which it happens.
-        classes: the right classes; the second, if there is one, is right as well.
+        classes: the right classes; the others, if there are some, are right as well. At the exit of a program that has
+            done its training, success is right if the launcher names the worker.
         words: what a right cause contains.
         has_line: whether a right cause also has the line with the fault's marker.
         restart_helps: whether the cluster may succeed if it is started again without a change.
@@ -53,7 +54,7 @@ class Fault:
     @property
     def is_one(self) -> bool:
         """Whether anything is wrong at all."""
-        return SUCCEEDED not in self.classes
+        return self.classes != (SUCCEEDED,)
 
     def make_argv(self, program: str, moment: Path) -> list[str]:
         """The program's command line, without the interpreter; `moment`: the file that gets the time of the fault."""
@@ -133,7 +134,7 @@ FAULTS: tuple[Fault, ...] = (
     _error("child-killed", "data", 1, EARLY, "SIGKILL", restart_helps=True),
     _error("error-and-handler-error", "step", 0, LATE, "KeyError: 'no label for image 4713'"),
     _error("error-and-handler-exit", "step", 1, LATE, "KeyError: 'no label for image 4714'"),
-    _end("handler-exit", 2, EARLY, "status 4", place="ready"),
+    _end("handler-exit", 2, EARLY, "status 4", place="ready", classes=("task-failed", SUCCEEDED)),
     # ends without an exception
     _end("os-exit", 1, LATE, "status 5"),
     _end("os-exit", 0, EARLY, "status 5", place="ready"),
@@ -157,8 +158,8 @@ FAULTS: tuple[Fault, ...] = (
     _hang("deadlock", "step", 2, LATE),
     _hang("hang-in-read", "data", 0, LATE),
     _hang("child-hangs", "step", 0, LATE),
-    _hang("handler-hangs", "ready", 1, EARLY, classes=("drain-timeout",)),
-    _hang("thread-stays", "end", 2, EARLY, classes=("drain-timeout",)),
+    _hang("handler-hangs", "ready", 1, EARLY, classes=("drain-timeout", SUCCEEDED)),
+    _hang("thread-stays", "end", 2, EARLY, classes=("drain-timeout", SUCCEEDED)),
     # workers out of step
     _apart("evaluate-alone", "step", 2, LATE, program=_KERAS),
     _apart("evaluate-alone", "train-step", 0, LATE),

@@ -54,8 +54,8 @@ def score(fault: Fault, answer: Answer | None) -> Score:
     """What is right in this answer to this fault."""
     if answer is None:
         return WRONG
-    if not fault.is_one or answer.reference == SUCCEEDED:
-        right = answer.reference in fault.classes
+    if not fault.is_one:
+        right = answer.reference == SUCCEEDED
         return Score(task=right, cause=right, reference=right)
     task = answer.worker == fault.worker
     return Score(

@@ -1,7 +1,8 @@
 """The launchers, and what counts as the verdict of each.
 
-distlaunch   the verdict in report.json: the task that it names, its message, and the evidence about this task. Said:
-             the line `Error:`.
+distlaunch   the verdict in report.json: the task that it names, its message, and the evidence about this task. In a run
+             that has succeeded, the task is the one whose interpreter did not end well. Said: the line `Error:`, or
+             `Succeeded`.
 torchrun     the block `Root Cause (first observed failure)`: its rank and all that follows. The program has `@record`,
              as PyTorch's documentation advises, so the block has the exception and its traceback. Said: the block's
              first line. It runs the loop of the same shape with PyTorch and gloo, because it sets no TF_CONFIG.
@@ -106,10 +107,13 @@ class Distlaunch:
         if said is None or not report.exists():
             return None
         verdict = json.loads(report.read_text())["attempts"][0]["verdict"]
-        others = tuple(f"worker:{index}" for index in range(WORKERS) if index != _index(verdict["task"]))
+        worker = _index(verdict["task"])
+        if verdict["reference"] == SUCCEEDED:
+            late = [line for line in verdict["evidence"] if " finished its program before its interpreter " in line]
+            worker = _index(late[0].partition(" ")[0]) if len(late) == 1 else None
+        others = tuple(f"worker:{index}" for index in range(WORKERS) if index != worker)
         evidence = [line for line in verdict["evidence"] if not line.startswith(others)]
-        text = "\n".join([verdict["message"], *evidence])
-        return Said(Answer(verdict["reference"], _index(verdict["task"]), text), said)
+        return Said(Answer(verdict["reference"], worker, "\n".join([verdict["message"], *evidence])), said)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,26 @@ def test_the_only_worker_at_a_different_place_is_blamed_as_out_of_step() -> None
     assert judged(state).message.endswith(", worker:1, worker:2 in fit at /home/me/train.py:29")
 
 
+def test_a_line_is_one_place_although_the_call_in_it_is_known_of_one_worker_only() -> None:
+    """A crash record has the call from the source, a stack has it from the frames."""
+    evaluate = SourceLine("/home/me/train.py", 31, "evaluate")
+    stack = EVALUATE.replace("in evaluate", "in __call__")
+    state = split(THREE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), apart(W2, 1050.0, evaluate), w0=stack)
+    assert find_outsider(state) == W1
+    assert render_split(state) == (
+        "worker:0, worker:2 are in evaluate at /home/me/train.py:31, worker:1 in fit at /home/me/train.py:29"
+    )
+
+
+def test_a_line_with_two_known_calls_is_two_places() -> None:
+    evaluate, predict = (SourceLine("/home/me/train.py", 31, call) for call in ("evaluate", "predict"))
+    stack = EVALUATE.replace("in evaluate", "in __call__")
+    state = split(
+        THREE, apart(W1, 1050.0, predict), ended(W0, 1051.0, by=signal.SIGKILL), apart(W2, 1050.0, evaluate), w0=stack
+    )
+    assert find_outsider(state) is None
+
+
 def test_an_out_of_step_verdict_reports_that_all_workers_are_at_one_place() -> None:
     state = split(ONE_NODE, apart(W1, 1050.0), apart(W0, 1051.0))
     assert render_split(state) == "all are in fit at /home/me/train.py:29"

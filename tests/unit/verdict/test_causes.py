@@ -285,6 +285,13 @@ def test_a_program_that_raised_is_the_cause_although_its_process_exits_with_stat
     assert (cause.exited.task, cause.reference) == (W0, "task-failed")
 
 
+def test_the_only_worker_that_goes_on_when_all_others_have_finished_is_the_cause() -> None:
+    late = failed(W1, 1052.0, "UnavailableError", UNAVAILABLE, raised=1051.0)
+    state = history(THREE, ended(W0, 1050.0), ended(W2, 1050.5), late)
+    assert cause_of(state, {}) == (W1, "ended-early")
+    assert judged(state).message.endswith(" s, when all others had finished")
+
+
 def wrapped(task: TaskId, at: float, first: FirstError) -> TaskExited:
     """The end of a program that raises an exception of its own whenever a step fails."""
     return TaskExited(
