@@ -16,7 +16,7 @@ from launcher.gang.state import AttemptState, make_exit
 from launcher.tasks import TaskId
 from launcher.verdict.known_failures import find_known
 from worker_entry.protocol.collateral import has_collateral_line, is_collateral_crash
-from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.protocol.values import TaskExit
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
@@ -27,12 +27,16 @@ _TERM_STATUS = 128 + signal.SIGTERM
 
 @dataclass(frozen=True)
 class Cause:
-    """The cause of a failed attempt: the end of a task, the class of the failure, and further facts."""
+    """The cause of a failed attempt: the end of a task, the class of the failure, and further facts.
+
+    `absent`: the task that the one that ended could not reach, because it had not opened its port.
+    """
 
     exited: TaskExited
     reference: str
     detail: str = ""
     hint: str = ""
+    absent: TaskId | None = None
 
 
 def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Cause | None:
@@ -60,7 +64,10 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
         halt = min(halted, key=lambda h: (h.time, h.task))
         exited = TaskExited(halt.task, TaskExit(signal=halt.signal), halt.time)
         return Cause(exited, "stalled", "and did not continue", "SIGCONT continues a stopped process: `kill -CONT PID`")
-    return classify(state, first, tails.get(first.task, ()))
+    cause = classify(state, first, tails.get(first.task, ()))
+    absent = [task for task in state.missing if task in state.policy.trainers & state.stopped]
+    known = cause.reference == "task-failed" and len(absent) == 1 and absent[0] not in {end.task for end in failures}
+    return replace(cause, absent=absent[0]) if known else cause
 
 
 def _find_hidden(state: AttemptState) -> list[ProgramEnded]:

@@ -51,6 +51,16 @@ def judge_failure(
     evidence += _followers(state, cause, tails)
     evidence.append(f"log: {logs[exited.task]}")
     ran = max(failure_time(exited) - state.started[exited.task].time, 0.0)
+    if cause.absent is not None:
+        port = f"port {state.ports[cause.absent]}" if cause.absent in state.ports else "port"
+        return Verdict(
+            reference=cause.reference,
+            message=f"{cause.absent} on {plans[cause.absent].node} has not opened its {port}, and {exited.task}, which "
+            f"needs it, {_render_end(cause)} after {render_duration(ran)}",
+            task=str(cause.absent),
+            evidence=evidence,
+            hint=f"the program of {cause.absent} may still be starting, or it uses another address than its TF_CONFIG",
+        )
     joint = {"ended-early": ", ", "stalled": " "}.get(cause.reference, ": ")
     return Verdict(
         reference=cause.reference,

@@ -325,11 +325,7 @@ def file_too_big() -> None:
 def port_taken() -> None:
     """Another program has the port of this worker."""
     host, _, port = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][INDEX].rpartition(":")
-    taken = socket.socket()
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    taken.bind((host, int(port)))
-    taken.listen()
-    globals()["_taken"] = taken
+    globals()["_taken"] = socket.create_server((host, int(port)))
 
 
 def metrics_port_taken() -> None:

@@ -29,7 +29,7 @@ from tests.benchmarks.verdicts.score import Answer
 from tests.harness.places import ROOT
 from tests.harness.processes.commands import distlaunch_command
 
-LIMITS = {"start_s": 20, "stall_s": 10, "drain_s": 10}
+LIMITS = {"start_s": 30, "stall_s": 10, "drain_s": 10}
 """distlaunch's time limits for a program that trains for seconds."""
 
 

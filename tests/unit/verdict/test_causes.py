@@ -13,7 +13,18 @@ from launcher.gang.events import ProgramEnded, StopNodes, TaskExited, TaskHalted
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.tasks import TaskId
 from launcher.verdict.causes import classify, find_cause, is_collateral
-from tests.harness.builders.gang import ONE_NODE, W0, W1, W2, make_policy, play, running
+from tests.harness.builders.gang import (
+    ONE_NODE,
+    W0,
+    W1,
+    W2,
+    listening,
+    make_policy,
+    play,
+    preparing,
+    running,
+    started,
+)
 from tests.harness.builders.verdicts import THREE, UNAVAILABLE, ended, failed, history, judged
 from worker_entry.protocol.values import CrashRecord, FirstError, Problem, TaskExit
 
@@ -290,6 +301,20 @@ def test_the_only_worker_that_goes_on_when_all_others_have_finished_is_the_cause
     state = history(THREE, ended(W0, 1050.0), ended(W2, 1050.5), late)
     assert cause_of(state, {}) == (W1, "ended-early")
     assert judged(state).message.endswith(" s, when all others had finished")
+
+
+def test_the_task_that_has_not_opened_its_port_is_the_cause_of_peers_that_cannot_reach_it() -> None:
+    policy = make_policy(THREE)
+    lost = failed(W0, 1050.0, "UnavailableError", UNAVAILABLE)
+    begins = [*preparing(policy), *started(W0, W1, W2), *listening(W0, W1)]
+    state, _ = play(policy, *begins, lost, ended(W1, 1052.0, by=signal.SIGKILL), ended(W2, 1052.0, by=signal.SIGKILL))
+    verdict = judged(state)
+    assert (verdict.reference, verdict.task) == ("task-failed", "worker:2")
+    assert verdict.message.startswith(
+        "worker:2 on a has not opened its port 20002, and worker:0, which needs it, exited with"
+    )
+    state, _ = play(policy, *begins, failed(W0, 1050.0), ended(W1, 1052.0, by=9), ended(W2, 1052.0, by=9))
+    assert judged(state).task == "worker:0"
 
 
 def wrapped(task: TaskId, at: float, first: FirstError) -> TaskExited:
