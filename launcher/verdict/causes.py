@@ -65,8 +65,8 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
         exited = TaskExited(halt.task, TaskExit(signal=halt.signal), halt.time)
         return Cause(exited, "stalled", "and did not continue", "SIGCONT continues a stopped process: `kill -CONT PID`")
     cause = classify(state, first, tails.get(first.task, ()))
-    absent = [task for task in state.missing if task in state.policy.trainers & state.stopped]
-    known = cause.reference == "task-failed" and len(absent) == 1 and absent[0] not in {end.task for end in failures}
+    absent = [*(state.policy.forming & state.policy.trainers - state.listening.keys())]
+    known = cause.reference == "task-failed" and len(absent) == 1 and absent != [first.task]
     return replace(cause, absent=absent[0]) if known else cause
 
 
