@@ -128,6 +128,9 @@ def storage_unavailable() -> None:
 
 
 def interrupt() -> None:
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell without a terminal starts programs that ignore it
     signal.raise_signal(signal.SIGINT)  # fault: interrupt
 
 

@@ -19,9 +19,12 @@ from pathlib import Path
 
 from tests.benchmarks.verdicts.faults import WORKERS
 
-_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ +|].*\n|\n)*.*", re.MULTILINE)
+_TRACEBACK = re.compile(
+    r"(?<!following exception:\n\n)(?<!another exception occurred:\n\n)^Traceback \(most", re.MULTILINE
+)
+"""The begin of a traceback that does not follow from the one above it."""
 TAIL = 5
-"""How many of the last lines a person reads besides the last traceback."""
+"""How many of the last lines a person reads if there is no traceback."""
 
 
 def main(argv: list[str]) -> None:
@@ -46,9 +49,9 @@ def main(argv: list[str]) -> None:
 
 
 def read_cause(log: str) -> str:
-    """The last traceback of a log, and its last lines."""
-    tracebacks = _TRACEBACK.findall(log)
-    return "\n".join([*tracebacks[-1:], *log.splitlines()[-TAIL:]])
+    """The end of a log, from its last traceback on, with those from which this one follows."""
+    starts = [found.start() for found in _TRACEBACK.finditer(log)]
+    return log[starts[-1] :] if starts else "\n".join(log.splitlines()[-TAIL:])
 
 
 def _find_addresses() -> list[str]:

@@ -121,13 +121,15 @@ def test_the_verdict_of_torchrun_is_its_root_cause() -> None:
     assert Torchrun().read(ran("terminated", None)) is None
 
 
-def test_the_cause_by_hand_is_the_last_traceback_and_the_last_lines() -> None:
+def test_the_cause_by_hand_is_the_last_traceback_or_the_last_lines() -> None:
     first, last = (
         "Traceback (most recent call last):\n  File 'x'\nE: 1",
         "Traceback (most recent call last):\n  y\nF: 2",
     )
-    assert read_cause(f"begin\n{first}\nmore\n{last}\na\nb\nc\nd\ne") == f"{last}\na\nb\nc\nd\ne"
-    assert read_cause("a\nb") == "a\nb"
+    assert read_cause(f"begin\n{first}\nmore\n{last}\nend") == f"{last}\nend"
+    chain = f"{first}\n\nThe above exception was the direct cause of the following exception:\n\n{last}"
+    assert read_cause(f"begin\n{chain}") == chain
+    assert read_cause("1\n2\n3\n4\n5\n6") == "2\n3\n4\n5\n6"
 
 
 # --- the table of the documents ---
