@@ -21,7 +21,7 @@ from launcher.gang.events import (
 from launcher.gang.restarts import Restart
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.gang.waiting import render_waiting
-from launcher.gang.watch.stalls import render_busy
+from launcher.gang.watch.stalls import AGAIN_S, render_busy
 from launcher.spec.nodes import LOOPBACK
 from launcher.spec.strategies import JOIN_CALLS
 from launcher.tasks import LOCAL, TENSORBOARD, name_tasks
@@ -103,10 +103,13 @@ def _render_change(before: AttemptState, after: AttemptState) -> str | None:
         return "Training has ended; TensorBoard keeps running until Ctrl-C"
     if after.busy and after.busy != before.busy:
         return render_busy(after)
-    if before.suspicion is None and after.suspicion is Reason.STALLED and not after.busy:
+    if after.waited and not before.waited:
+        return f"{render_stall(after).capitalize()}, and all tasks wait; looking at them again in {AGAIN_S:.0f} s"
+    if before.suspicion is None and after.suspicion is Reason.STALLED and after.policy.stall_s is not None:
         return f"{render_stall(after).capitalize()}; collecting the stacks of all tasks"
-    suspected = before.suspicion is Reason.STALLED or (before.busy and before.phase is Phase.RUNNING)
-    if suspected and after.suspicion is None and not after.busy and after.phase is Phase.RUNNING:
+    is_exact = before.suspicion is Reason.STALLED and before.policy.stall_s is not None
+    suspected = before.phase is Phase.RUNNING and (is_exact or before.seems_stalled)
+    if suspected and after.phase is Phase.RUNNING and after.suspicion is None and not after.seems_stalled:
         return "The cluster makes progress again"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
         first = min(event.time for event in after.started.values())

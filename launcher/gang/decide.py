@@ -43,7 +43,7 @@ from launcher.gang.facts import apply, is_relevant
 from launcher.gang.policy import AttemptPolicy
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason, make_exit
 from launcher.gang.watch.stacks import is_out_of_step
-from launcher.gang.watch.stalls import RECHECK_S, find_busy, is_excused, is_progress, is_stalled, stall_limit_s
+from launcher.gang.watch.stalls import find_busy, is_excused, is_progress, is_stalled, note_look, note_progress
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import replace
 
@@ -90,7 +90,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if isinstance(event, (NodeHeard, NodeAttached)) and before.is_blind:
         state = _give_time(state, now)
     if is_progress(state, event):
-        state = replace(state, last_progress=now, busy={}, excused=None, is_looked_at_again=False)
+        state = note_progress(state, now)
     if state.is_done and (isinstance(event, Interrupted) or state.is_taken_away):
         is_leaving = state.policy.trainers - state.exits.keys()  # its program has ended, and its interpreter has not
         grace_s = state.policy.stop_grace_s if is_leaving or state.interrupts else FAILURE_GRACE_S
@@ -132,7 +132,7 @@ def take_over(state: AttemptState) -> AttemptState:
 def _give_time(state: AttemptState, now: float) -> AttemptState:
     """Once a node is connected again, no time limit ends the attempt before the node's reports have arrived."""
     deadline = max(state.deadline, now + STACKS_S) if state.deadline is not None else None
-    return replace(state, deadline=deadline, last_progress=now)
+    return replace(state, deadline=deadline, last_progress=now, waited=False)
 
 
 def _is_raised_final(state: AttemptState, now: float) -> bool:
@@ -258,33 +258,24 @@ def _while_training(state: AttemptState, event: Event, now: float) -> Decision:
 def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> Decision:
     """Asks the tasks what they are doing before it stops them; tasks at work continue."""
     if state.is_blind:
-        return replace(state, suspicion=None), ()
+        return replace(state, suspicion=None, waited=False), ()
     if state.suspicion is None:
         stalled_s = now - state.last_progress if state.last_progress is not None else 0.0
         return replace(state, suspicion=reason, stalled_s=stalled_s, deadline=now + STACKS_S), (AskStacks(),)
     if isinstance(event, StacksReceived):
         busy = find_busy(state)
         if is_excused(state, reason, busy):
-            waits_s = {Reason.START_TIMEOUT: state.policy.start_s, Reason.DRAIN_TIMEOUT: state.policy.drain_s}.get(
-                reason
-            )
-            deadline = now + waits_s if waits_s is not None else None
-            return replace(
-                state,
-                suspicion=None,
-                busy=busy,
-                excused=now + RECHECK_S,
-                deadline=deadline,
-                is_looked_at_again=False,
-            ), ()
-        # A task that was at work may have just finished, and the cluster gets the usual time for a step.
-        if is_excused(state, reason, state.busy) and reason is Reason.STALLED and not state.is_looked_at_again:
-            limit_s = stall_limit_s(state)
-            assert limit_s is not None  # the limit that the cluster has exceeded
-            return replace(state, suspicion=None, excused=now + limit_s, deadline=None, is_looked_at_again=True), ()
-    if isinstance(event, StacksReceived) or _is_due(state, now):
-        return _stop(state, Reason.SUCCEEDED if state.is_done else reason, FAILURE_GRACE_S, now)
-    return state, ()
+            limit_s = state.policy.start_s if reason is Reason.START_TIMEOUT else state.policy.drain_s
+            return replace(state, suspicion=None, busy=busy, deadline=now + limit_s), ()
+    elif not _is_due(state, now):
+        return state, ()
+    else:
+        state = replace(state, stacks={}, activity={})  # those are of an earlier look
+    if reason is Reason.STALLED and state.policy.stall_s is None:
+        looked = note_look(state, now)
+        if not (state.waited and looked.waited):
+            return looked, ()
+    return _stop(state, Reason.SUCCEEDED if state.is_done else reason, FAILURE_GRACE_S, now)
 
 
 def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:

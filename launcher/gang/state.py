@@ -131,10 +131,12 @@ class AttemptState:
     """Whether the tasks were at work then."""
     busy: Mapping[TaskId, str] = field(default_factory=dict)
     """The tasks at work although there is no progress, each with its place, as of the last answers."""
-    excused: float | None = None
-    """Until when the busy tasks excuse the attempt from suspicion, on the controller's monotonic clock."""
-    is_looked_at_again: bool = False
-    """Whether tasks were at work at the second to last check, and none at the last check."""
+    worked: float | None = None
+    """When tasks were last seen at work although there is no progress, on the controller's monotonic clock."""
+    waited: bool = False
+    """Whether the last look at the tasks found that all of them wait."""
+    next_look: float = 0.0
+    """When the tasks are looked at again at the earliest, on the controller's monotonic clock."""
     programs: Mapping[TaskId, ProgramEnded] = field(default_factory=dict)
     """The tasks whose program has ended; their processes may still be there."""
     raised_due: float | None = None
@@ -201,6 +203,11 @@ class AttemptState:
             return True
         running = self.policy.servers | self.policy.trainers - self.ended
         return not self.is_done and not running.isdisjoint(self.policy.nodes[node])
+
+    @property
+    def seems_stalled(self) -> bool:
+        """Whether the last look at the tasks found that all of them wait, or that some keep the others waiting."""
+        return self.waited or bool(self.busy)
 
     @property
     def is_blind(self) -> bool:

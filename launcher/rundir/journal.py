@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.gang.claims import render_busy_gpus
-from launcher.gang.events import Event, Fact, NodeClaimed, TaskReported
-from launcher.gang.state import AttemptState
+from launcher.gang.events import Event, Fact, NodeClaimed, StacksReceived, TaskReported
+from launcher.gang.state import AttemptState, Phase
 from launcher.report.journal_line import Level, Message
 from launcher.report.models import RunReport
 from launcher.report.run_events import Ended, Record, RunEvent, State, render_record
@@ -101,8 +101,9 @@ class Journal:
         }
 
     def note_event(self, before: AttemptState, after: AttemptState, event: Event, node: str, frame: int) -> None:
-        """Appends a fact that changed the gang's state, unless it reports only steps."""
-        if after is not before and isinstance(event, Fact) and self._is_news(event):
+        """Appends a fact that changed the gang's state, unless it reports only steps, or that tasks are healthy."""
+        is_healthy = isinstance(event, StacksReceived) and after.phase is Phase.RUNNING and not after.seems_stalled
+        if after is not before and isinstance(event, Fact) and not is_healthy and self._is_news(event):
             self.write(event, node, frame, self._room.get(node))
         state = name_state(after)
         why = ("gpus-busy", render_busy_gpus(after.lacked)) if state == "waiting" else ("", "")

@@ -30,7 +30,7 @@ from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 24
+VERSION = 25
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has certainly ended."""
 UNPROVEN = "agent-unknown"

@@ -98,8 +98,9 @@ class Progress:
     `batches` also counts batches of validation and prediction. `began`: when the first step was done. `time`: when the
     last batch was done. Before the first step is done, `first_step` is None and the other numbers are 0. `training`:
     whether training is in progress. `step_s`: the duration of a recent step; `own_s`: the same without the time in
-    which the task waited for other tasks; `data_s`: the part of the step in which the program waited for input. A
-    metric that is not a finite number, or exceeds 10^15, is None.
+    which the task waited for other tasks; `data_s`: the part of the step in which the program waited for input.
+    `p99_s`: 99 of 100 batches were done within this time after the batch before them. A metric that is not a finite
+    number, or exceeds 10^15, is None.
 
     `total_steps` and `total_epochs`: the step and the epoch at which training will end; None if unknown. `resumed`:
     how many steps the restored optimizer had done when training began; None if unknown. `epoch_ends`: the last ends of
@@ -117,6 +118,7 @@ class Progress:
     step_s: Optional[float] = None
     own_s: Optional[float] = None
     data_s: Optional[float] = None
+    p99_s: Optional[float] = None
     total_steps: Optional[Number] = None
     total_epochs: Optional[Number] = None
     resumed: Optional[Number] = None
@@ -199,11 +201,13 @@ class Activity:
     """The activity of a task besides its training steps.
 
     `idle_s`: seconds since the task's processes last used a tenth of a core, read or wrote files, or printed; None if
-    unknown. `waits`: whether the task's main thread is blocked on a lock, another process or a child.
+    unknown. `waits`: whether the task's main thread is blocked on a lock, another process or a child. `is_stuck`:
+    whether only another task can wake the task: neither time nor a child, a device, a file or another connection.
     """
 
     idle_s: Optional[float] = None
     waits: bool = False
+    is_stuck: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import selectors
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Optional, Protocol
 
 from worker_entry.system import clock, kernel, processes
@@ -79,6 +79,9 @@ class Kernel(Protocol):
 
     def waits(self, pid: int) -> bool:
         """Whether its main thread waits for a lock, for another process or for a child."""
+
+    def find_waiting(self, texts: Mapping[int, str], ports: Collection[int]) -> set[int]:
+        """Returns the processes that only other tasks can wake; see `mutual_waits.find_waiting`."""
 
     def open_files(self, pid: int) -> Collection[str]:
         """Returns the names of the files that it has open."""
@@ -153,6 +156,11 @@ class SystemKernel:
         from worker_entry.system.process_use import waits
 
         return waits(pid)
+
+    def find_waiting(self, texts: Mapping[int, str], ports: Collection[int]) -> set[int]:
+        from worker_entry.system.mutual_waits import find_waiting
+
+        return find_waiting(texts, ports)
 
     def open_files(self, pid: int) -> Collection[str]:
         return kernel.open_files(pid).values()

@@ -17,6 +17,7 @@ from worker_entry.hooks.remote_values import has_ended, is_done
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import EPOCH_ENDS, EpochEnd, Progress
 from worker_entry.system import clock
+from worker_entry.task.intervals import Intervals
 from worker_entry.task.metrics import MetricReader
 from worker_entry.task.status_file import StatusFile
 
@@ -64,6 +65,10 @@ class Meter:
         self._step_s: Optional[float] = None
         self._own_s: Optional[float] = None
         self._data_s: Optional[float] = None
+        self._intervals = Intervals()
+        self._p99_s: Optional[float] = None
+        self._noted = (0, 0.0)
+        """How many batches the intervals cover so far, and when the last of them was done."""
         self._metrics = MetricReader()
         self._ended = 0
         """The step at the last end of an epoch."""
@@ -134,7 +139,7 @@ class Meter:
         self._metrics.note(metrics)
         self._announce()
         if not self._began:
-            self._first_step, self._began = step, self._time
+            self._first_step, self._noted, self._began = step, (self._batches, self._time), self._time
         for watch in self.watchers:
             watch(self._progress())
 
@@ -176,6 +181,7 @@ class Meter:
             return
         try:
             self._collect()
+            self._note_intervals()
             self._read_epoch_ends()
             self._status.report_progress(self._progress())
             if self._began and clock.now() - self._read >= MEASURE_S:
@@ -215,6 +221,13 @@ class Meter:
                         self.count_batch()
             self._scheduled.extendleft(reversed(waiting))
 
+    def _note_intervals(self) -> None:
+        (before, then), noted = self._noted, (self._batches, self._time)
+        if self._began and noted[0] > before:
+            self._noted = noted
+            self._intervals.note(noted[0] - before, noted[1] - then)
+            self._p99_s = self._intervals.p99_s
+
     def _measure(self) -> None:
         before, mark = self._mark, (self._time, self._step, self._waited(), self._awaited_data())
         (then, step, waited, awaited), (now, last, waited_now, awaited_now) = before, mark
@@ -245,6 +258,7 @@ class Meter:
             step_s=self._step_s,
             own_s=self._own_s,
             data_s=self._data_s,
+            p99_s=self._p99_s,
             metrics=self._metrics.numbers,
             epoch_ends=list(self._epoch_ends),
         )

@@ -8,7 +8,7 @@ from launcher.gang.state import AttemptState
 from worker_entry.protocol.frozen import replace
 
 NOT_FACTS = (
-    *("last_progress", "suspicion", "stalled_s", "stacks", "activity", "busy", "excused", "is_looked_at_again"),
+    *("last_progress", "suspicion", "stalled_s", "stacks", "activity", "busy", "worked", "waited", "next_look"),
     *("deadline", "raised_due", "interrupt_due", "detached", "unheard", "phase", "reason", "stopped"),
 )
 """Fields with a controller's conclusions and clocks."""

@@ -25,7 +25,15 @@ def told(
 ) -> TaskReported:
     """A task's report after this step of a training that began at 1000."""
     time = 1000.0 + (step - 1) * step_s
-    progress = Progress(step, 1 if step else None, step, 1000.0 if step else 0.0, time if step else 0.0, training)
+    progress = Progress(
+        step,
+        1 if step else None,
+        step,
+        1000.0 if step else 0.0,
+        time if step else 0.0,
+        training,
+        p99_s=step_s if step > 1 else None,
+    )
     return TaskReported(task, phase, 990.0, progress)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import selectors
 import signal
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -230,6 +230,10 @@ class SimulatedKernel:
 
     def waits(self, pid: int) -> bool:
         return not self.processes[pid].is_at_work
+
+    def find_waiting(self, texts: Mapping[int, str], ports: Collection[int]) -> set[int]:
+        del ports
+        return {pid for pid in texts if not self.processes[pid].is_at_work}
 
     def open_files(self, pid: int) -> Collection[str]:
         task = self.processes[pid]

@@ -225,8 +225,9 @@ class AttemptRunner:
         self.checks.end_marks()
         self.checks.close()
         self._signalled = False
-        addresses = (address for group in order.cluster.values() for address in group)
-        hosts = order.routes.values() or (split_address(address)[0] for address in addresses)
+        addresses = [split_address(address) for group in order.cluster.values() for address in group]
+        self._stacks.cluster_ports = frozenset(int(port) for _, port in addresses if port.isdecimal())
+        hosts = order.routes.values() or (host for host, _ in addresses)
         self._guards.learn({*hosts, *order.callers})
         if self._tunnel_key is not None and self._outer is not None:
             own = {task: port for task, port in self._ports.numbers.items() if not is_auxiliary(task)}

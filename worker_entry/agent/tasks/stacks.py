@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from worker_entry.agent.tasks.task import StartedTask
 from worker_entry.protocol.frozen import dataclass
@@ -52,6 +52,8 @@ class StackDump:
         """The sizes of the files when each round began."""
         self._sizes: dict[str, int] = {}
         self._due = 0.0
+        self.cluster_ports: frozenset[int] = frozenset()
+        """The ports of all tasks of the cluster."""
 
     @property
     def pending(self) -> bool:
@@ -78,7 +80,7 @@ class StackDump:
         """Yields the answers once all are complete; `now` is in monotonic seconds."""
         self._activity.poll(tasks, now)
         texts = dict(self._collect(now))
-        activity = self._activity.report(tasks) if texts else {}
+        activity = self._activity.report(tasks, texts, self.cluster_ports) if texts else {}
         for task, text in texts.items():
             yield Stacks(task, text, activity.get(task, Activity()))
 
@@ -133,6 +135,7 @@ class _Sample:
     cpu_s: float
     bytes: int
     log: int
+    processes: int
 
 
 class ActivityWatch:
@@ -162,15 +165,24 @@ class ActivityWatch:
         """Begins to observe all processes of the tasks; `report` ends this."""
         self._trees = self._sample_trees(tasks)
 
-    def report(self, tasks: Mapping[str, StartedTask]) -> dict[str, Activity]:
-        """Each task's activity, from all samples so far."""
+    def report(
+        self, tasks: Mapping[str, StartedTask], texts: Mapping[str, str], ports: Collection[int]
+    ) -> dict[str, Activity]:
+        """Each task's activity, from all samples so far, and from its stacks; `ports`: those of the whole cluster."""
         if not system_calls.LINUX:
             return {name: Activity() for name in tasks}
-        self._compare(self._trees, self._sample_trees(tasks))
+        trees = self._sample_trees(tasks)
+        self._compare(self._trees, trees)
         self._trees = {}
         now = self._kernel.monotonic()
+        single = {tasks[name].pid: texts.get(name, "") for name, tree in trees.items() if tree.processes == 1}
+        mutual = self._kernel.find_waiting(single, ports)
         return {
-            name: Activity(now - self._active[name] if name in self._active else None, self._kernel.waits(task.pid))
+            name: Activity(
+                now - self._active[name] if name in self._active else None,
+                self._kernel.waits(task.pid),
+                task.pid in mutual,
+            )
             for name, task in tasks.items()
         }
 
@@ -199,8 +211,7 @@ class ActivityWatch:
         below = {name: [process.pid for process in self._kernel.below(task.pid)] for name, task in running.items()}
         return {name: self._sample(task, [task.pid, *below[name]], now) for name, task in running.items()}
 
-    def _sample(self, task: StartedTask, pids: Iterable[int], now: float) -> _Sample:
+    def _sample(self, task: StartedTask, pids: Collection[int], now: float) -> _Sample:
         uses = [self._kernel.read_use(pid) for pid in pids]
-        return _Sample(
-            now, sum(use.cpu_s for use in uses), sum(use.read + use.written for use in uses), task.log.size()
-        )
+        moved = sum(use.read + use.written for use in uses)
+        return _Sample(now, sum(use.cpu_s for use in uses), moved, task.log.size(), len(pids))
