@@ -20,20 +20,25 @@ from worker_entry.system.thread_waits import ThreadWait, Wait, read_waits
 
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/vfio/")
 """Devices that compute: a step may take as long as it likes there."""
-_LIBRARY_WAITS = (Wait.NOTHING, Wait.LOCK, Wait.TIMED_LOCK, Wait.EVENTS)
-"""What threads without Python may do. Whether they work is measured; gRPC's threads wake up all the time."""
+_LIBRARY_WAITS = (Wait.NOTHING, Wait.LOCK, Wait.TIMED_LOCK, Wait.EVENTS, Wait.TIME)
+"""What threads without Python may do: those of gRPC and tf.data wake up from time to time, in a hang as well. Whether
+they work is measured."""
 _STACK = 1 << 20
 """Bytes; no waiting thread uses more of its stack."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]{1,16})\b.*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$', re.MULTILINE)
-_OURS = re.compile(r"/worker_entry/(?!demo/)|/threading\.py$")
-_LOCKS = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py")
+_OURS = re.compile(r"/worker_entry/(?!demo/)(?:\w+/)*\w+\.py$")
+_BELOW = "/threading.py"
+"""Where every thread of Python begins."""
+_POOL = "/multiprocessing/pool.py"
+_LOCKS = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _POOL)
 """Modules of the standard library whose functions wait for other threads."""
 _EXECUTES = (
     ("/tensorflow/python/eager/execute.py", "quick_execute"),
     ("/tensorflow/python/eager/context.py", "call_function"),
 )
 """Functions that wait for operations of TensorFlow, among them collectives."""
+_COLLECTIVES = "/tensorflow/python/ops/gen_collective_ops.py"
 _LOCKING = re.compile(r"\bwith\b|\bacquire\(")
 """A line of a program on which it waits for a lock itself."""
 _Frame = tuple[str, int, str]
@@ -76,8 +81,7 @@ def _waits_for_threads(pid: int, text: str) -> bool:
         if thread is None:
             return False
         wait = libraries.pop(thread).wait
-        is_ours = all(_OURS.search(file) for file, _, _ in frames)
-        if not is_ours and (wait is not Wait.LOCK or not _is_known(frames)):
+        if not _is_periodic(frames) and (wait is not Wait.LOCK or not _is_known(frames)):
             return False
     return all(wait.wait in _LIBRARY_WAITS for wait in libraries.values())
 
@@ -96,6 +100,13 @@ def _find_thread(ident: int, waits: Mapping[int, ThreadWait]) -> Optional[int]:
     return below[min(below)] if below else None
 
 
+def _is_periodic(frames: list[_Frame]) -> bool:
+    """Whether the thread is one of ours, or one that only replaces ended workers of a pool."""
+    own = [(file, function) for file, _, function in frames if not file.endswith(_BELOW)]
+    is_ours = bool(own) and all(_OURS.search(file) for file, _ in own)
+    return is_ours or any(file.endswith(_POOL) and function == "_handle_workers" for file, function in own)
+
+
 def _is_known(frames: list[_Frame]) -> bool:
     """Whether the innermost function is known to wait for other threads only."""
     if not frames:
@@ -103,7 +114,7 @@ def _is_known(frames: list[_Frame]) -> bool:
     file, line, function = frames[0]
     if file.endswith(_LOCKS):
         return True
-    if any(file.endswith(module) and function == name for module, name in _EXECUTES):
+    if file.endswith(_COLLECTIVES) or any(file.endswith(module) and function == name for module, name in _EXECUTES):
         return True
     return _LOCKING.search(_read_line(file, line)) is not None
 

@@ -15,14 +15,15 @@ class Wait(enum.Enum):
     LOCK = "a lock, as long as it takes"
     TIMED_LOCK = "a lock, with a time limit"
     EVENTS = "events of any of several files"
-    OTHER = "something else: a file, a connection, a child, a time"
+    TIME = "a time"
+    OTHER = "something else: a file, a connection, a child"
 
 
 _CALLS = {
-    "x86_64": {202: Wait.LOCK, 232: Wait.EVENTS, 281: Wait.EVENTS, 441: Wait.EVENTS},
-    "aarch64": {98: Wait.LOCK, 22: Wait.EVENTS, 441: Wait.EVENTS},
+    "x86_64": {202: Wait.LOCK, 232: Wait.EVENTS, 281: Wait.EVENTS, 441: Wait.EVENTS, 35: Wait.TIME, 230: Wait.TIME},
+    "aarch64": {98: Wait.LOCK, 22: Wait.EVENTS, 441: Wait.EVENTS, 101: Wait.TIME, 115: Wait.TIME},
 }
-"""The numbers of the system calls futex, epoll_wait, epoll_pwait and epoll_pwait2."""
+"""The numbers of the system calls futex, epoll_wait, epoll_pwait, epoll_pwait2, nanosleep and clock_nanosleep."""
 _TIMEOUT = 4
 """The word of a thread's line that has the time limit of futex."""
 

@@ -21,19 +21,18 @@ THREE = {"a": [W0, W1, W2]}
 
 
 def told(
-    task: TaskId, step: int, *, step_s: float = 0.5, training: bool = True, phase: str = "is training"
+    task: TaskId,
+    step: int,
+    *,
+    step_s: float = 0.5,
+    p99_s: float | None = None,
+    training: bool = True,
+    phase: str = "is training",
 ) -> TaskReported:
-    """A task's report after this step of a training that began at 1000."""
+    """A task's report after this step of a training that began at 1000; by default, all steps take `step_s`."""
     time = 1000.0 + (step - 1) * step_s
-    progress = Progress(
-        step,
-        1 if step else None,
-        step,
-        1000.0 if step else 0.0,
-        time if step else 0.0,
-        training,
-        p99_s=step_s if step > 1 else None,
-    )
+    first, began, last = (1, 1000.0, time) if step else (None, 0.0, 0.0)
+    progress = Progress(step, first, step, began, last, training, p99_s=(p99_s or step_s) if step > 1 else None)
     return TaskReported(task, phase, 990.0, progress)
 
 

@@ -15,6 +15,7 @@ from launcher.gang import facts
 from launcher.gang.events import Event, TaskExited
 from launcher.gang.restarts import AttemptOutcome
 from launcher.gang.state import AttemptState, Phase
+from launcher.gang.watch import stalls
 from launcher.rundir import history
 from launcher.rundir.directory import RunDir
 from launcher.rundir.record import RecordedPlan
@@ -161,6 +162,10 @@ DEFECTS: Mapping[str, tuple[str, Callable[[], contextlib.AbstractContextManager[
     "fence": (
         "a restart does not wait until the tasks of a lost node have certainly ended",
         lambda: patch.object(Pauses, "fence", lambda *_: None),
+    ),
+    "hasty": (
+        "a cluster in which all tasks wait is stopped soon, although something else than a task may wake one",
+        lambda: patch.object(stalls, "is_deadlocked", lambda state: not stalls.find_busy(state)),
     ),
     "detached": (
         "after a takeover, time limits run before the nodes are attached",

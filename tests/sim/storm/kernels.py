@@ -233,7 +233,7 @@ class SimulatedKernel:
 
     def find_waiting(self, texts: Mapping[int, str], ports: Collection[int]) -> set[int]:
         del ports
-        return {pid for pid in texts if not self.processes[pid].is_at_work}
+        return {pid for pid in texts if self.processes[pid].is_stuck_for_certain}
 
     def open_files(self, pid: int) -> Collection[str]:
         task = self.processes[pid]

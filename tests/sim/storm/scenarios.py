@@ -50,6 +50,7 @@ class Program:
     `report_s`: how often it reports steps; 0: never. `saves`: whether it saves checkpoints. `on_stop`: what a task does
     when it is asked to end: `die`, `save`, which takes `save_s`, or `ignore`. `on_loss`: whether it crashes or hangs
     when another task is gone. `breaks_after_s`: how long it trains in each attempt before it fails; 0: it does not.
+    `pause_s`: how long all tasks wait after their second report for something that is not a task, such as a download.
     """
 
     starts_s: float = 2.0
@@ -60,6 +61,7 @@ class Program:
     save_s: float = 1.0
     on_loss: str = "crash"
     breaks_after_s: float = 0.0
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,10 @@ def draw(seed: int) -> Scenario:
             when = drawn[-1].when
             fault = replace(fault, when=replace(when, delay_s=round(when.delay_s + chance.choice(APART_S), 3)))
         drawn.append(fault)
-    faults = tuple(sorted(drawn, key=repr))
-    return Scenario(seed, spec, program, faults, source, checks=chance.random() < 0.2)
+    faults, checks = tuple(sorted(drawn, key=repr)), chance.random() < 0.2
+    if "stall_s" not in spec["timeouts"]:  # the user's limit is exact
+        program = replace(program, pause_s=chance.choice([0.0, 0.0, 12.0, 25.0, 100.0]))
+    return Scenario(seed, spec, program, faults, source, checks)
 
 
 def draw_whole(seed: int) -> Scenario:

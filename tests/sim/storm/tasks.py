@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tests.sim.storm.world import World
 
 FOREVER = math.inf
+PAUSES_AT = 20
+"""The step after which a program pauses, if it does."""
+IDLE_S = 1000.0
 
 
 class TaskHost(Protocol):
@@ -71,7 +74,8 @@ class TaskProcess:
         self.is_hung = self.is_halted = False
         self.works = False
         """Whether it is at work although it hangs."""
-        self.activity = Activity()
+        self.is_paused = False
+        """Whether it waits for something that is not a task."""
         self.started = Started(name, 8, self.host.time(), start)
         self.status: Status | None = None
         self.halted: Halted | None = None
@@ -113,8 +117,17 @@ class TaskProcess:
         if not self.is_alive or self._is_over or self.is_halted or self.machine.is_frozen:
             return False
         forms = self._is_open and not self._began
-        waits = self.role == "trainer" and (forms or self.world.waits_for_peer(self))
+        waits = self.is_paused or (self.role == "trainer" and (forms or self.world.waits_for_peer(self)))
         return self.works if self.is_hung else not waits
+
+    @property
+    def is_stuck_for_certain(self) -> bool:
+        """Whether only another task can wake it."""
+        return self.is_alive and not self._is_over and not self.is_at_work and (self.is_hung or not self.is_paused)
+
+    @property
+    def activity(self) -> Activity:
+        return Activity(0.0 if self.is_at_work else IDLE_S, not self.is_at_work, self.is_stuck_for_certain)
 
     def _later(self, seconds: float, do: Callable[[], object]) -> None:
         self.machine.later(seconds, partial(self._do, do))
@@ -175,9 +188,11 @@ class TaskProcess:
             return
         part_s = min(self.program.report_s or 5.0, self._left_s)
         self._left_s -= part_s
-        self._later(part_s, self._report)
+        self.is_paused = self._step == PAUSES_AT and self.program.pause_s > 0
+        self._later(part_s + self.program.pause_s * self.is_paused, self._report)
 
     def _report(self) -> None:
+        self.is_paused = False
         if self._is_over:
             return
         trained_s = self.program.trains_s - self._left_s
@@ -188,7 +203,7 @@ class TaskProcess:
         self.print(f"step {self._step}")
         if self.program.report_s and self.role == "trainer":
             now = self.host.time()
-            progress = Progress(self._step, 1, self._step, self._began, now)
+            progress = Progress(self._step, 1, self._step, self._began, now, p99_s=0.1)
             self.status = Status(self.name, TaskStatus("trains", self._began, progress))
             self.host.say(self.status)
         if self.program.saves and self.role == "trainer":
@@ -229,10 +244,9 @@ class TaskProcess:
 
     def hang(self, *, works: bool) -> None:
         self.is_hung, self.works = True, works
-        self.activity = Activity(idle_s=0.0) if works else Activity(waits=True)
 
     def unhang(self) -> None:
-        self.is_hung, self.activity = False, Activity()
+        self.is_hung = False
         self._go_on()
 
     def halt(self) -> None:

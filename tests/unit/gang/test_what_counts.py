@@ -34,7 +34,9 @@ TAKEN = EndAnnounced("preempted", "the time of job 7 ends", (), 20.0)
 
 
 def steps(*tasks: object, done: int = 9) -> list[Event]:
-    return [TaskReported(task, "trains", 1000.0, Progress(done, 1, done, 1000.0, 1001.0)) for task in tasks]  # type: ignore[arg-type]  # tasks of this module
+    return [
+        TaskReported(task, "trains", 1000.0, Progress(done, 1, done, 1000.0, 1001.0, p99_s=0.125)) for task in tasks
+    ]  # type: ignore[arg-type]  # tasks of this module
 
 
 def of(*events: Event | float) -> AttemptState:
@@ -55,7 +57,7 @@ class TestProgress:
         assert state.reason is Reason.STALLED
 
     def test_slow_steps_of_an_evaluator_do_not_extend_the_stall_limit(self) -> None:
-        slow = TaskReported(EVALUATOR, "trains", 1000.0, Progress(2, 1, 2, 1000.0, 9000.0))
+        slow = TaskReported(EVALUATOR, "trains", 1000.0, Progress(2, 1, 2, 1000.0, 9000.0, p99_s=8000.0))
         state = of(*steps(W0, W1), slow, LEAST_S + 1, Tick())
         assert state.suspicion is Reason.STALLED
 
