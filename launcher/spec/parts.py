@@ -238,7 +238,8 @@ class TimeoutsSpec(Model):
     """How long the other training tasks may continue after the first has succeeded; 0: no limit."""
     stall_s: Annotated[Seconds, UNLESS_0] | None = None
     """How long a running cluster may go without a step or, if it reports no steps, without output; 0: no limit.
-    Default: 20 times its usual step time, at least 120; not checked if no steps are reported."""
+    Default: 20 times the time of a long step, at least 10 if only other tasks could wake each task, else at least 120;
+    not checked if no steps are reported."""
     lease_s: Annotated[
         Seconds, Field(ge=1), AtMost(604_800, "that is a week; the kernel counts in milliseconds, up to three weeks")
     ] = 60.0

@@ -9,7 +9,7 @@ from launcher.tasks import TaskId, name_tasks
 
 
 def render_stall(state: AttemptState) -> str:
-    """`no step for 120 s (a step usually takes 0.2 s)`."""
+    """`no step for 15 s (a step usually takes 0.2 s)`."""
     if not reports_steps(state):
         return f"no sign of progress for {state.stalled_s:.0f} s"
     step_s = usual_step_s(state)

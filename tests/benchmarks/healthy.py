@@ -181,8 +181,8 @@ def measure(runs: int) -> None:
         results = []
         for result in pool.map(lambda case: _run(Path(folder), port, *case), chosen):
             results.append(result)
-            stopped = sum(result.stalled_s is not None for result in results)
-            print(f"{len(results)} runs, {stopped} stopped", file=sys.stderr)
+            count = sum(each.stalled_s is not None for each in results)
+            print(f"{len(results)} runs, {count} stopped", file=sys.stderr)
         hung = [_run(Path(folder), port, kind, 0.0, 0.02) for kind in HANGS]
     for kind in (*KINDS, *KERAS_KINDS):
         of_kind = [result for result in results if result.kind == kind]

@@ -75,7 +75,7 @@ from worker_entry.protocol.orders import (
 )
 from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.protocol.values import Activity, Program, TaskRequest, TaskStart
-from worker_entry.system import kernel, peer, process_use
+from worker_entry.system import kernel, mutual_waits, peer, process_use
 from worker_entry.system.agent_kernel import SystemKernel
 from worker_entry.system.files import end_of_hole, last_data
 from worker_entry.system.machine import process_view
@@ -555,7 +555,7 @@ def test_an_unreadable_program_has_no_hash(tmp_path: Path) -> None:
 @linux
 def test_the_activity_of_a_task_is_unknown_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "LINUX", False)
-    assert ActivityWatch(SystemKernel()).report(dict.fromkeys(["worker:0"], cast("StartedTask", None))) == {
+    assert ActivityWatch(SystemKernel()).report(dict.fromkeys(["worker:0"], cast("StartedTask", None)), {}, ()) == {
         "worker:0": Activity()
     }
 
@@ -573,9 +573,31 @@ def test_a_sample_of_one_process_does_not_change_the_measured_task_activity(monk
     watch.poll(tasks, now - 100)
     watch.begin(tasks)
     watch.poll(tasks, now)  # is due during the measurement
-    idle_s = watch.report(tasks)["worker:0"].idle_s
-    assert idle_s is not None
-    assert idle_s >= 100
+    activity = watch.report(tasks, {"worker:0": ""}, ())["worker:0"]
+    assert activity.idle_s is not None
+    assert activity.idle_s >= 100
+
+
+@linux
+@pytest.mark.parametrize(("children", "asked"), [([], {7: "its stack"}), ([SimpleNamespace(pid=8)], {})])
+def test_a_task_with_a_child_does_not_wait_for_tasks_alone(
+    monkeypatch: pytest.MonkeyPatch, children: list[SimpleNamespace], asked: dict[int, str]
+) -> None:
+    monkeypatch.setattr(process_use, "read_use", lambda _: SimpleNamespace(cpu_s=0.0, read=0, written=0))
+    monkeypatch.setattr(kernel, "descendants", lambda _: children)
+    said: list[dict[int, str]] = []
+
+    def find(texts: dict[int, str], ports: object) -> set[int]:
+        del ports
+        said.append(texts)
+        return {*texts}
+
+    monkeypatch.setattr(mutual_waits, "find_waiting", find)
+    idle = SimpleNamespace(pid=7, running=True, log=SimpleNamespace(size=lambda: 0))
+    tasks, watch = {"worker:0": cast("StartedTask", idle)}, ActivityWatch(SystemKernel())
+    watch.begin(tasks)
+    assert watch.report(tasks, {"worker:0": "its stack"}, ())["worker:0"].is_stuck is bool(asked)
+    assert said == [asked]
 
 
 # --- a task's start ---

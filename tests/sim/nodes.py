@@ -212,6 +212,7 @@ class Steps:
     injected: tuple[str, ...] = ()
     saves: bool = False
     """Whether its program has a PreemptionCheckpointHandler."""
+    p99_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -579,7 +580,7 @@ class FakeAgent:
     def _tell_steps(self, steps: Steps) -> None:
         now = self.now()
         done = 0 if steps.first is None else steps.last - steps.first + 1
-        progress = Progress(steps.last, steps.first, done, now, now)
+        progress = Progress(steps.last, steps.first, done, now, now, p99_s=steps.p99_s)
         self._say(
             Status(steps.task, TaskStatus("trains", now, progress, [*steps.injected], saves_when_preempted=steps.saves))
         )

@@ -27,6 +27,7 @@ from tests.sim.nodes import (
     FakeRun,
     Script,
     Shows,
+    Steps,
     both,
     drop,
     fall_silent,
@@ -39,7 +40,7 @@ from tests.sim.nodes import (
     user,
 )
 from worker_entry.protocol.messages import CHILD, Broken, Fetch, Noted
-from worker_entry.protocol.orders import Dial, Hello, Preload, Prepare, Start, Stop
+from worker_entry.protocol.orders import Dial, Hello, Preload, Prepare, ShowStacks, Start, Stop
 from worker_entry.protocol.values import Activity, Problem, TaskExit
 
 WORKER_0, WORKER_1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -332,6 +333,37 @@ def test_a_cluster_without_progress_is_stopped_at_the_configured_stall_limit(
     assert (report.outcome, verdict.reference) == ("failed", "stalled")
     assert verdict.message == "no sign of progress for 20 s"
     assert 20 < run.timing.monotonic() - 1000 < 24
+
+
+STUCK = Activity(idle_s=60.0, waits=True, is_stuck=True)
+
+
+@pytest.mark.parametrize(("others", "stopped_s"), [(STUCK, 18.0), (Activity(idle_s=60.0, waits=True), 128.0)])
+def test_a_cluster_that_hangs_is_stopped_soon_if_only_tasks_could_wake_each_other(
+    tmp_path: Path, others: Activity, stopped_s: float
+) -> None:
+    steps = [Steps(task, 1, 50, 5.0, p99_s=0.1) for task in ("worker:0", "worker:1")]
+    run = FakeRun(tmp_path / "run", [*steps, Shows("worker:0", STUCK), Shows("worker:1", others)])
+    report = run.run()
+    assert (report.outcome, report.attempts[0].verdict.reference) == ("failed", "stalled")
+    assert stopped_s < run.timing.monotonic() - 1000 < stopped_s + 5
+    assert run.said.count("and all tasks wait; looking at them again in 4 s\n") == 1
+
+
+def test_looks_at_a_healthy_cluster_are_neither_shown_nor_recorded(tmp_path: Path) -> None:
+    steps = [
+        Steps(task, 1, 50 + after, 5.0 + after, p99_s=0.1) for after in (0, 100) for task in ("worker:0", "worker:1")
+    ]
+    ends = [Exit(task, TaskExit(0), 110.0) for task in ("worker:0", "worker:1")]
+    shown = [Shows(task, AT_WORK) for task in ("worker:0", "worker:1")]
+    run = FakeRun(tmp_path / "run", [*steps, *shown, *ends])
+    report = run.run()
+    assert report.outcome == "succeeded"
+    asked = [order for _, order in run.nodes.orders if isinstance(order, ShowStacks)]
+    assert len(asked) >= 8  # of two nodes, every 30 s
+    assert "all tasks wait" not in run.said
+    assert "progress again" not in run.said
+    assert b"stacks-received" not in (tmp_path / "run" / "events.jsonl").read_bytes()
 
 
 # --- the checks ---

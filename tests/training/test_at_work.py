@@ -16,11 +16,12 @@ COVERS = ("launcher/gang", "worker_entry/agent/tasks/stacks.py", "worker_entry/a
 pytestmark = pytest.mark.slow  # each waits for several seconds
 
 SOON = """
-import launcher.gang.decide, launcher.cli.main, launcher.gang.watch.stalls
-launcher.gang.watch.stalls.LEAST_S, launcher.gang.watch.stalls.ACTIVE_S, launcher.gang.decide.RECHECK_S = 10.0, 0.5, 2.0
+import launcher.cli.main
+from launcher.gang.watch import stalls
+stalls.LONG_S, stalls.ACTIVE_S, stalls.RECHECK_S = 10.0, 0.5, 2.0
 launcher.cli.main.main()
 """
-"""distlaunch that suspects a stall after 10 s without a step instead of 120 s, and looks again after 2 s, not 60 s."""
+"""distlaunch that lets tasks wait for 10 s instead of 120 s, and looks at tasks at work again after 2 s, not 30 s."""
 
 
 def run_soon(python: WarmPython, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

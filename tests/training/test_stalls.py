@@ -9,8 +9,14 @@ import pytest
 from tests.harness.places import PROGRAMS
 from tests.harness.processes.commands import Distlaunch
 
-COVERS = ("launcher/gang", "launcher/verdict", "launcher/controller/supervisor.py")
+COVERS = (
+    "launcher/gang",
+    "launcher/verdict",
+    "launcher/controller/supervisor.py",
+    "worker_entry/system/mutual_waits.py",
+)
 
+HANGS = str(PROGRAMS / "hangs.py")
 LOST_LEADER = str(PROGRAMS / "lost_leader.py")
 KERAS = str(PROGRAMS / "train_keras.py")
 PATIENCE_S = "40"
@@ -49,6 +55,23 @@ class TestStalledClusters:
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
         waiting = r"waiting for worker:1 on local \(port \d+ open, worker:0 has not heard from it\)"
         assert re.search(f"{waiting}; worker:0, worker:2 are ready", verdict["message"])
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("how", "place"),
+        [
+            ("input", rf"another thread at {HANGS}:\d+ load_batch, in wait of threading.py"),
+            ("lock", rf"worker:1 is at {HANGS}:\d+ <module>"),
+            ("collective", rf"worker:1 is at {HANGS}:\d+ <module>, in quick_execute"),
+        ],
+    )
+    def test_a_hang_is_found_without_a_limit_of_the_user(self, warm: Distlaunch, how: str, place: str) -> None:
+        ran = warm("local", "-n", "2", HANGS, how)
+        verdict = ran.report["attempts"][0]["verdict"]
+        assert (ran.status, verdict["reference"]) == (3, "stalled"), ran.stderr
+        assert re.search(place, "\n".join([verdict["message"], *verdict["evidence"]]))
+        assert ran.stderr.count("and all tasks wait; looking at them again in 4 s\n") == 1
+        print(f"{how}: stopped {ran.report['goodput']['stalled_s']:.1f} s after the last step")
 
     @pytest.mark.smoke
     def test_a_worker_that_skips_a_collective_is_named_as_stalled(self, warm: Distlaunch) -> None:

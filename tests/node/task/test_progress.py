@@ -178,6 +178,22 @@ class TestMeter:
         meter.report()
         assert self.read(file)["progress"]["first_step"] == 0
 
+    def test_the_longest_of_the_usual_times_between_batches_is_reported(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
+        now = 100.0
+        monkeypatch.setattr(clock, "now", lambda: now)
+        meter.count_step(1)
+        meter.report()
+        assert meter._progress().p99_s is None
+        for number in range(2, 402):
+            now += 2.0 if number % 40 == 0 else 0.1  # a checkpoint
+            meter.count_step(number) if number % 2 else meter.count_batch()
+            if number % 4 == 0:
+                meter.report()
+        assert meter._progress().p99_s == pytest.approx(2.0, rel=0.15)
+
     def test_a_step_time_is_the_mean_of_at_least_one_second_of_steps(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

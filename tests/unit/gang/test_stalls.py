@@ -274,9 +274,9 @@ class TestAtWork:
         assert stalled(*late, answers, stall_s=60.0).reason is Reason.STALLED
 
     def test_a_halted_task_is_a_stall_despite_another_task_at_work(self) -> None:
-        said = {"w0": (self.CALLBACK, self.ACTIVE)}
-        state = self.asked(TaskHalted(W2, signal.SIGSTOP, 1.0), **said)
-        assert play_on(state, 124.0, Tick(), self.answers(**said))[0].reason is Reason.STALLED
+        work = (self.CALLBACK, self.ACTIVE)
+        state = self.asked(TaskHalted(W2, signal.SIGSTOP, 1.0), w0=work)
+        assert play_on(state, 124.0, Tick(), self.answers(w0=work))[0].reason is Reason.STALLED
 
     def test_a_cluster_is_stopped_if_no_step_follows_the_work_of_a_task(self) -> None:
         """The work may have just ended, and TensorFlow may take a minute to drop the iterator of a long epoch."""

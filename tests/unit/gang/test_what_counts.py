@@ -34,9 +34,8 @@ TAKEN = EndAnnounced("preempted", "the time of job 7 ends", (), 20.0)
 
 
 def steps(*tasks: object, done: int = 9) -> list[Event]:
-    return [
-        TaskReported(task, "trains", 1000.0, Progress(done, 1, done, 1000.0, 1001.0, p99_s=0.125)) for task in tasks
-    ]  # type: ignore[arg-type]  # tasks of this module
+    progress = Progress(done, 1, done, 1000.0, 1001.0, p99_s=0.125)
+    return [TaskReported(task, "trains", 1000.0, progress) for task in tasks]  # type: ignore[arg-type]  # tasks of this module
 
 
 def of(*events: Event | float) -> AttemptState:
