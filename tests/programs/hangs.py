@@ -16,7 +16,7 @@ def add() -> tf.Tensor:
     return tf.distribute.get_replica_context().all_reduce("sum", 1.0)
 
 
-step, other_step = (tf.function(lambda: strategy.run(add)) for _ in range(2))
+step = tf.function(lambda: strategy.run(add))
 
 
 def load_batch(number: int) -> int:
@@ -27,12 +27,19 @@ def load_batch(number: int) -> int:
 
 data = tf.data.Dataset.range(200).map(lambda number: tf.numpy_function(load_batch, [number], tf.int64))
 lock = threading.Lock()
-other_step()
 for number in data:
     if how == "lock" and number == 100:
         lock.acquire()
         lock.acquire()
     if how == "collective" and number == 100:
-        other_step()
+        tf.raw_ops.CollectiveReduceV2(
+            input=1.0,
+            group_size=strategy.num_replicas_in_sync,
+            group_key=9999,
+            instance_key=9999,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+        )
     step()
     progress.report()

@@ -23,6 +23,8 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/vfio/")
 _LIBRARY_WAITS = (Wait.NOTHING, Wait.LOCK, Wait.TIMED_LOCK, Wait.EVENTS, Wait.TIME)
 """What threads without Python may do: those of gRPC and tf.data wake up from time to time, in a hang as well. Whether
 they work is measured."""
+_SHOWN = 100
+"""The most threads that faulthandler shows: the others are not known."""
 _STACK = 1 << 20
 """Bytes; no waiting thread uses more of its stack."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]{1,16})\b.*\(most recent call first\):$", re.MULTILINE)
@@ -36,6 +38,8 @@ _LOCKS = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _POOL)
 _EXECUTES = (
     ("/tensorflow/python/eager/execute.py", "quick_execute"),
     ("/tensorflow/python/eager/context.py", "call_function"),
+    ("/tensorflow/python/ops/gen_dataset_ops.py", "iterator_get_next"),
+    ("/tensorflow/python/ops/gen_dataset_ops.py", "iterator_get_next_as_optional"),
 )
 """Functions that wait for operations of TensorFlow, among them collectives."""
 _COLLECTIVES = "/tensorflow/python/ops/gen_collective_ops.py"
@@ -70,7 +74,7 @@ def _waits_for_threads(pid: int, text: str) -> bool:
     threads = [(int(ident, 16), _parse(frames)) for ident, frames in zip(parts[1::2], parts[2::2])]  # noqa: B905 - Python 3.9 has no `strict`
     waits = read_waits(pid)
     main = waits.get(pid)
-    if not threads or main is None:
+    if not 0 < len(threads) < _SHOWN or main is None:
         return False
     *others, (_, main_frames) = threads  # the newest thread is first
     if main.wait is not Wait.LOCK or not _is_known(main_frames):
