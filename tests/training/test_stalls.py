@@ -62,7 +62,7 @@ class TestStalledClusters:
         [
             ("input", rf"another thread at {HANGS}:\d+ load_batch, in wait of threading.py"),
             ("lock", rf"worker:1 is at {HANGS}:\d+ <module>"),
-            ("collective", rf"worker:1 is at {HANGS}:\d+ <module>, in collective_reduce_v2"),
+            ("collective", rf"worker:1 is at {HANGS}:\d+ <module>, in quick_execute of execute.py"),
         ],
     )
     def test_a_hang_is_found_without_a_limit_of_the_user(self, warm: Distlaunch, how: str, place: str) -> None:
