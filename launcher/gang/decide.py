@@ -283,7 +283,8 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
     # (`timeout`, a closed window); nor does PIPE, which follows when Ctrl-C has also ended the reader of our output.
     if isinstance(event, Interrupted) and event.signal == signal.SIGINT:
         assert state.deadline is not None
-        return replace(state, deadline=min(state.deadline, now + STOP_MARGIN_S)), (StopNodes(0.0),)
+        deadline = min(state.deadline, now + STOP_MARGIN_S)
+        return replace(state, deadline=deadline, interrupt_due=None), (StopNodes(0.0),)
     if isinstance(event, EndAnnounced):
         grace_s = event.grace_s if state.is_taken_away else FAILURE_GRACE_S
         deadline = now + grace_s + STOP_MARGIN_S

@@ -499,6 +499,14 @@ class TestInterruption:
         assert (state.phase, state.signal) == (Phase.STOPPING, signal.SIGINT)
         assert state.deadline == STOP_MARGIN_S
 
+    def test_after_a_second_ctrl_c_nothing_gives_the_tasks_more_time(self) -> None:
+        policy = make_policy(TWO_NODES)
+
+        for late in (Tick(), TERM):
+            _, actions = play(policy, *running(policy), CTRL_C, INTERRUPT_S, CTRL_C, late)
+
+            assert actions[2:] == [INTERRUPT, StopNodes(0.0)]
+
     def test_an_interruption_in_any_phase_stops_the_nodes_that_have_answered(self) -> None:
         policy = make_policy(TWO_NODES)
         history = running(policy)
