@@ -66,7 +66,7 @@ def play(tool: Tool, fault: Fault, keep: Path | None = None) -> Played:
         output = _Output(process)
         began = time.time()
         try:
-            gone = _watch(process, mark, moment_file, began)
+            gone = _watch(process, mark, moment_file if fault.is_one else folder / "never", began)
             left = [each for each in marked(mark) if each.pid != process.pid]
             status = process.poll()
         finally:
