@@ -85,16 +85,27 @@ def test_resume(
         spec = load_changed(context, Path(program[0]), program[1:])
     else:
         spec = make_local_spec(context, program, module=module, workers=workers)
-    with opened_folder(output) as folder:
-        proof = run_resume_test(
-            spec,
-            folder,
-            choice="quick" if quick else "full" if full else "usual",
-            last_step=steps,
-            links=link,
-            only=only,
-            say=lambda text: click.echo(text, nl=False, err=True),
-        )
+    said = ["\n"]
+
+    def say(text: str) -> None:
+        said.append(text)
+        click.echo(text, nl=False, err=True)
+
+    try:
+        with opened_folder(output) as folder:
+            proof = run_resume_test(
+                spec,
+                folder,
+                choice="quick" if quick else "full" if full else "usual",
+                last_step=steps,
+                links=link,
+                only=only,
+                say=say,
+            )
+    except BaseException:
+        if not said[-1].endswith("\n"):
+            click.echo(err=True)  # the error has a line of its own
+        raise
     page = write_proof(folder, proof, warn=lambda line: click.echo(f"Warning: {line}", err=True))
     if as_json:
         click.echo(proof.model_dump_json(indent=2))

@@ -38,7 +38,7 @@ def choose_phases(records: Mapping[TaskId, Record], nodes: Sequence[Sequence[Tas
     if save:
         quick.append(Phase("while a checkpoint is written", (_at("kill", saver, "save", save),)))
     # The platform's KILL follows an epoch later: a test cannot wait for the half minute that it takes.
-    killed = min(middle + max(end, 1), steps - 1)
+    killed = min(middle + steps // max(len(_epoch_ends(records[chief])), 1), steps - 1)
     quick.append(Phase("at a preemption", (_at_step("preempt", last, middle), _at_step("kill", last, killed))))
     if choice == "quick":
         return quick

@@ -119,16 +119,21 @@ def run_resume_test(
     say(f"{count_of(len(whole[chief].steps), 'step')} in {_render_time(first)}\nAgain: ")
     second = test.run_whole("whole-2")
     repeat = compare_repeats(whole, second.attempts[0])
-    say("the same\n" if repeat.exact else f"not the same {repeat.where}; only larger differences will count\n")
+    say("the same\n" if repeat.exact else f"not the same: {repeat.where}; only larger differences will count\n")
     phases = _select(choose_phases(whole, test.nodes, "full" if only else choice), only)
-    results = []
+    results: list[FaultResult] = []
+    saves = any(record.saves for record in whole.values())
+    left_out = [] if saves else ["faults while a checkpoint is written: no checkpoint was seen"]
     for number, phase in enumerate(phases, 1):
         say(f"[{number}/{len(phases)}] {phase.name}: ")
         run = test.run(f"fault-{number}", phase)
+        if not any(fault.attempt for fault in run.report.chaos):
+            left_out.append(f"{phase.name}: {run.report.chaos[0].message}")
+            say(f"{run.report.chaos[0].message}\n")
+            continue
         result = _compare(phase, run, whole, repeat, (first.files, second.files), test)
         results.append(result)
         say(f"{render_result(result)}\n")
-    saves = any(record.saves for record in whole.values())
     return ResumeProof(
         exact=all(result.exact for result in results),
         repeats=repeat.exact,
@@ -137,7 +142,7 @@ def run_resume_test(
         steps=len(whole[chief].steps),
         losses=_make_points(whole[chief], 0),
         results=results,
-        left_out=[] if saves else ["faults while a checkpoint is written: no checkpoint was seen"],
+        left_out=left_out,
         directory=str(folder),
     )
 
@@ -155,8 +160,8 @@ class _ResumeTest:
         self._folder = folder
         self._last_step = last_step
         self._base = (current_directory() / Path(spec.working_directory or "").expanduser()).resolve()
-        self._bundle = _read_folder(self._base)
         self._links = [_check_link(self._base, link) for link in links]
+        self._bundle = _read_folder(self._base, self._links)
         counts = {name: sum(node.count(name) for node in spec.nodes) for name in TASK_TYPES}
         self._tasks = {name: count for name, count in counts.items() if count}
         self.nodes = [
@@ -302,9 +307,9 @@ def _check(spec: ClusterSpec) -> None:
         )
 
 
-def _read_folder(base: Path) -> Bundle:
+def _read_folder(base: Path, links: Sequence[str]) -> Bundle:
     try:
-        return make_bundle(SyncSpec(path=str(base), to="/unused"), base)
+        return make_bundle(SyncSpec(path=str(base), to="/unused", exclude=[f"/{link}" for link in links]), base)
     except UsageError as error:
         raise UsageError(
             f"{base}, the folder of the program, cannot be copied",

@@ -93,6 +93,29 @@ def test_a_program_that_does_not_repeat_itself_is_said_not_to_and_only_larger_di
     assert status == 0, said
 
 
+def test_a_bounded_test_ends_after_the_steps_and_needs_no_end_of_the_program(folder: Path) -> None:
+    status, proof, said = run_resume_test(folder, "--steps", "20", "--only", "in an epoch", "exact_arrays.py")
+    assert status == 0, said
+    assert proof["steps"] == 20
+    assert [point["step"] for point in proof["losses"]] == [*range(1, 21)]
+    assert proof["results"][0]["losses"][-1] == proof["losses"][-1]
+
+
+def test_the_tasks_of_a_spec_for_other_machines_run_on_this_one_and_data_is_linked(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER, tmp_path / "programs", ignore=shutil.ignore_patterns("__pycache__")))
+    (folder / "data").mkdir()
+    (folder / "data" / "scale").write_text("1.0")
+    program = (folder / "exact_arrays.py").read_text()
+    (folder / "train.py").write_text(f"{program}\nassert open('data/scale').read() == '1.0'\n")
+    (folder / "two.yaml").write_text(
+        "nodes: [{host: gpu-a, address: 10.1.1.1}, {host: gpu-b, address: 10.1.1.2}]\nprogram: {script: train.py}\n"
+    )
+    status, proof, said = run_resume_test(folder, "--link", "data", "--only", "of a whole node", "two.yaml")
+    assert status == 0, said
+    assert proof["results"][0]["faults"] == ["kill:worker:1@step=28"]  # the second machine's only task
+    assert (folder / "data" / "scale").read_text() == "1.0"
+
+
 def test_ctrl_c_leaves_nothing(folder: Path) -> None:
     command = distlaunch_command("test-resume", "-o", "out", "exact_arrays.py")
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -52,7 +52,9 @@ class Trace:
         self._descriptor = os.open(os.path.join(os.path.abspath(folder), name), flags, 0o600)
         self._process = os.getpid()
         self._last_step = last_step
-        self._fits = self._epoch = self._steps = 0
+        self._fits = self._epoch = self._batch = 0
+        self._steps = 0
+        """Of an epoch; 0 until it is known."""
         self._under_way = 0
         self._input: Union[_GraphInput, _HostInput, None] = None
 
@@ -108,15 +110,16 @@ class Trace:
             self._input.take()
 
     def _end_step(self, model: Any, params: dict[str, Any], batch: Any, logs: Any = None) -> None:
-        number = int(batch) + 1
+        self._batch = int(batch) + 1
         read = self._input.take() if self._input is not None else None
-        place = {"fit": self._fits, "epoch": self._epoch, "batch": number}
+        place = {"fit": self._fits, "epoch": self._epoch, "batch": self._batch}
         self._write("step", **place, logs=_read_logs(logs), input=read, **_read_common(model))
-        done = (self._epoch - 1) * self._steps + number
+        done = (self._epoch - 1) * self._steps + self._batch
         if self._last_step is not None and done >= self._last_step:
             model.stop_training = True
 
     def _end_epoch(self, model: Any, params: dict[str, Any], epoch: Any, logs: Any = None) -> None:
+        self._steps = self._steps or self._batch
         place = {"fit": self._fits, "epoch": int(epoch) + 1}
         self._write("epoch", **place, logs=_read_logs(logs), parts=_read_state(model, None), **_read_common(model))
 

@@ -26,7 +26,7 @@ def test_faults_come_in_each_phase_of_a_run_and_hit_the_task_that_saves() -> Non
         "before the first step": "kill:worker:1@step=0",
         "in an epoch": "kill:worker:1@step=10",
         "while a checkpoint is written": "kill:worker:0@save=3",
-        "at a preemption": "preempt:worker:1@step=10 kill:worker:1@step=15",
+        "at a preemption": "preempt:worker:1@step=10 kill:worker:1@step=14",
         "at the end of an epoch": "kill:worker:1@step=8",
         "in an epoch, of the chief": "kill:worker:0@step=10",
         "of a whole node": "kill:worker:1@step=10",
