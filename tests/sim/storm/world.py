@@ -201,6 +201,8 @@ class World:
             self.excuse("a controller died when nothing could be taken over", self.simulation.now)
         if controller.journal is not None and controller.journal.state != "running":
             self.excuse("a controller died before its journal said that the cluster runs", self.simulation.now)
+        if self.was_disk_full:
+            self.excuse("the journal may lack what the next controller needs to take over", self.simulation.now)
         if any(node["host"] == "local" for node in self.fields["nodes"]):
             self.excuse("tasks ended with the controller on their machine", self.simulation.now)
 
