@@ -84,8 +84,10 @@ def write_whole(save: Callable[..., None], callback: Any, *args: Any, **kwargs: 
         os.mkdir(whole)
         with directed_to(callback, whole):
             save(callback, *args, **kwargs)
-        with open(os.path.join(whole, SEEDS), "w") as stream:
-            json.dump([seed.numpy().tolist() for seed in _find_seeds(callback.model)], stream)
+        seeds = [seed.numpy().tolist() for seed in _find_seeds(callback.model)]
+        if seeds:
+            with open(os.path.join(whole, SEEDS), "w") as stream:
+                json.dump(seeds, stream)
         os.rename(whole, os.path.join(folder, COMPLETE))  # from here on, this is the backup
     finish_backup(folder)
 
