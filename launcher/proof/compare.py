@@ -122,7 +122,9 @@ def _find_start(whole: Record, resumed: Record, done: int, repeat: Repeat) -> in
         same = [
             number
             for number in range(limit + 1)
-            if whole.state_before(number).digests.get(WEIGHTS) == begin.state.digests.get(WEIGHTS)
+            if any(
+                state.digests.get(WEIGHTS) == begin.state.digests.get(WEIGHTS) for state in whole.states_before(number)
+            )
         ]
         if same:
             return max((number for number in same if number <= done), default=same[0])

@@ -78,11 +78,17 @@ class Record:
         """The state when the first `fit` begins; None in a loop of the program's own."""
         return next((each for each in self.snapshots if each.kind == "begin"), None)
 
+    def states_before(self, number: int) -> list[State]:
+        """The states between two steps, the last one first; `number`: of the step that follows, counted from 0.
+
+        Callbacks may change the model at the end of an epoch, after its last step.
+        """
+        between = [each.state for each in self.snapshots if each.at == number and each.kind in ("begin", "epoch")]
+        return [*reversed(between), *([self.steps[number - 1].state] if number else [])] or [State()]
+
     def state_before(self, number: int) -> State:
-        """The state before a step, counted from 0."""
-        if number:
-            return self.steps[number - 1].state
-        return self.beginning.state if self.beginning is not None else State()
+        """The state with which a step, counted from 0, begins."""
+        return self.states_before(number)[0]
 
 
 def parse_record(text: str) -> Record:

@@ -59,10 +59,14 @@ class Trained:
 
 @dataclass
 class Training:
-    """A training from some state on; `saved`: the state at each checkpoint."""
+    """A training from some state on.
+
+    `saved`: the state at each checkpoint. `pulls`: whether a callback changes the weights at the end of each epoch.
+    """
 
     epochs: int = 3
     save_every: int = BATCHES
+    pulls: bool = False
     saved: dict[int, Trained] = field(default_factory=dict)
 
     def run(self, begin: Trained | None = None, steps: int = 10**6) -> Record:
@@ -75,6 +79,7 @@ class Training:
             now, step = now.step()
             done.append(step)
             if now.batch == BATCHES and len(done) < steps:
+                now = replace(now, weights=mix(now.weights)) if self.pulls else now
                 snapshots.append(_snapshot("epoch", len(done), now))
                 now = replace(now, epoch=now.epoch + 1, batch=0)
             if self.save_every and now.iterations % self.save_every == 0 and len(done) < steps:

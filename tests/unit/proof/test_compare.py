@@ -42,6 +42,17 @@ def test_a_training_whose_whole_state_is_restored_is_exact_wherever_it_was_kille
     assert comparison.repeated == killed - comparison.start
 
 
+def test_a_callback_may_change_the_weights_at_the_end_of_an_epoch_before_or_after_they_are_saved() -> None:
+    whole, first = Training(EPOCHS, pulls=True).run(), Training(EPOCHS, pulls=True)
+    before = first.run(steps=10)
+    saved = first.saved[8]
+    comparison = compare({W0: whole}, [{W0: before}, {W0: Training(EPOCHS, pulls=True).run(saved)}], EXACT)
+    assert (comparison.start, references(comparison)) == (8, [])
+    early = replace(saved, weights=int(whole.steps[7].state.digests["weights"], 16))
+    comparison = compare({W0: whole}, [{W0: before}, {W0: Training(EPOCHS, pulls=True).run(early)}], EXACT)
+    assert (comparison.start, references(comparison)) == (8, ["state-lost"])
+
+
 @pytest.mark.parametrize(
     ("lost", "reference", "words"),
     [
