@@ -186,7 +186,7 @@ class _ResumeTest:
 
         Raises:
             ProgramFailedError: it failed, or did not train.
-            UsageError: it did not begin at the beginning, or writes where other runs of the test would read.
+            UsageError: it did not begin at its beginning.
         """
         run = self.run(name, Phase(name, ()))
         if run.report.outcome != "succeeded":
@@ -197,13 +197,17 @@ class _ResumeTest:
                 "the program trained no step that distlaunch sees",
                 hint="it sees those of Keras 3's `fit`, and those that a loop reports with `worker_entry.progress`",
             )
-        begin = records[min(records)].steps[0]
-        if (begin.epoch or 1) > 1 or (begin.state.iterations or 1) > 1:
+        first = records[min(records)].steps[0]
+        # In a loop of the program's own, a batch is a step, counted through all epochs.
+        if max(first.epoch or 1, first.state.iterations or 1, first.batch or 1) > 1:
+            outside = next(iter(self._find_outside(records)), "")
             raise UsageError(
-                f"without a fault, training begins at epoch {begin.epoch}: the program has found an old checkpoint",
-                hint="remove the checkpoint from its folder",
+                "without a fault, training does not begin at its beginning: the program has found an old checkpoint",
+                hint=f"it saves to {outside}; use a path relative to the working directory, or the folder "
+                "DISTLAUNCH_CHECKPOINT_DIR"
+                if outside
+                else "remove the checkpoint from its folder",
             )
-        self._check_places(records)
         return run
 
     def run(self, name: str, phase: Phase) -> _Run:
@@ -270,15 +274,10 @@ class _ResumeTest:
         copied = {entry.path.partition("/")[0] for entry in self._bundle.entries}
         return sorted(path.name for path in self._base.iterdir() if path.name not in copied)
 
-    def _check_places(self, records: Records) -> None:
-        """Refuses a program that saves where its other runs would find it."""
+    def _find_outside(self, records: Records) -> Iterator[str]:
+        """The checkpoints that are not in the run's own folders, so that other runs may find them."""
         for record in records.values():
-            for save in record.saves:
-                if not Path(save.path).is_relative_to(self._folder):
-                    raise UsageError(
-                        f"the program saves to {save.path}, where each run would find the checkpoint of the run before",
-                        hint="use a path relative to the working directory, or the folder DISTLAUNCH_CHECKPOINT_DIR",
-                    )
+            yield from (save.path for save in record.saves if not Path(save.path).is_relative_to(self._folder))
 
 
 def _select(phases: Sequence[Phase], only: Sequence[str]) -> list[Phase]:

@@ -17,7 +17,6 @@ from tests.harness.processes.resume_programs import EXACT, FLAWED, FOLDER, UNSEE
 
 NAN = """
 import pathlib
-import time
 import numpy
 from worker_entry import progress
 
@@ -84,6 +83,17 @@ def test_the_files_go_to_the_named_folder_and_a_loss_that_is_no_number_is_null(f
     proof = ResumeProof.model_validate_json((folder.parent / "out" / "resume.json").read_text())
     assert {point.loss for point in proof.losses} == {None}
     assert (folder.parent / "out" / "resume.html").exists()
+
+
+def test_a_program_whose_runs_find_the_checkpoint_of_the_run_before_is_told_where_it_saves(folder: Path) -> None:
+    text = NAN.replace("9", "begin + 9")  # each run trains, wherever it begins
+    for name in ("done.npz", "part.npz"):
+        text = text.replace(f'"{name}"', f'"{folder.parent / name}"')
+    (folder / "outside.py").write_text(text)
+    status, _, said = run_resume_test(folder, "-n", "1", "outside.py")
+    assert status == 2, said
+    assert "has found an old checkpoint" in said
+    assert "DISTLAUNCH_CHECKPOINT_DIR" in said
 
 
 def test_a_program_that_does_not_repeat_itself_is_said_not_to_and_only_larger_differences_count(folder: Path) -> None:
