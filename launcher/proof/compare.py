@@ -98,7 +98,9 @@ def compare(whole: Records, attempts: Sequence[Records], repeat: Repeat) -> Comp
         before = attempts[number]
         begun = _find_start(reference, before[chief], done, repeat)
         done = max(done, begun + len(before[chief].steps))
-        saved = max(saved, *(begun + save.at for record in before.values() for save in record.saves), 0)
+        # Where all workers save, and one dies in it, the others' files are no checkpoint.
+        newest = [max(save.at for save in record.saves) for record in before.values() if record.saves]
+        saved = max(saved, begun + min(newest)) if newest else saved
     resumed = attempts[trained[-1]]
     own = resumed[chief]
     start = _find_start(reference, own, done, repeat)

@@ -17,7 +17,7 @@ from worker_entry.hooks.import_hooks import after_import
 WRITERS = {
     "keras.src.saving.saving_lib": ("save_model", "save_weights_only"),
     "keras.src.legacy.saving.legacy_h5_format": ("save_model_to_hdf5",),
-    "tensorflow.python.checkpoint.checkpoint": ("Checkpoint._write",),
+    "tensorflow.python.checkpoint.checkpoint": ("TrackableSaver.save",),
     "numpy": ("save", "savez", "savez_compressed"),
     "pickle": ("dump",),
 }
