@@ -102,7 +102,7 @@ class Trace:
     def _begin_train(self, model: Any, params: dict[str, Any], logs: Any = None) -> None:
         self._fits += 1
         self._steps = int(params.get("steps") or 0)
-        self._write("begin", fit=self._fits, parts=_read_state(model, None), **_read_common(model))
+        self._write("begin", fit=self._fits, **_read_model(model, whole=True))
 
     def _begin_epoch(self, model: Any, params: dict[str, Any], epoch: Any, logs: Any = None) -> None:
         self._epoch = int(epoch) + 1
@@ -113,7 +113,7 @@ class Trace:
         self._batch = int(batch) + 1
         read = self._input.take() if self._input is not None else None
         place = {"fit": self._fits, "epoch": self._epoch, "batch": self._batch}
-        self._write("step", **place, logs=_read_logs(logs), input=read, **_read_common(model))
+        self._write("step", **place, logs=_read_logs(logs), input=read, **_read_model(model, whole=False))
         done = (self._epoch - 1) * self._steps + self._batch
         if self._last_step is not None and done >= self._last_step:
             model.stop_training = True
@@ -121,10 +121,10 @@ class Trace:
     def _end_epoch(self, model: Any, params: dict[str, Any], epoch: Any, logs: Any = None) -> None:
         self._steps = self._steps or self._batch
         place = {"fit": self._fits, "epoch": int(epoch) + 1}
-        self._write("epoch", **place, logs=_read_logs(logs), parts=_read_state(model, None), **_read_common(model))
+        self._write("epoch", **place, logs=_read_logs(logs), **_read_model(model, whole=True))
 
     def _end_train(self, model: Any, params: dict[str, Any], logs: Any = None) -> None:
-        self._write("end", fit=self._fits, parts=_read_state(model, None), **_read_common(model))
+        self._write("end", fit=self._fits, **_read_model(model, whole=True))
 
     def _watch_batches(self, module: Any) -> None:
         trainer = find_trainer(module)
@@ -253,11 +253,18 @@ def _read_state(model: Any, limit: Optional[int]) -> dict[str, dict[str, str]]:
     return groups
 
 
-def _read_common(model: Any) -> dict[str, Any]:
-    """What each line about a model has: digests of its state and of random generators, and the optimizer's numbers."""
+def _read_model(model: Any, *, whole: bool) -> dict[str, Any]:
+    """What each line about a model has: digests of its state and of random generators, and the optimizer's numbers.
+
+    `whole`: whether the line also has a digest of each variable.
+    """
     limit = None if sum(map(_size_of, _variables(model))) <= STEP_BYTES else SMALL_BYTES
-    state = {group: _join(parts) for group, parts in _read_state(model, limit).items()}
-    return {"state": state, "random": _digest_random(), **_read_optimizer(model)}
+    read = _read_state(model, limit)
+    state = {group: _join(parts) for group, parts in read.items()}
+    found = {"state": state, "random": _digest_random(), **_read_optimizer(model)}
+    if whole:
+        found["parts"] = read if limit is None else _read_state(model, None)
+    return found
 
 
 def _read_optimizer(model: Any) -> dict[str, Any]:
