@@ -30,6 +30,7 @@ from worker_entry.keras_patches.source import (
     CALLBACK,
     change_callbacks,
     flatten_callbacks,
+    is_random_state,
     number_of,
     with_callback,
 )
@@ -113,7 +114,7 @@ def read_seeds(callback: Any) -> None:
 
 def _find_seeds(model: Any) -> list[Any]:
     """The variables with the state of the random generators of a model's layers."""
-    return [variable for variable in model.variables if variable.path.endswith("seed_generator_state")]
+    return [variable for variable in model.variables if is_random_state(variable)]
 
 
 def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:

@@ -19,6 +19,11 @@ RENAMED = {"keras.src.backend.tensorflow.core": "keras.src.backend.tensorflow.op
 """Modules with other names since Keras 3.16."""
 
 
+def is_random_state(variable: Any) -> bool:
+    """Whether this is the state of one of Keras's random generators."""
+    return bool(variable.path.endswith("seed_generator_state"))
+
+
 def find_module(name: str) -> Any:
     """The imported module with this name, or with its newer name; None if there is none."""
     return sys.modules.get(name) or sys.modules.get(RENAMED.get(name, name))

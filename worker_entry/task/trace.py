@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Optional, Union
 
 from worker_entry.hooks.import_hooks import after_import
-from worker_entry.keras_patches.source import find_trainer
+from worker_entry.keras_patches.source import find_trainer, is_random_state
 from worker_entry.protocol import environment
 from worker_entry.task import saves
 from worker_entry.task.keras_progress import CALLBACK_LISTS
@@ -246,8 +246,8 @@ def _read_state(model: Any, limit: Optional[int]) -> dict[str, dict[str, str]]:
     for variable in _variables(model):
         if id(variable) in left_out or (limit is not None and _size_of(variable) > limit):
             continue
-        is_seed = variable.path.endswith("seed_generator_state")
-        group = groups["optimizer" if id(variable) in of_optimizer else "seeds" if is_seed else "weights"]
+        of_model = "seeds" if is_random_state(variable) else "weights"
+        group = groups["optimizer" if id(variable) in of_optimizer else of_model]
         path = variable.path
         group[path if path not in group else f"{path}#{len(group)}"] = _digest_value(variable)
     return groups
