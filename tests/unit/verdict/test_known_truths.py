@@ -12,7 +12,7 @@ from tests.benchmarks.verdicts.by_hand import read_cause
 from tests.benchmarks.verdicts.faults import FAULTS, LATE, SUCCEEDED, WORKERS, Fault, find_markers
 from tests.benchmarks.verdicts.score import WRONG, Answer, Played, Score, add_up, score
 from tests.benchmarks.verdicts.tables import HEADING, PAGE, put_row, render_row
-from tests.benchmarks.verdicts.tools import TOOLS, Line, Ran, Torchrun
+from tests.benchmarks.verdicts.tools import TOOLS, Line, Ran, RayTrain, Torchrun
 from tests.harness.documents import read
 from tests.harness.places import PROGRAMS
 
@@ -119,6 +119,26 @@ def test_the_verdict_of_torchrun_is_its_root_cause() -> None:
     assert killed is not None
     assert killed.answer.reference == "task-killed"
     assert Torchrun().read(ran("terminated", None)) is None
+
+
+def test_the_verdict_of_ray_is_its_first_rank_with_the_traceback_of_its_worker() -> None:
+    noise = "(RayTrainWorker pid=7) Traceback: of another worker"
+    worker = "\n".join(f"(RayTrainWorker pid=8) {line}" for line in ["Error in training function:", *TEXT.splitlines()])
+    end = '{"failed": {"2": "cut", "0": "other"}, "gone": [0]}'
+    said = RayTrain().read(ran(f"(RayTrainWorker pid=8) rank 2 trains\n{noise}\n{worker}\n{end}", 0))
+    assert said is not None
+    assert score(FAULT, said.answer) == RIGHT
+    assert "another worker" not in said.answer.text
+    gone = RayTrain().read(ran('{"failed": {"1": "The actor died"}, "gone": [1]}', 0))
+    assert gone is not None
+    assert gone.answer == Answer("task-killed", 1, "The actor died\n")
+    nothing = RayTrain().read(ran('{"failed": null, "gone": []}', 0))
+    assert nothing is not None
+    assert nothing.answer == Answer("task-failed")
+    fine = RayTrain().read(ran('{"failed": {}, "gone": []}', 0))
+    assert fine is not None
+    assert fine.answer == Answer(SUCCEEDED)
+    assert RayTrain().read(ran("step 0", None)) is None
 
 
 def test_the_cause_by_hand_is_the_last_traceback_or_the_last_lines() -> None:
