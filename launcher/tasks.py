@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 LOCAL = "local"
 """The `host` of this machine."""
+WORKERS = 2
+"""The default number of workers of a cluster on this machine."""
 
 TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
@@ -17,6 +19,11 @@ AUXILIARY_TYPES: tuple[AuxiliaryType, ...] = get_args(AuxiliaryType)
 
 TRAINING_TYPES: tuple[TaskType, ...] = ("chief", "worker")
 """The types whose tasks train: they make up the world size, and their exits decide the run's outcome."""
+
+
+def name_local(tasks: int) -> str:
+    """The name of a cluster that the command line describes, with this number of tasks on this machine."""
+    return f"{LOCAL}-{tasks}"
 
 
 class TaskId(NamedTuple):

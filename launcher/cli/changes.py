@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,6 +93,17 @@ def field_option(field: FieldOption) -> Callable[..., Any]:
 def find_value(context: click.Context, field: FieldOption, default: Any) -> Any:
     """The value of a field's option, or the default."""
     return next((each.value for each in _read(context) if getattr(each.option, "field", None) is field), default)
+
+
+def find_given(context: click.Context) -> set[str]:
+    """The names of the options that have a given value instead of their default."""
+    return {each.option.name or "" for each in _read(context)}
+
+
+def find_variables(context: click.Context) -> dict[str, str]:
+    """The variables of `-e`; those without a value there have that of this environment, or none."""
+    parts = (text.partition("=") for text in _variables_of(_read(context)))
+    return {name: value if mark else os.environ.get(name, "") for name, mark, value in parts}
 
 
 def read_changes(context: click.Context) -> Changes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,6 +15,7 @@ import click
 
 from launcher.cli.changes import field_option, setting_option, variable_option
 from launcher.cli.completion import complete_specs
+from launcher.cli.early import importing_early
 from launcher.cli.options import (
     detach_options,
     json_option,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from launcher.controller.detach import Detachment
     from launcher.report.models import RunReport
     from launcher.spec.models import ClusterSpec
+    from launcher.transports.agent_process import EarlyAgent
 
 _DETACHMENT = "distlaunch.detachment"
 
@@ -183,10 +186,14 @@ def local(
     distlaunch local --workers 2 train.py --epochs 3  a script, or -m MODULE
     distlaunch local --workers 2 -- ./program ARGS    any other command
     """
-    spec = make_local_spec(
-        context, program, module=module, workers=workers, ps=ps, evaluator=evaluator, oversubscribe=oversubscribe
-    )
-    return _run(spec, checks=False, misplaced=find_misplaced(context, program), **options)
+    # In the background, the controller is another process.
+    is_plain = not (options["detach"] or options["wait"] or options["dry_run"] or ps or evaluator)
+    importing = importing_early(context, program, module=module, workers=workers, run_dir=options["run_dir"])
+    with importing if is_plain else contextlib.nullcontext() as early:
+        spec = make_local_spec(
+            context, program, module=module, workers=workers, ps=ps, evaluator=evaluator, oversubscribe=oversubscribe
+        )
+        return _run(spec, checks=False, misplaced=find_misplaced(context, program), early=early, **options)
 
 
 @click.command(cls=SpecOrProgramCommand)
@@ -237,6 +244,7 @@ def _run(
     checks: bool,
     misplaced: Sequence[str],
     beside: str = "",
+    early: EarlyAgent | None = None,
     run_dir: Path | None,
     dry_run: bool,
     verbose: bool,
@@ -271,6 +279,7 @@ def _run(
         checks=checks,
         faults=faults,
         stdin=take_stdin() if spec.stdin != "none" else None,
+        early=early,
     )
     return run_command(start, detach=detach, wait=wait, live=not no_live, advise=advise)
 

@@ -41,6 +41,7 @@ from launcher.sources.node_list import with_nodes
 from launcher.sources.opening import opened_source
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM, NodeSpec
+from launcher.transports.agent_process import EarlyAgent
 from launcher.transports.targets import Targets, find_targets
 from launcher.wording import count_of
 from worker_entry.program.finding import find_problem
@@ -64,6 +65,7 @@ def run(
     faults: Sequence[Fault] = (),
     detachment: Detachment | None = None,
     stdin: int | None = None,
+    early: EarlyAgent | None = None,
 ) -> RunReport:
     """Runs the cluster to its end.
 
@@ -76,6 +78,7 @@ def run(
         faults: the faults to inject.
         detachment: leaves the terminal, if the run can.
         stdin: the descriptor from which tasks read, and which is closed here; None: they read nothing.
+        early: an agent on this machine that the run uses if it can, and that the caller ends.
 
     Raises:
         DistlaunchError: the cluster could not be started; nothing is left running.
@@ -83,7 +86,7 @@ def run(
     """
     clock.share()
     spec = with_nodes(spec)
-    start = new_start(spec, checks=checks, command=current_command())
+    start = new_start(spec, checks=checks, command=current_command(), run_id=early.run_id if early is not None else "")
     return conduct(
         spec,
         start,
@@ -93,11 +96,12 @@ def run(
         faults=faults,
         detachment=detachment,
         stdin=stdin,
+        early=early,
     )
 
 
-def new_start(spec: ClusterSpec, *, checks: bool, command: str = "") -> RunStart:
-    """The facts about a new run.
+def new_start(spec: ClusterSpec, *, checks: bool, command: str = "", run_id: str = "") -> RunStart:
+    """The facts about a new run; `run_id`: its id, if it has one already.
 
     Raises:
         UsageError: the run cannot start on this machine; nothing is written.
@@ -105,7 +109,7 @@ def new_start(spec: ClusterSpec, *, checks: bool, command: str = "") -> RunStart
     cwd = current_directory()
     check_start(spec, cwd)
     job = find_job(os.environ) if spec.source == SLURM else ""
-    run_id = make_run_id(spec.name)
+    run_id = run_id or make_run_id(spec.name)
     return RunStart(
         run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks, command=command, job=job
     )
@@ -131,6 +135,7 @@ def conduct(
     history: History = NO_HISTORY,
     prepare: Prepare = prepare_nothing,
     stdin: int | None = None,
+    early: EarlyAgent | None = None,
 ) -> RunReport:
     """Runs the cluster to its end as its controller; see `run`.
 
@@ -145,8 +150,9 @@ def conduct(
         history: the history of the run under earlier controllers.
         prepare: called before the start; returns the running attempt to take over, if any.
         stdin: as for `run`.
+        early: as for `run`.
     """
-    targets = find_targets(spec)
+    targets = find_targets(spec, early)
     interrupts = Interrupts()
     interrupts.install()  # before other processes can see the run and signal it
     try:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from launcher.plan.early import OF_PYTHON, OF_TENSORFLOW
 from launcher.plan.layout import Layout, lay_out
 from launcher.plan.resources import NO_GPU, NodeFacts, share_resources
 from launcher.plan.tf_config import TfConfig, render
@@ -290,15 +291,9 @@ def program_of(spec: ClusterSpec, task_type: TaskType | AuxiliaryType | None = N
 
 def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[str, str]:
     """The variables of a task that follow from the spec's fields other than `env`, without TF_CONFIG."""
-    env = {
-        environment.TASK: str(task),
-        # Output reaches the log immediately, even if the task is killed.
-        "PYTHONUNBUFFERED": "1",
-    }
+    env = {environment.TASK: str(task), **OF_PYTHON}
     if spec.framework == "tensorflow":
-        env[environment.STRATEGY] = spec.strategy
-        # The log gets all of TensorFlow's messages; the console folds them.
-        env["TF_CPP_MIN_LOG_LEVEL"] = "0"
+        env |= {environment.STRATEGY: spec.strategy, **OF_TENSORFLOW}
     if spec.devices is not None:
         env[environment.DEVICES] = str(spec.devices)
         if spec.framework == "jax":

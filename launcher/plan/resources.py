@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.errors import TooFewGpusError
+from launcher.plan.early import share_cores
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.strategies import StrategyRules
 from launcher.tasks import TaskId
@@ -69,12 +70,9 @@ def share_resources(
         TooFewGpusError: the node has fewer GPUs than the spec asks for.
     """
     shares: dict[TaskId, dict[str, str]] = {task: {} for task in tasks}
-    if facts is not None and len(tasks) > 1:
-        threads = max(1, facts.cores // len(tasks))
+    if facts is not None:
         for share in shares.values():
-            share["OMP_NUM_THREADS"] = share["TF_NUM_INTRAOP_THREADS"] = str(threads)
-            # One inter-op thread can deadlock collectives.
-            share["TF_NUM_INTEROP_THREADS"] = str(max(2, threads))
+            share.update(share_cores(facts.cores, len(tasks)))
     trainers = [task for task in tasks if task.type in rules.computes]
     gpus = _find_gpus(node, facts)
     if facts is not None:

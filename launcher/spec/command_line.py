@@ -16,7 +16,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM, NodeSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.strategies import FRAMEWORKS, RULES, Framework, find_role_problem
-from launcher.tasks import LOCAL, TaskType
+from launcher.tasks import LOCAL, WORKERS, TaskType, name_local
 from launcher.wording import count_of, name_errors, shorten
 from worker_entry.protocol.strategy_names import StrategyName
 
@@ -24,9 +24,6 @@ WORKERS_PER_CORE = 4
 """With more workers per core, a cluster cannot form in time; each worker also needs some 300 MB."""
 WORKERS_ALWAYS = 8
 """The number of workers that every machine may run, however few cores it has."""
-WORKERS = 2
-"""The default number of workers."""
-
 HOSTFILE_LIMIT = 1 << 20
 """The maximum size of a host file, in bytes."""
 
@@ -123,7 +120,7 @@ def make_spec(
     given |= {"framework": framework} if framework in FRAMEWORKS else {"strategy": strategy}
     try:
         return ClusterSpec(
-            name=f"local-{sum(tasks.values())}", nodes=[NodeSpec(host=LOCAL, tasks=tasks)], ports=PORTS, **given
+            name=name_local(sum(tasks.values())), nodes=[NodeSpec(host=LOCAL, tasks=tasks)], ports=PORTS, **given
         )
     except ValidationError as error:
         raise refuse_options(explain_option("--workers", error)) from None

@@ -8,19 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import worker_entry
 from launcher import helpers
 from launcher.errors import as_ours
+from launcher.transports.agent_process import END_WAIT_S, EarlyAgent, start_agent
 from launcher.transports.base import Deliver, FileSink, LinkBroken, LinkError, Resumption
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.streams import await_readable
 from worker_entry.agent.cleanup import end_agents, find_agents
-from worker_entry.protocol import environment
 from worker_entry.system import kernel, processes
-
-ENTRY = str(Path(worker_entry.__file__).parent)
-END_WAIT_S = 5.0
-"""How long an agent may take to stop before it is killed; its guardian then kills the tasks."""
 
 _guardians: set[int] = set()
 """Guardians of this process's open links and of agents that stay; closing a link spares the others' guardians."""
@@ -29,9 +24,8 @@ _guardians: set[int] = set()
 class LocalTransport:
     """The transport to this machine. `python` runs the agent and the tasks; the agent's stderr goes to `errors`.
 
-    `may_stay`: whether the agent may be kept for another run.
-
-    The agent has `run_id` in its environment, like its tasks, so that `distlaunch clean` finds the agent too.
+    `may_stay`: whether the agent may be kept for another run. `early`: an agent of `python` and `run_id` that runs
+    already.
     """
 
     def __init__(
@@ -42,11 +36,12 @@ class LocalTransport:
         run_id: str = "",
         shares_files: bool = True,
         may_stay: bool = False,
+        early: EarlyAgent | None = None,
     ) -> None:
         self.shares_files = shares_files
         self._run_id = run_id
         self._verb = "warm-agent" if may_stay else "agent"
-        self._env = {**os.environ, environment.RUN_ID: run_id} if run_id else None
+        self._early = early
         self._errors = errors
         self._python = python
 
@@ -57,19 +52,10 @@ class LocalTransport:
             raise LinkError("an agent on its controller's own machine ends with its controller")
         # Processes that outlive the agent and its guardian become our children, so that none is missed.
         kernel.become_subreaper()
+        process = self._early.take(self._errors) if self._early is not None else None
+        _guardians.update([] if process is None else [process.pid])
         others = {process.pid for process in kernel.descendants(os.getpid(), spare=_guardians)}
-        errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            process = subprocess.Popen(
-                [self._python, ENTRY, self._verb],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=self._env,
-                start_new_session=True,  # the controller alone handles the terminal's Ctrl-C
-            )
-        finally:
-            os.close(errors)
+        process = process or self._start_agent()
         _guardians.add(process.pid)
         try:
             agent = _Agent(process, others, self._run_id)
@@ -81,6 +67,13 @@ class LocalTransport:
             with helpers.spared() as own:
                 processes.kill_descendants(others | _guardians | own)
             raise as_ours(error) from None
+
+    def _start_agent(self) -> subprocess.Popen[bytes]:
+        errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return start_agent(self._python, self._verb, self._run_id, errors)
+        finally:
+            os.close(errors)
 
 
 class _Agent:

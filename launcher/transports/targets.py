@@ -20,6 +20,7 @@ from launcher.spec.nodes import PYTHON, SLURM, NodeSpec
 from launcher.spec.parts import ConnectionCommandSpec
 from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.spec.redaction import hide_words
+from launcher.transports.agent_process import EarlyAgent
 from launcher.transports.base import LinkError, Transport
 from launcher.transports.connector import FIRST_S, Connector
 from launcher.transports.local import LocalTransport
@@ -44,18 +45,20 @@ OPENSSH = (
 """Options of `ssh` for a command that has no terminal and never prompts. They take precedence over the user's
 configuration: the node cannot use anything of this machine, such as its ssh-agent."""
 
-Targets = Mapping[str, "str | Connector"]
-"""How each node is reached: a Python on this machine, or the connector of another machine."""
+Targets = Mapping[str, "str | EarlyAgent | Connector"]
+"""How each node is reached: a Python or an agent on this machine, or the connector of another machine."""
 
 
-def find_targets(spec: ClusterSpec) -> Targets:
+def find_targets(spec: ClusterSpec, early: EarlyAgent | None = None) -> Targets:
     """How the nodes are reached; asks OpenSSH about every other machine.
+
+    `early`: an agent on this machine that this machine's node uses, if it can.
 
     Raises:
         UsageError: a node has no usable configuration or Python.
     """
     found = map_parallel(
-        lambda node: _find_own_python(spec, node) if node.is_local else find_connector(spec, node),
+        lambda node: _find_own(spec, node, early) if node.is_local else find_connector(spec, node),
         spec.nodes,
         ASKING_AT_ONCE,
     )
@@ -79,7 +82,12 @@ def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
     reached = {}
     for node in spec.nodes:
         target = targets[node.host]
-        if not isinstance(target, str) and target.address and node.address is None and node.addresses is None:
+        if (
+            not isinstance(target, (str, EarlyAgent))
+            and target.address
+            and node.address is None
+            and node.addresses is None
+        ):
             reached[node.host] = target.address
     return reached
 
@@ -162,6 +170,12 @@ def name_python(spec: ClusterSpec, node: NodeSpec) -> str:
     return spec.find_python(node, found="" if node.connection == SLURM else f"{IF_THERE}{sys.prefix}/bin/{PYTHON}")
 
 
+def _find_own(spec: ClusterSpec, node: NodeSpec, early: EarlyAgent | None) -> str | EarlyAgent:
+    python = _find_own_python(spec, node)
+    fits = early is not None and early.python == python and not spec.keep_warm_s
+    return early if early is not None and fits else python
+
+
 def _find_own_python(spec: ClusterSpec, node: NodeSpec) -> str:
     name = os.path.expanduser(spec.find_python(node))  # noqa: PTH111 - keeps a name without a slash
     found = shutil.which(name)
@@ -174,8 +188,10 @@ def _find_own_python(spec: ClusterSpec, node: NodeSpec) -> str:
 
 
 def make_transport(
-    spec: ClusterSpec, node: NodeSpec, target: str | Connector, files: RunPaths, run_id: str
+    spec: ClusterSpec, node: NodeSpec, target: str | EarlyAgent | Connector, files: RunPaths, run_id: str
 ) -> Transport:
+    if isinstance(target, EarlyAgent):
+        return LocalTransport(files.agent_errors, target.python, run_id=run_id, early=target)
     if isinstance(target, str):
         return LocalTransport(files.agent_errors, target, run_id=run_id, may_stay=spec.keep_warm_s > 0)
     return RemoteTransport(target, name_python(spec, node), run_id=run_id, may_stay=spec.keep_warm_s > 0)

@@ -213,6 +213,8 @@ class Agent:
                 self._runner.get().stop(message.grace_s)
         elif isinstance(message, orders.Hello):
             self._greet(message)
+        elif isinstance(message, orders.Early) and self._hello is None:
+            self._runner.get().forkserver.begin(message.preload, os.getcwd(), "")
         elif self._hello is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         elif isinstance(message, orders.Offer):
@@ -252,6 +254,7 @@ class Agent:
             self._break(problem)
             return
         if hello.isolated:
+            self._runner.get().forkserver.end_early()  # a process keeps the network in which it was started
             from worker_entry.agent.network.outer import leave_network
 
             if (problem := leave_network(self._runner.get().leave_network)) is not None:

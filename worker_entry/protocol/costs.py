@@ -31,7 +31,7 @@ from worker_entry.protocol.messages import (
     Status,
     Unguarded,
 )
-from worker_entry.protocol.orders import Attach, Clean, Dial, Inspect, Offer, Preload, Prepare, Start
+from worker_entry.protocol.orders import Attach, Clean, Dial, Early, Inspect, Offer, Preload, Prepare, Start
 from worker_entry.protocol.profiles import Profile, Profiled
 from worker_entry.protocol.speed import MeasureNode
 
@@ -61,7 +61,9 @@ class Cost:
 _CHANGE = Cost(at_once=20, per_minute=6, for_each_task=True)
 COSTS: dict[type[Any], Cost] = {
     # orders
-    **dict.fromkeys((Offer, Preload, Prepare, Inspect, Dial, MeasureNode, Start, Profile, FindFiles), Cost(_FILES)),
+    **dict.fromkeys(
+        (Offer, Preload, Early, Prepare, Inspect, Dial, MeasureNode, Start, Profile, FindFiles), Cost(_FILES)
+    ),
     **dict.fromkeys((Attach, Clean, ClaimGpus), Cost(_LINES)),
     # messages about the node
     Ready: Cost(at_once=4, per_minute=1),

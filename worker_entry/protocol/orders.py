@@ -30,7 +30,7 @@ from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 25
+VERSION = 26
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has certainly ended."""
 UNPROVEN = "agent-unknown"
@@ -161,6 +161,13 @@ class Preload:
     keep: bool
     defaults: list[str] = field(default_factory=list)
     framework: Name = "tensorflow"
+
+
+@dataclass(frozen=True)
+class Early:
+    """The only order that may come before Hello: begin with this `preload` in the current folder, for a run to come."""
+
+    preload: Preload
 
 
 @dataclass(frozen=True)
@@ -300,6 +307,7 @@ ToAgent = Union[
     ReleaseGpus,
     Input,
     Preload,
+    Early,
     Prepare,
     Inspect,
     Dial,

@@ -1,9 +1,9 @@
 """Keeps frames that must survive a broken connection until the other side confirms them.
 
 Each side counts, from 1 on, the frames that it sends and the frames that it receives; the frames carry no number. On a
-new connection, each side reports how many frames it has received, and its peer resends the rest. Heartbeats, samples,
-and the frames that resume the connection are not counted, nor are log bytes, pieces of files and parts of stdin, which
-have offsets.
+new connection, each side reports how many frames it has received, and its peer resends the rest. Not counted are
+heartbeats, samples, the frames that resume the connection, and the one that may come before all others; nor are log
+bytes, pieces of files and parts of stdin, which have offsets.
 
 A controller confirms a frame only after handling it. So if a controller is killed, the agent still has the frames that
 the controller received but did not handle. The next controller gets these frames and continues both counts.
@@ -16,9 +16,9 @@ from collections import deque
 from worker_entry.protocol.collection import FileRead
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Attached, Log, Message, Sampled
-from worker_entry.protocol.orders import Attach, Beat, Input, Piece
+from worker_entry.protocol.orders import Attach, Beat, Early, Input, Piece
 
-_UNCOUNTED = (Attach, Attached, Beat, FileRead, Input, Log, Piece, Sampled)
+_UNCOUNTED = (Attach, Attached, Beat, Early, FileRead, Input, Log, Piece, Sampled)
 
 
 def is_counted(message: Message) -> bool:

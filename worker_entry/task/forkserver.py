@@ -5,8 +5,9 @@ forkserver forks twice and the intermediate process exits, so that the task beco
 its pid and waits for the agent's answer. From then on, the task behaves as if it had been started as plain Python and
 had already done its imports.
 
-A forkserver can be kept for a later run: the agent asks whether it can be kept (`keep`) and, before using it again,
-whether its imports are still up to date (`renew`).
+A forkserver that was started before its run has a folder writes to a file without a name, until it is told its log
+(`log`). A forkserver can be kept for a later run: the agent asks whether it can be kept (`keep`) and, before using it
+again, whether its imports are still up to date (`renew`).
 
 A fork is safe as long as the framework has not run anything, because until then it starts no threads that it would
 miss after a fork. JAX's import leaves no thread, no descriptor and no native random state; its threads, and its warning
@@ -40,6 +41,8 @@ from worker_entry.task.early_import import NUMPY, EarlyImport
 from worker_entry.task.import_snapshot import ImportSnapshot, find_foreign
 
 MESSAGE_LIMIT = 4 << 20
+LOG_LIMIT = 1 << 20
+"""The output of early imports that is kept until there is a file for it, in bytes."""
 NO_NAME = "the run id that /proc shows for a kept process cannot be changed"
 IMPORT_THREADS = 4
 """The number of threads that TensorFlow's import may leave behind; usually, it leaves two idle threads."""
@@ -73,6 +76,12 @@ def serve() -> Optional[TaskOrder]:
                 problem = problem or kept.problem or kept.find_change()
                 _point_to(request["renew"], 1)
                 os.dup2(1, 2)
+                _answer(control, problem=problem)
+            elif "log" in request:
+                printed = os.pread(1, LOG_LIMIT, 0)
+                _point_to(request["log"], 1)
+                os.dup2(1, 2)
+                os.write(1, printed)
                 _answer(control, problem=problem)
             else:
                 with path.of(request["cwd"]):

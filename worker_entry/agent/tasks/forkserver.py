@@ -70,6 +70,8 @@ class ForkserverClient:
         self._deadline = 0.0
         self._order: Optional[Preload] = None
         self._cwd = self._directory = ""
+        self._is_early = False
+        """Whether the forkserver was started before its run was known, and may not suit it."""
 
     @property
     def wanted(self) -> bool:
@@ -92,15 +94,19 @@ class ForkserverClient:
         Args:
             order: the order to preload.
             cwd: the folder in which the program will run.
-            directory: the folder of the forkserver's log.
+            directory: the folder of the forkserver's log; empty: there is no run yet, and the order may change.
         """
+        if self._kept is not None and not directory:
+            return  # its imports are done
+        early = (self._order, self._cwd, self._env) if self._is_early else None
         self._libraries = libraries_of(order.framework)
         packages = self._libraries.packages
         if not may_import(order.program, cwd, packages):
+            self.end_early()
             return
         self._order, self._cwd, self._directory = order, cwd, directory
         log = os.path.join(directory, LOG)
-        if not self.wanted or (self._control is not None and self.pids):
+        if not self.wanted or (self._control is not None and self.pids and not self._is_early):
             return
         env = environment.merge(os.environ, order.env, order.unset, order.defaults)
         with contextlib.suppress(OSError):  # the tasks' start reports it
@@ -110,13 +116,19 @@ class ForkserverClient:
         self._program_env = find_program_env(order.program, cwd, env, packages)
         self.problem = _explain(self._program_env, self._libraries)
         if self.problem:
+            self.end_early()
             return
         self._env = self._program_env.over(env)
         if self._kept is not None and self._renew(self._kept, order, log):
             return
+        if early is not None and self._suits(*early):
+            self._is_early, self._modules = False, list(order.modules)
+            self._ask({"log": log})
+            return
         self.end()
+        self._is_early = not directory
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if directory else os.memfd_create(LOG)
         run_id, room = self._env.get(environment.RUN_ID, ""), "-" * environment.ROOM_LENGTH
         try:
             with theirs:
@@ -148,6 +160,14 @@ class ForkserverClient:
         self._ask({"renew": log})
         self._renews = True
         return True
+
+    def _suits(self, order: Optional[Preload], cwd: str, env: Mapping[str, str]) -> bool:
+        """Whether an import that was begun like this is the one that the present order asks for."""
+        now = self._order
+        assert now is not None
+        if order is None or (order.program, order.framework, cwd) != (now.program, now.framework, self._cwd):
+            return False
+        return find_difference(env, self._env) is None
 
     def _use(self, control: socket.socket, order: Preload) -> None:
         self._control, self._modules, self._asked = control, list(order.modules), frozenset()
@@ -272,6 +292,11 @@ class ForkserverClient:
         if self._order is not None and not self.pids and not self.problem:
             self.begin(self._order, self._cwd, self._directory)
 
+    def end_early(self) -> None:
+        """Ends a forkserver that does not suit its run."""
+        if self._is_early:
+            self.end()
+
     def end(self) -> None:
         """Kills the forkserver and waits until it is gone."""
         processes.end_children(self.pids)
@@ -306,7 +331,7 @@ class ForkserverClient:
             self._control.close()
         self._control, self._unanswered, self._modules = None, 0, []
         self._kept = self._reads = None
-        self._renews = False
+        self._renews = self._is_early = False
 
     def _ask_for(self, modules: list[str], folder: Optional[str] = None, cwd: Optional[str] = None) -> None:
         self._asked |= {*modules}
