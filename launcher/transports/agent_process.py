@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker_entry.protocol.environment import RUN_ID
+from worker_entry.system import clock
 
 if TYPE_CHECKING:
     from worker_entry.protocol.orders import Preload
@@ -51,6 +52,7 @@ class EarlyAgent:
         Raises:
             OSError: the file system, or the system, does not allow it.
         """
+        clock.share()  # as a run does before it starts an agent
         self.run_id = run_id
         self.python = sys.executable
         self._errors = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_APPEND, 0o600)

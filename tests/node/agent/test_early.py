@@ -141,7 +141,14 @@ def test_an_early_agent_whose_log_cannot_get_its_name_is_not_used() -> None:
 
 # --- the command ---
 
-FIND_AGENT = "import tensorflow, os\nprint('AGENT', os.readlink(f'/proc/{os.getppid()}/fd/2'))\n"
+FIND_AGENT = """
+import os
+import tensorflow
+with open(f"/proc/{os.getppid()}/environ") as stream:
+    agent = dict(each.split("=", 1) for each in stream.read().split("\\0") if "=" in each)
+names = ("DISTLAUNCH_CLOCK", "DISTLAUNCH_RUN_ID")
+print("AGENT", all(agent[name] == os.environ[name] for name in names), os.readlink(f"/proc/{os.getppid()}/fd/2"))
+"""
 
 
 @pytest.mark.parametrize(
@@ -155,8 +162,9 @@ def test_local_starts_its_agent_before_it_has_a_run(
     (tmp_path / "train.py").write_text(FIND_AGENT)
     ran = distlaunch("local", "-n", "1", *options, "train.py", env={"PYTHONPATH": str(tmp_path)})
     assert ran.status == 0, ran.stderr
-    errors = ran.line(r"AGENT (.+)")[1]  # Linux shows how a file was opened, not the name that it has got since
-    assert errors.endswith("(deleted)") == is_early, errors
+    same, errors = ran.line(r"AGENT (\S+) (.+)").groups()
+    assert same == "True"  # the clock and the run, as for any agent
+    assert errors.endswith("(deleted)") == is_early, errors  # Linux shows how a file was opened, not its name since
     assert (ran.directory / "agent.stderr").read_text() == ""
     assert (ran.directory / "forkserver.log").read_text().startswith("imported by")
 
