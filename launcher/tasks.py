@@ -9,6 +9,8 @@ LOCAL = "local"
 """The `host` of this machine."""
 WORKERS = 2
 """The default number of workers of a cluster on this machine."""
+DEMO = "worker_entry.demo.train"
+"""The module that TensorFlow's workers run without a program."""
 
 TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)

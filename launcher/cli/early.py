@@ -1,4 +1,7 @@
-"""Starts the import of TensorFlow as soon as a command line is read: before its spec, its plan and its run exist."""
+"""Starts this machine's agent as soon as a command line is read: before its spec, its plan and its run exist.
+
+For a Python program, the agent also begins to import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ if TYPE_CHECKING:
     from launcher.transports.agent_process import EarlyAgent
     from worker_entry.protocol.values import Program
 
-DEMO = "worker_entry.demo.train"
 FORESEEN = {"env", *(field.name for field in (REPORT, TENSORBOARD))}
 """Options with which the agent and the import are the same, and which cannot be wrong otherwise than `-e` can."""
 MOST_WORKERS = 8
@@ -24,30 +26,31 @@ MOST_WORKERS = 8
 
 
 @contextlib.contextmanager
-def importing_early(
+def agent_started(
     context: click.Context, program: Sequence[str], *, module: bool, workers: int | None, run_dir: Path | None
 ) -> Iterator[EarlyAgent | None]:
-    """Starts an agent on this machine, which imports TensorFlow; ends it afterwards if no run has taken it.
+    """Starts an agent on this machine, and ends it afterwards if no run has taken it.
 
     Yields None if the command line may be wrong or want another agent, or if none can be started.
     """
     from launcher.tasks import WORKERS
 
     workers = workers or WORKERS
-    is_there = module or not program or Path(program[0]).is_file()
+    is_command = context.meta["distlaunch.is_command"]
+    is_there = module or is_command or not program or Path(program[0]).is_file()
     variables = find_variables(context)
-    is_right = is_there and all(map(str.isidentifier, variables))
-    is_foreseen = find_given(context) <= FORESEEN and not context.meta["distlaunch.is_command"]
-    agent = _start(workers, run_dir) if is_right and is_foreseen and workers <= MOST_WORKERS else None
+    is_right = is_there and all(map(str.isidentifier, variables)) and find_given(context) <= FORESEEN
+    agent = _start(workers, run_dir) if is_right and workers <= MOST_WORKERS else None
     if agent is None:
         yield None
         return
     try:
-        from launcher.plan.early import make_early_preload
-        from worker_entry.system import hardware
+        if not is_command:
+            from launcher.plan.early import make_early_preload
+            from worker_entry.system import hardware
 
-        what = _find_program(program, module=module)
-        agent.preload(make_early_preload(what, workers, hardware.cores(), variables))
+            what = _find_program(program, module=module)
+            agent.preload(make_early_preload(what, workers, hardware.cores(), variables))
         yield agent
     finally:
         agent.end()
@@ -70,6 +73,7 @@ def _start(workers: int, run_dir: Path | None) -> EarlyAgent | None:
 
 
 def _find_program(words: Sequence[str], *, module: bool) -> Program:
+    from launcher.tasks import DEMO
     from worker_entry.protocol.values import Program
 
     if not words:

@@ -15,7 +15,7 @@ import click
 
 from launcher.cli.changes import field_option, setting_option, variable_option
 from launcher.cli.completion import complete_specs
-from launcher.cli.early import importing_early
+from launcher.cli.early import agent_started
 from launcher.cli.options import (
     detach_options,
     json_option,
@@ -188,8 +188,8 @@ def local(
     """
     # In the background, the controller is another process.
     is_plain = not (options["detach"] or options["wait"] or options["dry_run"] or ps or evaluator)
-    importing = importing_early(context, program, module=module, workers=workers, run_dir=options["run_dir"])
-    with importing if is_plain else contextlib.nullcontext() as early:
+    started = agent_started(context, program, module=module, workers=workers, run_dir=options["run_dir"])
+    with started if is_plain else contextlib.nullcontext() as early:
         spec = make_local_spec(
             context, program, module=module, workers=workers, ps=ps, evaluator=evaluator, oversubscribe=oversubscribe
         )

@@ -29,6 +29,7 @@ from launcher.spec.fields import (
 )
 from launcher.spec.redaction import Hides, hide_login, hide_words
 from launcher.spec.strategies import Framework
+from launcher.tasks import DEMO
 from worker_entry.protocol import environment
 
 
@@ -193,7 +194,7 @@ class ProgramSpec(Model):
 
 
 DEMOS: Mapping[Framework, ProgramSpec] = {
-    "tensorflow": ProgramSpec(module="worker_entry.demo.train"),
+    "tensorflow": ProgramSpec(module=DEMO),
     "jax": ProgramSpec(module="worker_entry.demo.train_jax"),
 }
 """The built-in demos: a spec that names no program runs that of its framework."""

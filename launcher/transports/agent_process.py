@@ -74,8 +74,9 @@ class EarlyAgent:
             self._process.stdin.flush()
 
     def take(self, errors: Path) -> subprocess.Popen[bytes] | None:
-        """Gives its process to the caller and its log this name; None if it is taken, or the log cannot be there."""
-        if self._process is None:
+        """Gives its process to the caller and its log this name; None if it is taken or gone, or has no log there."""
+        if self._process is None or self._process.poll() is not None:
+            self.end()  # it has waited in vain while this process was stopped
             return None
         try:
             # With a descriptor of a folder, which counts only for relative paths, `link` follows the link in /proc.
