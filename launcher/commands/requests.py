@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.controller.requests import profile_limit_s
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.report.models import Collection
 from launcher.report.status_report import RunStatus
@@ -68,7 +67,8 @@ def ask_profile(files: RunDir, duration_s: float) -> str:
     Raises:
         UsageError: the run has ended, or its controller does not answer.
     """
-    return _ask(files, AskProfile(duration_s), profile_limit_s(duration_s) + ANSWER_S)[0].decode("utf-8")
+    request = AskProfile(duration_s)
+    return _ask(files, request, request.limit_s + ANSWER_S)[0].decode("utf-8")
 
 
 def ask_to_stop_now(files: RunDir) -> None:

@@ -9,7 +9,7 @@ import time
 from launcher.controller.attempt import AttemptLoop
 from launcher.controller.goodput import GoodputWatch
 from launcher.controller.links import NodeLinks
-from launcher.controller.requests import find_servers, profile_limit_s
+from launcher.controller.requests import find_servers
 from launcher.controller.supervisor import Supervisor
 from launcher.gang.events import FilesAsked, ProfileAsked, StacksAsked
 from launcher.plan.paths import RunPaths
@@ -60,8 +60,8 @@ class Answers:
                 return b""
             case AskStacks():
                 return self._collect_stacks().encode()
-            case AskProfile(duration_s):
-                return self._profile(duration_s).encode()
+            case AskProfile():
+                return self._profile(request).encode()
             case AskFiles(begins, patterns):
                 return self._collect(begins, patterns).encode()
         return self.make_status().model_dump_json().encode()
@@ -85,13 +85,13 @@ class Answers:
             eta_s=estimate_eta_s(loop.state, now) if loop is not None else None,
         )
 
-    def _profile(self, duration_s: float) -> str:
+    def _profile(self, request: AskProfile) -> str:
         loop = self._run[0].loop if self._run is not None else None
         if self._run is None or loop is None:
             raise RefusedError("no task has been started yet")
         requests, before = loop.profiles, len(loop.profiles.answers)
-        self._run[1].put(ProfileAsked(duration_s))
-        deadline = time.monotonic() + profile_limit_s(duration_s)
+        self._run[1].put(ProfileAsked(request.duration_s))
+        deadline = time.monotonic() + request.limit_s
         while len(requests.answers) == before:
             if time.monotonic() > deadline:
                 raise RefusedError("the tasks do not answer")

@@ -14,10 +14,6 @@ from launcher.tasks import TaskId, find_leader, parse_task_id
 from worker_entry.protocol.messages import Stacks
 from worker_entry.protocol.orders import ShowStacks
 from worker_entry.protocol.profiles import Profile, Profiled, ProfileTarget
-from worker_entry.task.profiling import ATTEMPTS, GATHER_S
-
-MARGIN_S = 30.0
-"""Time for a Python interpreter to start and connect."""
 
 
 class StackRequests:
@@ -75,11 +71,6 @@ class StackRequests:
             self._context.console.note(line)
         self._shows = self._tells = False
         yield StacksReceived(texts, activity)
-
-
-def profile_limit_s(duration_s: float) -> float:
-    """How long a capture of `duration_s` may take."""
-    return ATTEMPTS * (duration_s + GATHER_S) + MARGIN_S
 
 
 class ProfileRequests:

@@ -23,6 +23,7 @@ from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.system.ownership import private
 from worker_entry.system.peer import is_ours
+from worker_entry.task.profiling import ATTEMPTS, GATHER_S
 
 PREFIX = "control-"
 PATH_LIMIT = 100
@@ -31,6 +32,8 @@ NEW = ".new"
 CLIENTS = 32
 """Connections that are served at once; further connections are closed."""
 NOT_KNOWN = "its controller is of another version of distlaunch, which does not know this request"
+PYTHON_S = 30.0
+"""Time for the Python that makes a profile to start and to connect."""
 CLIENT_S = 10.0
 """How long a client may take to send its request, and to read the answer."""
 
@@ -50,6 +53,11 @@ class AskProfile:
     """Asks for a profile of all tasks; the answer is JSON: `tasks`, their names, and `answer`, a Profiled."""
 
     duration_s: float
+
+    @property
+    def limit_s(self) -> float:
+        """How long the profile may take."""
+        return ATTEMPTS * (self.duration_s + GATHER_S) + PYTHON_S
 
 
 @dataclass(frozen=True)
