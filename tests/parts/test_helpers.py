@@ -13,7 +13,7 @@ import launcher
 from launcher import helpers
 from tests.harness.apart import linux
 
-NO_HELPERS = {"helpers.py", "transports/local.py", "python/process.py"}
+NO_HELPERS = {"helpers.py", "transports/agent_process.py", "python/process.py"}
 """They start an agent, and the controller of a run from Python."""
 
 
