@@ -4,9 +4,12 @@ The last line that it prints says how it ended, in JSON: `failed`, the ranks tha
 Ray's text about it, or null if Ray names none; `gone`, the ranks whose processes are gone.
 """
 
+import atexit
 import json
 import runpy
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import ray
@@ -30,13 +33,14 @@ def is_gone(error: BaseException) -> bool:
 
 
 def main(argv: list[str]) -> None:
-    folder = Path.cwd()
-    ray.init(num_cpus=WORKERS, include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=str(folder / "ray"))
+    short = tempfile.mkdtemp(prefix="ray-")  # the paths of Ray's sockets may have 107 bytes
+    atexit.register(shutil.rmtree, short, ignore_errors=True)
+    ray.init(num_cpus=WORKERS, include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=short)
     trainer = TensorflowTrainer(
         train,
         train_loop_config={"argv": argv},
         scaling_config=ScalingConfig(num_workers=WORKERS),
-        run_config=RunConfig(storage_path=str(folder / "results")),
+        run_config=RunConfig(storage_path=str(Path.cwd() / "results")),
     )
     end: dict[str, object] = {"failed": {}, "gone": []}
     try:
