@@ -4,10 +4,8 @@ The last line that it prints says how it ended, in JSON: `failed`, the ranks tha
 Ray's text about it, or null if Ray names none; `gone`, the ranks whose processes are gone.
 """
 
-import atexit
 import json
 import runpy
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -33,25 +31,30 @@ def is_gone(error: BaseException) -> bool:
 
 
 def main(argv: list[str]) -> None:
-    short = tempfile.mkdtemp(prefix="ray-")  # the paths of Ray's sockets may have 107 bytes
-    atexit.register(shutil.rmtree, short, ignore_errors=True)
-    ray.init(num_cpus=WORKERS, include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=short)
+    # The paths of Ray's sockets may have 107 bytes, so they need a short folder.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as short:
+        ray.init(num_cpus=WORKERS, include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=short)
+        print(json.dumps(find_end(argv)), flush=True)
+        ray.shutdown()
+
+
+def find_end(argv: list[str]) -> dict[str, object]:
+    """Runs the program; returns how it ended."""
     trainer = TensorflowTrainer(
         train,
         train_loop_config={"argv": argv},
         scaling_config=ScalingConfig(num_workers=WORKERS),
         run_config=RunConfig(storage_path=str(Path.cwd() / "results")),
     )
-    end: dict[str, object] = {"failed": {}, "gone": []}
     try:
         trainer.fit()
     except ray.train.WorkerGroupError as error:
         failures = error.worker_failures
-        end["failed"] = {rank: str(failure) for rank, failure in failures.items()}
-        end["gone"] = [rank for rank, failure in failures.items() if is_gone(failure)]
+        gone = [rank for rank, failure in failures.items() if is_gone(failure)]
+        return {"failed": {rank: str(failure) for rank, failure in failures.items()}, "gone": gone}
     except ray.train.TrainingFailedError:
-        end["failed"] = None
-    print(json.dumps(end), flush=True)
+        return {"failed": None, "gone": []}
+    return {"failed": {}, "gone": []}
 
 
 main(sys.argv[1:])
