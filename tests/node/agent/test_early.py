@@ -96,6 +96,13 @@ def test_an_early_import_that_does_not_suit_the_run_is_done_again(client: Client
     assert log == f"imported by {again}\n"
 
 
+def test_an_early_import_that_cannot_be_started_does_not_disturb_the_run(client: Client) -> None:
+    client.send(Early(make_preload(client.cwd, SHOWN="null\0byte")))
+    log = run_task(client, make_preload(client.cwd))
+    [pid] = find_forkservers(client.mark)
+    assert log == f"imported by {pid}\n"
+
+
 def test_a_program_that_needs_no_framework_begins_nothing_early(client: Client) -> None:
     (client.cwd / "train.py").write_text("print('alone')\n")
     client.send(Early(make_preload(client.cwd)))

@@ -126,7 +126,6 @@ class ForkserverClient:
             self._ask({"log": log})
             return
         self.end()
-        self._is_early = not directory
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if directory else os.memfd_create(LOG)
         run_id, room = self._env.get(environment.RUN_ID, ""), "-" * environment.ROOM_LENGTH
@@ -146,6 +145,7 @@ class ForkserverClient:
         finally:
             os.close(output)
         self.pids.add(pid)
+        self._is_early = not directory
         self._use(ours, order)
         self._ask_for(self._libraries.find_modules(order.program, cwd))
 
