@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import selectors
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -16,9 +19,11 @@ from tests.harness.apart import apart_on_linux, linux
 from tests.harness.processes.agent_client import Client
 from tests.harness.processes.commands import Distlaunch, distlaunch_command
 from tests.harness.witness import await_none_left, make_mark, marked, wait_until
+from worker_entry.agent.tasks.forkserver import ForkserverClient
 from worker_entry.protocol.messages import Broken, Exited
 from worker_entry.protocol.orders import Early, Preload
 from worker_entry.protocol.values import Program, TaskStart
+from worker_entry.system import processes
 
 COVERS = (
     "worker_entry/agent",
@@ -96,13 +101,6 @@ def test_an_early_import_that_does_not_suit_the_run_is_done_again(client: Client
     assert log == f"imported by {again}\n"
 
 
-def test_an_early_import_that_cannot_be_started_does_not_disturb_the_run(client: Client) -> None:
-    client.send(Early(make_preload(client.cwd, SHOWN="null\0byte")))
-    log = run_task(client, make_preload(client.cwd))
-    [pid] = find_forkservers(client.mark)
-    assert log == f"imported by {pid}\n"
-
-
 def test_a_program_that_needs_no_framework_begins_nothing_early(client: Client) -> None:
     (client.cwd / "train.py").write_text("print('alone')\n")
     client.send(Early(make_preload(client.cwd)))
@@ -121,6 +119,20 @@ def test_an_early_import_ends_with_a_controller_that_never_says_hello(client: Cl
     assert client.process.stdin is not None
     client.process.stdin.close()
     await_none_left(client.mark)
+
+
+def test_an_early_import_that_could_not_be_started_is_started_by_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    forkserver = ForkserverClient(selectors.DefaultSelector())
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "spawn", Mock(side_effect=BlockingIOError(errno.EAGAIN, "no more processes")))
+        forkserver.begin(make_preload(tmp_path), str(tmp_path), "")
+    assert not forkserver.pids
+    forkserver.begin(make_preload(tmp_path), str(tmp_path), str(tmp_path))
+    assert forkserver.pids
+    forkserver.end()
 
 
 # --- its process ---
