@@ -101,7 +101,7 @@ def find_given(context: click.Context) -> set[str]:
 
 
 def find_variables(context: click.Context) -> dict[str, str]:
-    """The variables of `-e`; those without a value there have that of this environment, or none."""
+    """The variables of `-e`; one without a value has the value that it has here, or an empty one."""
     parts = (text.partition("=") for text in _variables_of(_read(context)))
     return {name: value if mark else os.environ.get(name, "") for name, mark, value in parts}
 

@@ -15,7 +15,7 @@ import click
 
 from launcher.cli.changes import field_option, setting_option, variable_option
 from launcher.cli.completion import complete_specs
-from launcher.cli.early import agent_started
+from launcher.cli.early_agent import agent_started
 from launcher.cli.options import (
     detach_options,
     json_option,
@@ -186,7 +186,7 @@ def local(
     distlaunch local --workers 2 train.py --epochs 3  a script, or -m MODULE
     distlaunch local --workers 2 -- ./program ARGS    any other command
     """
-    # In the background, the controller is another process.
+    # A run in the background gets another process as its controller; with other tasks, its name is another.
     is_plain = not (options["detach"] or options["wait"] or options["dry_run"] or ps or evaluator)
     started = agent_started(context, program, module=module, workers=workers, run_dir=options["run_dir"])
     with started if is_plain else contextlib.nullcontext() as early:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from launcher.plan.early import OF_PYTHON, OF_TENSORFLOW
+from launcher.plan.import_env import OF_PYTHON, OF_TENSORFLOW
 from launcher.plan.layout import Layout, lay_out
 from launcher.plan.resources import NO_GPU, NodeFacts, share_resources
 from launcher.plan.tf_config import TfConfig, render

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from launcher.errors import TooFewGpusError
-from launcher.plan.early import share_cores
+from launcher.plan.import_env import share_cores
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.strategies import StrategyRules
 from launcher.tasks import TaskId

@@ -1,7 +1,7 @@
 """The process of an agent on this machine, which a command may start before it knows its run.
 
-An early agent imports the framework while the command still reads its spec, which takes a tenth as long. It has the
-run's id, because it cannot get another later, and a log without a name until the run has a folder.
+An early agent begins to import the framework while the command still reads its spec. It has the run's id from its
+start, because its environment cannot change later; its log has no name until the run has a folder.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class EarlyAgent:
             self._process.stdin.flush()
 
     def take(self, errors: Path) -> subprocess.Popen[bytes] | None:
-        """Gives its process to the caller and its log this name; None if it is taken or gone, or has no log there."""
+        """Gives the process to the caller, and its log this name; if that fails, ends the agent and returns None."""
         if self._process is None or self._process.poll() is not None:
-            self.end()  # it has waited in vain while this process was stopped
+            self.end()  # its process is over: it may have waited in vain while this one was stopped
             return None
         try:
-            # With a descriptor of a folder, which counts only for relative paths, `link` follows the link in /proc.
+            # With `src_dir_fd`, which does not matter for an absolute path, `link` follows the link in /proc.
             os.link(f"/proc/self/fd/{self._errors}", errors, src_dir_fd=self._errors, follow_symlinks=True)
         except OSError:
             self.end()

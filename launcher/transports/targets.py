@@ -82,12 +82,9 @@ def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
     reached = {}
     for node in spec.nodes:
         target = targets[node.host]
-        if (
-            not isinstance(target, (str, EarlyAgent))
-            and target.address
-            and node.address is None
-            and node.addresses is None
-        ):
+        if isinstance(target, (str, EarlyAgent)):
+            continue
+        if target.address and node.address is None and node.addresses is None:
             reached[node.host] = target.address
     return reached
 
@@ -172,8 +169,7 @@ def name_python(spec: ClusterSpec, node: NodeSpec) -> str:
 
 def _find_own(spec: ClusterSpec, node: NodeSpec, early: EarlyAgent | None) -> str | EarlyAgent:
     python = _find_own_python(spec, node)
-    fits = early is not None and early.python == python and not spec.keep_warm_s
-    return early if early is not None and fits else python
+    return python if early is None or early.python != python or spec.keep_warm_s else early
 
 
 def _find_own_python(spec: ClusterSpec, node: NodeSpec) -> str:

@@ -159,7 +159,7 @@ class RayTrain(Tool):
 
     def make_command(self, fault: Fault, moment: Path, folder: Path) -> list[str]:
         starter = Path(__file__).with_name("with_ray.py")
-        return [os.environ[self.python_variable], str(starter), *fault.make_argv(fault.program, moment)]
+        return [os.environ[self.python_variable], str(starter), str(WORKERS), *fault.make_argv(fault.program, moment)]
 
     def read(self, ran: Ran) -> Said | None:
         line = next((line for line in ran.lines if line.text.startswith('{"failed": ')), None)

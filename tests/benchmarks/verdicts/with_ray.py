@@ -1,6 +1,6 @@
-"""`python with_ray.py PROGRAM ARGS…`, with a Python that has Ray: the program as the training function of Ray Train.
+"""`python with_ray.py WORKERS PROGRAM ARGS…`: the program as the training function of Ray Train, with Ray's Python.
 
-The last line that it prints says how it ended, in JSON: `failed`, the ranks that Ray names, in its order, each with
+A line of its output says how the training ended, in JSON: `failed`, the ranks that Ray names, in Ray's order, each with
 Ray's text about it, or null if Ray names none; `gone`, the ranks whose processes are gone.
 """
 
@@ -16,8 +16,6 @@ from ray.exceptions import RayActorError
 from ray.train import RunConfig, ScalingConfig
 from ray.train.tensorflow import TensorflowTrainer
 
-WORKERS = 3
-
 
 def train(config: dict[str, list[str]]) -> None:
     sys.argv = config["argv"]
@@ -30,20 +28,20 @@ def is_gone(error: BaseException) -> bool:
     return isinstance(getattr(error, "health_check_failure", error), RayActorError)
 
 
-def main(argv: list[str]) -> None:
+def main(workers: int, argv: list[str]) -> None:
     # The paths of Ray's sockets may have 107 bytes, so they need a short folder.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as short:
-        ray.init(num_cpus=WORKERS, include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=short)
-        print(json.dumps(find_end(argv)), flush=True)
+        ray.init(num_cpus=workers, include_dashboard=False, _node_ip_address="127.0.0.1", _temp_dir=short)
+        print(json.dumps(find_end(workers, argv)), flush=True)
         ray.shutdown()
 
 
-def find_end(argv: list[str]) -> dict[str, object]:
+def find_end(workers: int, argv: list[str]) -> dict[str, object]:
     """Runs the program; returns how it ended."""
     trainer = TensorflowTrainer(
         train,
         train_loop_config={"argv": argv},
-        scaling_config=ScalingConfig(num_workers=WORKERS),
+        scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(storage_path=str(Path.cwd() / "results")),
     )
     try:
@@ -57,4 +55,4 @@ def find_end(argv: list[str]) -> dict[str, object]:
     return {"failed": {}, "gone": []}
 
 
-main(sys.argv[1:])
+main(int(sys.argv[1]), sys.argv[2:])

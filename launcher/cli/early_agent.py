@@ -46,7 +46,7 @@ def agent_started(
         return
     try:
         if not is_command:
-            from launcher.plan.early import make_early_preload
+            from launcher.plan.import_env import make_early_preload
             from worker_entry.system import hardware
 
             what = _find_program(program, module=module)

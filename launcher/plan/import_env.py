@@ -1,6 +1,7 @@
-"""What a node may import before its run is planned, because it follows from the command line alone.
+"""The variables of a task that an import reads and that do not depend on the spec, and an import with them alone.
 
-A plan has the same variables. If it turns out to have others that an import reads, the node imports again.
+A node of a run on this machine begins that import before the run is planned. If the plan has other variables that an
+import reads, the node imports again. This module must not import the models, which would delay it.
 """
 
 from __future__ import annotations
