@@ -255,6 +255,7 @@ class AttemptLoop:
             nodes=nodes,
             forming=frozenset(task.task for task in plan.tasks if task.opens_port),
             strategy=plan.rules,
+            scripts=frozenset(task.task for task in plan.tasks if task.program.kind != "command"),
             max_individual_restarts=spec.restart.max_worker_restarts,
             keeps_auxiliary=spec.tensorboard == "keep",
             start_s=spec.timeouts.start_s,

@@ -32,6 +32,8 @@ class AttemptPolicy:
     drain_s: float
     stop_grace_s: float
     strategy: StrategyRules = RULES["multi_worker_mirrored"]
+    scripts: frozenset[TaskId] = frozenset()
+    """The tasks that run a script or a module: these report how they start. A command may never report anything."""
     max_individual_restarts: int = 0
     """How often each task may restart individually, if its type allows that."""
     keeps_auxiliary: bool = False

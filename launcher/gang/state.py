@@ -298,7 +298,7 @@ class AttemptState:
 
         That their ports stay closed shows nothing: a program may name other ports, or use Horovod, MPI or JAX.
         """
-        built = {self.status[task].strategy if task in self.status else "" for task in self.policy.trainers}
+        built = set(map(self._find_strategy, self.policy.trainers))
         return self.policy.trainers if self._is_apart and built <= {*SEPARATE_CLASSES, NO_STRATEGY} else frozenset()
 
     @property
@@ -314,8 +314,11 @@ class AttemptState:
         return [progress for progress in known if progress is not None]
 
     def _needs_no_port(self, task: TaskId) -> bool:
-        built = self.status[task].strategy if task in self.status else ""
-        return self._has_trained(task) or built in {*SEPARATE_CLASSES, NO_STRATEGY, JAX}
+        return self._has_trained(task) or self._find_strategy(task) in {*SEPARATE_CLASSES, NO_STRATEGY, JAX}
+
+    def _find_strategy(self, task: TaskId) -> str:
+        """What the task has reported; empty: nothing yet."""
+        return self.status[task].strategy if task in self.status else ""
 
     def _has_trained(self, task: TaskId) -> bool:
         """Whether the task has reported a step."""
@@ -361,8 +364,11 @@ class AttemptState:
 
     @property
     def _silent(self) -> frozenset[TaskId]:
-        """The trainers that should report that they join the cluster, and have reported anything but that."""
+        """The trainers that should report that they join the cluster, and have not.
+
+        A script always reports; a command is known to do so once it has reported anything.
+        """
         if not self.policy.strategy.reports_joining:
             return frozenset()
-        known = self.policy.trainers & self.status.keys()
-        return frozenset(task for task in known if not self.status[task].strategy and not self._has_trained(task))
+        reporting = self.policy.trainers & (self.policy.scripts | self.status.keys())
+        return frozenset(task for task in reporting if not self._find_strategy(task) and not self._has_trained(task))

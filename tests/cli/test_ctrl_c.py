@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import worker_entry
@@ -46,6 +47,11 @@ def tell(said: str, how: str) -> str:
     return ", ".join([*(line for line in printed if line != "KeyboardInterrupt"), how])
 
 
+def await_sleep(pid: int) -> None:
+    """Until then, a signal interrupts the `print` that the program is ready, and the traceback shows that."""
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING, "the program waits")
+
+
 def run_plainly(folder: Path, way: str) -> tuple[str, str]:
     """The program's output, and how it ends."""
     with (
@@ -53,7 +59,8 @@ def run_plainly(folder: Path, way: str) -> tuple[str, str]:
         subprocess.Popen([sys.executable, str(PROGRAM), way], stdout=output, stderr=output) as process,
     ):
         try:
-            wait_until(lambda: b"ready" in (folder / "plain").read_bytes(), "the program is ready")
+            wait_until(lambda: b"ready\n" in (folder / "plain").read_bytes(), "the program is ready")
+            await_sleep(process.pid)
             process.send_signal(signal.SIGINT)
             try:
                 status = process.wait(8)
@@ -69,6 +76,7 @@ def run_as_task(folder: Path, *words: str) -> tuple[str, str]:
     """The same under distlaunch, as a script or a command."""
     with running(folder, "-n", "1", *words) as run:
         log = wait_until_ready(run)
+        await_sleep(run.wait_for_process(0))
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 130
     [task] = run.report["attempts"][0]["tasks"]
@@ -116,7 +124,7 @@ def test_readme_table_of_ctrl_c_lists_each_program_once() -> None:
 def wait_until_ready(run: BackgroundRun) -> Path:
     """Returns the log of the only task."""
     log = run.directory / "attempt-1" / "worker-0.log"
-    wait_until(lambda: log.exists() and b"ready" in log.read_bytes(), "the program is ready")
+    wait_until(lambda: log.exists() and b"ready\n" in log.read_bytes(), "the program is ready")
     return log
 
 
@@ -178,7 +186,7 @@ def test_a_notebook_interrupt_stops_the_run_but_not_the_kernel(tmp_path: Path) -
     )
     with process:
         logs = [tmp_path / "run" / "attempt-1" / f"worker-{number}.log" for number in range(2)]
-        wait_until(lambda: all(log.exists() and b"ready" in log.read_bytes() for log in logs), "the tasks run")
+        wait_until(lambda: all(log.exists() and b"ready\n" in log.read_bytes() for log in logs), "the tasks run")
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         assert process.stdout.readline() == "interrupted\n"

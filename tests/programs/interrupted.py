@@ -13,8 +13,7 @@ import time
 
 def wait() -> None:
     print("ready", flush=True)
-    while True:
-        time.sleep(0.05)
+    time.sleep(600)
 
 
 def finally_() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.harness.polling import HANG_S
-from tests.harness.processes.commands import Command, distlaunch_command
+from tests.harness.processes.commands import Command, distlaunch_command, read_events
 from tests.harness.witness import await_none_left, make_mark, wait_until
 
 Popen = Callable[[list[str], int], "subprocess.Popen[bytes]"]
@@ -44,6 +44,15 @@ class BackgroundRun:
     def log(self, worker: int, attempt: int = 1) -> bytes:
         path = self.directory / f"attempt-{attempt}" / f"worker-{worker}.log"
         return path.read_bytes() if path.exists() else b""
+
+    def wait_for_process(self, worker: int) -> int:
+        """Waits until the run knows the worker's process; returns its pid."""
+        wait_until(lambda: bool(self._find_started(worker)), f"worker:{worker} has started")
+        return self._find_started(worker)[0]
+
+    def _find_started(self, worker: int) -> list[int]:
+        events = read_events(self.directory, "task-started")
+        return [event["pid"] for event in events if event["task"] == f"worker:{worker}"]
 
     def wait_for(self, text: bytes, *workers: int) -> None:
         """Waits until the logs of the workers (both, if none is named) have the text."""

@@ -32,9 +32,7 @@ class Ran:
         return loaded
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a kind in events.jsonl."""
-        entries = map(json.loads, (self.directory / "events.jsonl").read_text().splitlines())
-        return [entry for entry in entries if entry["event"] == kind]
+        return read_events(self.directory, kind)
 
     def log(self, task: str = "worker-0") -> bytes:
         return (self.directory / "attempt-1" / f"{task}.log").read_bytes()
@@ -45,6 +43,12 @@ class Ran:
         found = [*re.finditer(f"^{pattern}$", log, re.MULTILINE)]
         assert len(found) == 1, log
         return found[0]
+
+
+def read_events(directory: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a kind that a run has written to its events.jsonl."""
+    entries = map(json.loads, (directory / "events.jsonl").read_text().splitlines())
+    return [entry for entry in entries if entry["event"] == kind]
 
 
 Distlaunch = Callable[..., Ran]

@@ -35,8 +35,18 @@ def test_the_cluster_is_up_when_all_processes_have_joined() -> None:
     assert (state.phase, state.missing) == (Phase.RUNNING, [])
 
 
-def test_a_process_that_cannot_report_is_not_waited_for() -> None:
-    """A program may run in a Python that leaves our hooks out, such as `python -S`."""
+def test_a_script_that_has_reported_nothing_yet_is_waited_for() -> None:
+    """The leader's port may open before the first report of another process has arrived."""
+    policy = replace(make_jax_policy(), scripts=frozenset({W0, W1}))
+    begun = (*preparing(policy), *started(W0, W1), reported(W0, "jax"), *listening(W0), ALL_HEARD)
+    state, _ = play(policy, *begun)
+    assert (state.phase, state.missing) == (Phase.FORMING, [W1])
+    state, _ = play(policy, *begun, reported(W1, "jax"))
+    assert state.phase is Phase.RUNNING
+
+
+def test_a_command_that_cannot_report_is_not_waited_for() -> None:
+    """It may run a Python that leaves our hooks out, such as `python -S`."""
     policy = make_jax_policy()
     state, _ = play(policy, *preparing(policy), *started(W0, W1), *listening(W0), ALL_HEARD)
     assert state.phase is Phase.RUNNING
