@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import click
@@ -31,8 +32,11 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
 def main() -> NoReturn:
     """The `distlaunch` command."""
+    from worker_entry.hooks.import_hooks import after_import
+
     _open_closed_streams()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent ignores it, the exit status of our children is lost
+    after_import("pydantic.plugin._loader", _find_no_plugins)
     gc.set_threshold(10_000)  # imported objects stay; collecting garbage during imports takes a twentieth of a start
     at_once = signal.getsignal(signal.SIGINT)
     try:
@@ -48,6 +52,15 @@ def main() -> NoReturn:
         sys.exit(status)
     finally:
         gc.freeze()  # otherwise a last garbage collection at exit takes a tenth of a short command
+
+
+def _find_no_plugins(loader: ModuleType) -> None:
+    """Called with the module of pydantic that looks for plugins in the metadata of all installed packages.
+
+    That takes a tenth of a short command, and a plugin would see what specs and reports contain. pydantic's own setting
+    is a variable, which tasks would inherit.
+    """
+    loader.__dict__["get_plugins"] = tuple
 
 
 def _interrupt(signum: int, _frame: object) -> None:

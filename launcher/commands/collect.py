@@ -13,7 +13,7 @@ from launcher.controller.collection_wait import Progress, await_files
 from launcher.controller.links import NodeLinks
 from launcher.controller.nodes import make_transports
 from launcher.errors import RunDirectoryError, UsageError
-from launcher.plan.launch_plan import runs_in
+from launcher.plan.making import runs_in
 from launcher.report.models import CollectedNode
 from launcher.rundir.directory import RunDir
 from launcher.rundir.last_state import read_end_report

@@ -27,7 +27,8 @@ from launcher.gang.events import (
 )
 from launcher.gang.faults import Fault, injections_of
 from launcher.gang.state import AttemptState, Phase
-from launcher.plan.launch_plan import TaskPlan, make_preload
+from launcher.plan.launch_plan import TaskPlan
+from launcher.plan.making import make_preload
 from launcher.plan.rendering import render_file
 from launcher.rundir.history import History
 from launcher.tasks import TaskId

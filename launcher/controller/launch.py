@@ -23,7 +23,7 @@ from launcher.errors import InterruptionError, RunDirectoryError, ShownError, St
 from launcher.exporters.page_writing import write_at_end
 from launcher.exporters.start import Exporters, opened_exporters
 from launcher.gang.faults import Fault
-from launcher.plan.launch_plan import make_plan, program_of, runs_in
+from launcher.plan.making import make_plan, program_of, runs_in
 from launcher.plan.planner import Planner
 from launcher.plan.rendering import render_spec
 from launcher.plan.resources import NodeFacts

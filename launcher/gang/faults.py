@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
 from launcher.gang.events import TaskExited, TaskReported
 from launcher.gang.state import AttemptState
-from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, parse_task_id
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import Injection
+
+if TYPE_CHECKING:  # `status` needs none of the spec's models
+    from launcher.spec.models import ClusterSpec
 
 DONE = {
     "kill": "was killed",

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from launcher.failures import FAILURES, is_counted
 from launcher.gang.events import EndAnnounced
-from launcher.spec.parts import RestartSpec
 from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass, replace
+
+if TYPE_CHECKING:  # `status` needs none of the spec's models
+    from launcher.spec.parts import RestartSpec
 
 LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0

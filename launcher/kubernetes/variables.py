@@ -11,7 +11,7 @@ from launcher.kubernetes.exported import Export, Role
 from launcher.kubernetes.pod import HOME
 from launcher.kubernetes.yaml_comments import noted
 from launcher.plan.framework_env import make_rank_env
-from launcher.plan.launch_plan import own_env
+from launcher.plan.making import own_env
 from launcher.plan.tf_config import format_address, make_tf_configs
 from launcher.spec.redaction import is_secret
 from launcher.tasks import TaskId

@@ -21,7 +21,7 @@ from launcher.kubernetes.pod import (
 )
 from launcher.kubernetes.variables import literal, make_variables
 from launcher.kubernetes.yaml_comments import note, noted
-from launcher.plan.launch_plan import program_of
+from launcher.plan.making import program_of
 from worker_entry.protocol.values import Program
 
 GRACE_S = 5.0

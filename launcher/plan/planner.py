@@ -12,8 +12,9 @@ from functools import cached_property
 from pydantic_core import ValidationError
 
 from launcher.errors import UsageError
-from launcher.plan.launch_plan import LaunchPlan, TaskPlan, make_plan, plan_node
+from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.layout import Layout, lay_out
+from launcher.plan.making import make_plan, plan_node
 from launcher.plan.paths import RunPaths
 from launcher.plan.resources import NodeFacts, find_needed_gpus
 from launcher.spec.models import ClusterSpec

@@ -14,7 +14,8 @@ from worker_entry.protocol.frozen import dataclass
 class KnownFailure:
     """`pattern` is searched in each line, `reference` is the failure's class, and `hint` says what to do."""
 
-    pattern: re.Pattern[str]
+    pattern: str
+    """A regular expression, compiled when it is first searched: most commands search none."""
     reference: str
     hint: str
 
@@ -27,16 +28,16 @@ def find_known(texts: Iterable[str], ports: Collection[int] = ()) -> KnownFailur
         ports: the cluster's ports; a program may find that another of its ports is taken.
     """
     texts = list(texts)
-    if any(_TAKEN.search(text) and _names_port(text, ports) for text in texts):
+    if any(re.search(_TAKEN, text) and _names_port(text, ports) for text in texts):
         return _PORT_TAKEN
-    return next((known for known in _KNOWN if any(known.pattern.search(text) for text in texts)), None)
+    return next((known for known in _KNOWN if any(re.search(known.pattern, text) for text in texts)), None)
 
 
 def _names_port(text: str, ports: Collection[int]) -> bool:
     return "Could not start gRPC server" in text or any(re.search(rf"(?<!\d){port}(?!\d)", text) for port in ports)
 
 
-_TAKEN = re.compile(r"Could not start gRPC server|Only one usage of each socket address|[Aa]ddress already in use")
+_TAKEN = r"Could not start gRPC server|Only one usage of each socket address|[Aa]ddress already in use"
 _PORT_TAKEN = KnownFailure(
     _TAKEN,
     "port-taken",
@@ -48,7 +49,7 @@ _SAME_CALLS = (
 )
 
 _KNOWN = tuple(
-    KnownFailure(re.compile(pattern), reference, hint)
+    KnownFailure(pattern, reference, hint)
     for pattern, reference, hint in (
         (
             OUT_OF_STEP.pattern,

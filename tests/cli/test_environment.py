@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -81,6 +82,21 @@ class TestCurrentDirectory:
         ran = run(folder, distlaunch_command("local", "--run-dir", str(tmp_path / "run"), "--", "true"))
         told = f"the current directory {os.fsencode(folder)!r} is not UTF-8 [usage]"
         assert (ran.returncode, ran.stderr) == (2, f"Error: {told}\n  change to another directory\n")
+
+
+def test_plugins_of_pydantic_do_not_see_specs_and_reports(tmp_path: Path, distlaunch: Distlaunch) -> None:
+    (tmp_path / "spying.py").write_text("raise SystemExit('loaded')\n")
+    facts = tmp_path / "spying-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: spying\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[pydantic]\nspying = spying:plugin\n")
+    env = {"PYTHONPATH": str(tmp_path)}
+    build = [sys.executable, "-c", "import pydantic; pydantic.TypeAdapter(int)"]
+    usual = subprocess.run(build, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    assert usual.stderr == "loaded\n"
+    (tmp_path / "spec.yaml").write_text("nodes: [{host: local}]\nprogram: {command: ['true']}\n")
+    ran = distlaunch("plan", "spec.yaml", env=env, run_dir=False)
+    assert (ran.status, ran.stderr) == (0, "")
 
 
 def test_a_missing_home_directory_is_reported_with_a_hint(tmp_path: Path) -> None:

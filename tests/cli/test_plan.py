@@ -15,7 +15,8 @@ from typing import Any, Literal
 import pytest
 
 from launcher.errors import UsageError
-from launcher.plan.launch_plan import LaunchPlan, TaskPlan, make_plan
+from launcher.plan.launch_plan import LaunchPlan, TaskPlan
+from launcher.plan.making import make_plan
 from launcher.plan.paths import RunPaths
 from launcher.plan.planner import Planner, fill_in_folders
 from launcher.plan.rendering import complete_command, render_by_hand, render_file, render_json, render_text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.plan.framework_env import make_framework_envs
-from launcher.plan.launch_plan import make_plan
+from launcher.plan.making import make_plan
 from launcher.plan.resources import NodeFacts
 from launcher.spec.loading import parse_spec
 from launcher.tasks import TaskId

@@ -29,7 +29,7 @@ from launcher.gang.checks.preflight import Preflight
 from launcher.gang.events import Interrupted, StacksAsked
 from launcher.gang.faults import parse_fault
 from launcher.gang.state import AttemptState, Phase
-from launcher.plan.launch_plan import SERVER_MODULE
+from launcher.plan.making import SERVER_MODULE
 from launcher.plan.planner import Planner, fill_in_folders
 from launcher.report.goodput import KINDS
 from launcher.report.models import RunReport

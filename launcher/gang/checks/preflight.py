@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from launcher.gang.checks.findings import DialReport, Finding
 from launcher.gang.checks.speed import SpeedCheck, Subject
-from launcher.plan.launch_plan import LaunchPlan, program_of
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.making import program_of
 from launcher.plan.tf_config import format_address
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from launcher.plan.launch_plan import LaunchPlan, make_plan
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.making import make_plan
 from launcher.plan.resources import NodeFacts
 from launcher.spec.loading import parse_spec
 from launcher.spec.models import ClusterSpec

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.plan.launch_plan import make_plan
+from launcher.plan.making import make_plan
 from launcher.plan.rendering import render_json
 from launcher.plan.resources import NodeFacts
 from launcher.spec.models import ClusterSpec

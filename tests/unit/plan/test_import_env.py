@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.import_env import make_early_preload
-from launcher.plan.launch_plan import make_plan, make_preload
+from launcher.plan.making import make_plan, make_preload
 from launcher.plan.resources import NodeFacts
 from launcher.spec.changes import Changes
 from launcher.spec.command_line import make_program, make_spec

@@ -8,7 +8,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.launch_plan import make_plan
+from launcher.plan.making import make_plan
 from launcher.plan.tf_config import TfConfig, format_address, make_tf_configs
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId

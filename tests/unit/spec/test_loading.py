@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import SpecError
-from launcher.plan.launch_plan import make_plan
+from launcher.plan.making import make_plan
 from launcher.spec.fields import PortRange
 from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
