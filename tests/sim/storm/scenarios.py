@@ -118,7 +118,10 @@ def draw(seed: int) -> Scenario:
         drawn.append(fault)
     faults, checks = tuple(sorted(drawn, key=repr)), chance.random() < 0.2
     if "stall_s" not in spec["timeouts"]:  # the user's limit is exact
-        program = replace(program, pause_s=chance.choice([0.0, 0.0, 12.0, 25.0, 100.0]))
+        pause_s = chance.choice([0.0, 0.0, 12.0, 25.0, 100.0])
+        # Attempts that fail so far apart that no period has enough of them are repeated for ever, as the user asked.
+        repeats = program.breaks_after_s and spec["restart"]["period_s"]
+        program = replace(program, pause_s=0.0 if repeats else pause_s)
     return Scenario(seed, spec, program, faults, source, checks)
 
 
