@@ -298,8 +298,9 @@ class AttemptState:
 
         That their ports stay closed shows nothing: a program may name other ports, or use Horovod, MPI or JAX.
         """
-        built = set(map(self._find_strategy, self.policy.trainers))
-        return self.policy.trainers if self._is_apart and built <= {*SEPARATE_CLASSES, NO_STRATEGY} else frozenset()
+        apart = {*SEPARATE_CLASSES, NO_STRATEGY}
+        is_separate = self._is_apart and all(self._find_strategy(task) in apart for task in self.policy.trainers)
+        return self.policy.trainers if is_separate else frozenset()
 
     @property
     def _is_apart(self) -> bool:
