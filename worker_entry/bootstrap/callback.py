@@ -19,7 +19,6 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 CALL_S = 20.0
@@ -43,7 +42,7 @@ def main() -> None:
 def call_back() -> bytes:
     """Connects stdin and stdout to the controller whose addresses are on stdin; returns the bootstrap's text."""
     try:
-        order = json.loads(read_line(lambda: os.read(0, 1)))
+        order = json.loads(_read_order())
         # srun is on the controller's machine, and listens at an address that the nodes can reach.
         known = os.environ.get("SLURM_SRUN_COMM_HOST", "")
         addresses = [*([known] if known else []), *order["addresses"]]
@@ -115,17 +114,24 @@ def receive_line(connection: socket.socket) -> dict[str, Any]:
         OSError: the connection has ended, or no answer came.
         ValueError: the line is not JSON.
     """
-    message = json.loads(read_line(lambda: _receive(connection, 1)))
+    line = b""
+    while not line.endswith(b"\n"):
+        # What follows the line stays in the socket. Reading byte by byte took a tenth of the start of 1,000 nodes.
+        seen = connection.recv(LINE_LIMIT, socket.MSG_PEEK) if len(line) < LINE_LIMIT else b""
+        if not seen:
+            raise OSError("the connection has ended")
+        line += _receive(connection, seen.find(b"\n") + 1 or len(seen))
+    message = json.loads(line)
     return message if isinstance(message, dict) else {}
 
 
-def read_line(read: Callable[[], bytes]) -> bytes:
-    """The bytes up to a line break; `read` returns the next one."""
+def _read_order() -> bytes:
+    """The first line of stdin, and no byte more: a pipe can only be read byte by byte for that."""
     line = b""
     while not line.endswith(b"\n"):
-        byte = read()
+        byte = os.read(0, 1)
         if not byte or len(line) > LINE_LIMIT:
-            raise OSError("the connection has ended")
+            raise OSError("stdin has ended")
         line += byte
     return line
 
