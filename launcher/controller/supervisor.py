@@ -366,8 +366,8 @@ def _trained(attempt: Attempt) -> bool:
     if progresses:
         return any(progress.first_step is not None for progress in progresses)
     # A program that reports no steps may train once the cluster is up; a command may train at any time.
-    is_command = all(task.program.kind == "command" for task in attempt.plan.tasks)
-    return is_command or attempt.state.policy.forming <= attempt.state.listening.keys()
+    policy = attempt.state.policy
+    return not policy.scripts or policy.forming <= attempt.state.listening.keys()
 
 
 def _step(attempt: Attempt) -> int:

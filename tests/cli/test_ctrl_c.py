@@ -48,7 +48,7 @@ def tell(said: str, how: str) -> str:
 
 
 def await_sleep(pid: int) -> None:
-    """Until then, a signal interrupts the `print` that the program is ready, and the traceback shows that."""
+    """Waits until the process sleeps: an earlier signal would interrupt its `print`, as the traceback would show."""
     wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING, "the program waits")
 
 

@@ -19,6 +19,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 CALL_S = 20.0
@@ -30,6 +31,7 @@ FAILED = "the agent cannot reach its controller"
 CONNECT_S = 5.0
 """How long a connection to one address may take."""
 LINE_LIMIT = 1 << 16
+"""Bytes of a line, with its end."""
 CONTROLLER, AGENT = "controller", "agent"
 """The sides, as their proofs name them."""
 
@@ -42,7 +44,7 @@ def main() -> None:
 def call_back() -> bytes:
     """Connects stdin and stdout to the controller whose addresses are on stdin; returns the bootstrap's text."""
     try:
-        order = json.loads(_read_order())
+        order = json.loads(read_line(lambda: os.read(0, 1)))
         # srun is on the controller's machine, and listens at an address that the nodes can reach.
         known = os.environ.get("SLURM_SRUN_COMM_HOST", "")
         addresses = [*([known] if known else []), *order["addresses"]]
@@ -114,26 +116,25 @@ def receive_line(connection: socket.socket) -> dict[str, Any]:
         OSError: the connection has ended, or no answer came.
         ValueError: the line is not JSON.
     """
-    line = b""
-    while not line.endswith(b"\n"):
-        # What follows the line stays in the socket. Reading byte by byte took a tenth of the start of 1,000 nodes.
-        seen = connection.recv(LINE_LIMIT, socket.MSG_PEEK) if len(line) < LINE_LIMIT else b""
-        if not seen:
-            raise OSError("the connection has ended")
-        line += _receive(connection, seen.find(b"\n") + 1 or len(seen))
-    message = json.loads(line)
+    message = json.loads(read_line(lambda: _receive_of_line(connection)))
     return message if isinstance(message, dict) else {}
 
 
-def _read_order() -> bytes:
-    """The first line of stdin, and no byte more: a pipe can only be read byte by byte for that."""
+def read_line(read: Callable[[], bytes]) -> bytes:
+    """The bytes up to a line break; `read` returns some of them, at least one."""
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte or len(line) > LINE_LIMIT:
-            raise OSError("stdin has ended")
-        line += byte
+        piece = read()
+        if not piece or len(line) + len(piece) > LINE_LIMIT:
+            raise OSError("the connection has ended")
+        line += piece
     return line
+
+
+def _receive_of_line(connection: socket.socket) -> bytes:
+    """As much of the next line as has arrived; what follows the line stays in the socket."""
+    seen = connection.recv(LINE_LIMIT, socket.MSG_PEEK)
+    return _receive(connection, seen.find(b"\n") + 1 or len(seen))
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:

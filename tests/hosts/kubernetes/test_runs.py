@@ -21,7 +21,7 @@ import pytest
 from tests.harness.hosts.kubernetes import IMAGE, KubernetesCluster, find_cluster
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import HANG_S
-from tests.harness.processes.commands import distlaunch_command
+from tests.harness.processes.commands import distlaunch_command, read_events
 from tests.harness.processes.jax import LOOK, PYTHON, read_look, skip_without_jax
 from tests.harness.witness import assert_none_left, await_none_left, make_mark, marked, wait_until
 
@@ -77,8 +77,7 @@ class Run:
         return found
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        entries = map(json.loads, (self.directory / "events.jsonl").read_text().splitlines())
-        return [entry for entry in entries if entry["event"] == kind]
+        return read_events(self.directory, kind)
 
     def log(self, worker: int, attempt: int = 1) -> str:
         path = self.directory / f"attempt-{attempt}" / f"worker-{worker}.log"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.harness.polling import HANG_S
 from worker_entry.bootstrap.callback import LINE_LIMIT, receive_line
 
 
@@ -25,7 +26,7 @@ class Counted(socket.socket):
 def ends() -> Iterator[tuple[Counted, socket.socket]]:
     ours, theirs = socket.socketpair()
     with Counted(fileno=ours.detach()) as counted, theirs:
-        counted.settimeout(20)
+        counted.settimeout(HANG_S)
         yield counted, theirs
 
 
@@ -37,7 +38,7 @@ def test_a_line_is_read_without_what_follows_it(ends: tuple[Counted, socket.sock
     thread = threading.Thread(target=lambda: read.append(receive_line(ours)))
     thread.start()
     theirs.sendall(b'"}\nbootstrap')
-    thread.join(20)
+    thread.join(HANG_S)
     assert read == [{"node": "n" * 1000}]
     assert ours.calls < 10  # not one for each byte
     assert ours.recv(100) == b"bootstrap"
@@ -53,6 +54,6 @@ def test_a_connection_that_ends_within_a_line_is_an_error(ends: tuple[Counted, s
 
 def test_a_line_without_an_end_is_an_error(ends: tuple[Counted, socket.socket]) -> None:
     ours, theirs = ends
-    theirs.sendall(b" " * LINE_LIMIT)
+    theirs.sendall(b" " * (LINE_LIMIT + 1))
     with pytest.raises(OSError, match="has ended"):
         receive_line(ours)
