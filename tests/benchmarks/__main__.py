@@ -1,6 +1,7 @@
-"""`python -m tests.benchmarks [NAME…] [--runs N]`: runs benchmarks, and prints a table for each."""
+"""`python -m tests.benchmarks [NAME…] [--runs N] [--document]`: runs benchmarks, and prints a table for each."""
 
 import argparse
+from collections.abc import Callable, Iterable, Mapping
 
 from tests.benchmarks import (
     connection_logs,
@@ -30,9 +31,11 @@ from tests.benchmarks import (
     stragglers,
     warm_start,
 )
+from tests.benchmarks.document import write_row
+from tests.benchmarks.pairs import HEADING, Pair
 from tests.benchmarks.verdicts import benchmark as verdicts
 
-BENCHMARKS = {
+BENCHMARKS: Mapping[str, Callable[[int], Iterable[Pair] | None]] = {
     "fanout": fan_out.measure,
     "faults": faults.measure,
     "guards": guards.measure,
@@ -67,12 +70,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(BENCHMARKS)}")
     parser.add_argument("--runs", type=int, default=5, help="runs per side; default: 5")
+    parser.add_argument("--document", action="store_true", help="write the rows of the table in tests/README.md")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - BENCHMARKS.keys()
     if unknown:
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}")
     for name in arguments.names or BENCHMARKS:
-        BENCHMARKS[name](arguments.runs)
+        for pair in BENCHMARKS[name](arguments.runs) or ():
+            print(pair.render(), flush=True)
+            if arguments.document and (row := pair.render_row()):
+                write_row(HEADING, row)
 
 
-main()
+if __name__ == "__main__":
+    main()

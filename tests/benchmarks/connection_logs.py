@@ -11,11 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.pairs import Pair, Row, time_pairs
 from tests.benchmarks.ssh_logs import LINE, MEGABYTES, time_log
 from tests.harness.hosts.containers import running_container
 from tests.harness.hosts.kubernetes import FOLDER, find_cluster
 from tests.harness.hosts.slurm import running_slurm
+
+DOCKER, SRUN, SHELL = (
+    Row(f"a log over `{name}`, with both ends on the same cores", "`cat` by the same program")
+    for name in ("docker exec", "srun", "sh -c")
+)
 
 
 @dataclass(frozen=True)
@@ -29,21 +34,22 @@ class Tried:
     env: Mapping[str, str]
 
 
-def measure(runs: int) -> None:
-    """Prints a line for each connection; docker needs an engine, Slurm its daemons and root."""
+def measure(runs: int) -> Iterator[Pair]:
+    """Yields a pair for each connection; docker needs an engine, Slurm its daemons and root."""
     print(f"a worker prints {MEGABYTES} MB, first byte to last; rival: `cat file > log` by the same program")
     with tempfile.TemporaryDirectory() as folder:
         big = Path(folder) / "big"
         big.write_bytes(LINE * (MEGABYTES * 1_000_000 // len(LINE)))
-        for name, place in (
-            ("sh -c", _by_shell),
-            ("docker exec", _by_docker),
-            ("kubectl exec", _by_kubernetes),
-            ("srun", _by_slurm),
+        for name, place, row in (
+            ("sh -c", _by_shell, SHELL),
+            ("docker exec", _by_docker, DOCKER),
+            ("kubectl exec", _by_kubernetes, None),
+            ("srun", _by_slurm, SRUN),
         ):
             with place(Path(folder)) as tried:
                 if tried is not None:
-                    _compare(name, tried, big, runs)
+                    ours, rival = _compare(tried, big, runs)
+                    yield Pair(name, ours, rival, "MB/s", row)
 
 
 @contextlib.contextmanager
@@ -83,7 +89,9 @@ def _by_slurm(folder: Path) -> Iterator[Tried]:
         yield Tried("slurm", "node1", ("srun", "--overlap", "-n1"), sys.executable, env)
 
 
-def _compare(name: str, tried: Tried, big: Path, runs: int) -> None:
+def _compare(tried: Tried, big: Path, runs: int) -> tuple[list[float], list[float]]:
+    """MB/s of both sides."""
+
     def ours() -> float:
         with tempfile.TemporaryDirectory(dir=big.parent) as folder:
             spec = Path(folder) / "spec.yaml"
@@ -102,5 +110,5 @@ def _compare(name: str, tried: Tried, big: Path, runs: int) -> None:
             words = ["sh", "-c", 'log=$1; shift; exec "$@" >"$log"', "sh", str(log), *tried.words, "cat", str(big)]
             return time_log(words, tried.env, log, big, lambda _: None)
 
-    values = [[MEGABYTES / seconds for seconds in side] for side in time_pairs(ours, rival, runs)]
-    print_pair(name, values[0], values[1], "MB/s")
+    mine, theirs = time_pairs(ours, rival, runs)
+    return [MEGABYTES / seconds for seconds in mine], [MEGABYTES / seconds for seconds in theirs]

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair
+from tests.benchmarks.pairs import Pair, Row
 from tests.harness.hosts.namespaces import running_network
 
 PROGRAM = """
@@ -39,6 +39,16 @@ with open(os.path.join(folder, os.environ["DISTLAUNCH_TASK"]), "w") as file:
     json.dump({"first": first, "mb_s": size * times / max(seconds, 1e-9) / 1e6}, file)
 """
 SIZE, TIMES = 16 << 20, 30
+STARTS = {
+    workers: Row(f"start to first all-reduce with guarded ports, {workers} workers", "`guard: off`")
+    for workers in (2, 4, 8)
+}
+REDUCED = Row(f"all-reduces of {SIZE >> 20} MiB on 2 workers, guarded", "`guard: off`")
+TUNNEL_START = Row("start to first all-reduce through `isolation: tunnel`, 2 nodes", "`isolation: none`")
+TUNNEL_REDUCED = Row(
+    f"all-reduces of {SIZE >> 20} MiB through `isolation: tunnel`, with both nodes on the same cores",
+    "`isolation: none`",
+)
 
 
 @dataclass(frozen=True)
@@ -49,21 +59,19 @@ class Ran:
     mb_s: float
 
 
-def measure(runs: int) -> None:
-    """Prints a line for each cluster size, and for the tunnel; the tunnel needs root and sshd."""
+def measure(runs: int) -> Iterator[Pair]:
+    """Yields pairs for each cluster size, and for the tunnel; the tunnel needs root and sshd."""
     print("start to the last worker's first all-reduce, with guarded ports; rival: `guard: off` (goal: 1.02)")
-    reduced: tuple[list[float], list[float]] = [], []
-    for workers in (2, 4, 8):
+    for workers, row in STARTS.items():
         times = TIMES if workers == 2 else 1
         ours, rival = _pairs(
             runs,
             lambda workers=workers, times=times: _run_local(workers, "auto", times),  # type: ignore[misc]
             lambda workers=workers, times=times: _run_local(workers, "off", times),  # type: ignore[misc]
         )
-        print_pair(f"{workers} workers", [ran.start_s for ran in ours], [ran.start_s for ran in rival])
+        yield Pair(f"{workers} workers", [ran.start_s for ran in ours], [ran.start_s for ran in rival], row=row)
         if workers == 2:
-            reduced = [ran.mb_s for ran in ours], [ran.mb_s for ran in rival]
-    print_pair("all-reduce, 2 workers", reduced[0], reduced[1], "MB/s")
+            yield Pair("    all-reduce", [ran.mb_s for ran in ours], [ran.mb_s for ran in rival], "MB/s", REDUCED)
     print("two machines, `isolation: tunnel`; rival: none")
     with tempfile.TemporaryDirectory() as folder, running_network(Path(folder)) as network:
         program = f"program: {{script: {folder}/train.py}}\nworking_directory: {folder}\n"
@@ -73,8 +81,8 @@ def measure(runs: int) -> None:
             return _run(lambda command: network.run(command, timeout=300), ["up"], [spec], Path(folder), workers=2)
 
         ours, rival = _pairs(runs, lambda: run("tunnel"), lambda: run("none"))
-        print_pair("start", [ran.start_s for ran in ours], [ran.start_s for ran in rival])
-        print_pair("all-reduce", [ran.mb_s for ran in ours], [ran.mb_s for ran in rival], "MB/s")
+        yield Pair("start", [ran.start_s for ran in ours], [ran.start_s for ran in rival], row=TUNNEL_START)
+        yield Pair("all-reduce", [ran.mb_s for ran in ours], [ran.mb_s for ran in rival], "MB/s", TUNNEL_REDUCED)
 
 
 def _pairs(runs: int, ours: Callable[[], Ran], rival: Callable[[], Ran]) -> tuple[list[Ran], list[Ran]]:

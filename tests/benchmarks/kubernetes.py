@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.benchmarks.pairs import print_pair
+from tests.benchmarks.pairs import Pair
 from tests.harness.hosts.kubernetes import IMAGE, KubernetesCluster, find_cluster
 from tests.harness.places import PROGRAMS
 
@@ -24,8 +24,8 @@ MANY = (10, 50, 100)
 _REQUEST = re.compile(r'(GET|POST|PUT|PATCH|DELETE) https?://\S+ [0-9]{3}|verb="(?:GET|POST|PUT|PATCH|DELETE)" url=')
 
 
-def measure(runs: int) -> None:
-    """Prints the restart's pair and a line for each number of pods."""
+def measure(runs: int) -> Iterator[Pair]:
+    """Yields the restart's pair and one for each number of pods."""
     cluster = find_cluster()
     print("one of two workers dies, until both step again; rival: both pods are deleted and created again")
     ours, rival = [], []
@@ -34,11 +34,11 @@ def measure(runs: int) -> None:
             ours.append(_restart_in_place(cluster, folder))
         with _folder() as folder:
             rival.append(_restart_pods(cluster, folder))
-    print_pair("restart", ours, rival)
+    yield Pair("restart", ours, rival)
     print("`true` in many pods, from the command to its end; rival: a Job of as many pods that run `true`")
     for count in MANY:
         seconds, peak, requests = _time_true(cluster, count)
-        print_pair(f"{count} pods", [seconds], [_time_job(cluster, count)])
+        yield Pair(f"{count} pods", [seconds], [_time_job(cluster, count)])
         print(
             f"  controller at most {peak / 2**20:.0f} MiB, {requests} requests, {requests / count:.1f} for each pod",
             flush=True,

@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair, time_command, time_pairs
+from tests.benchmarks.pairs import Pair, time_command, time_pairs
 from tests.harness.builders.runs_on_disk import GONE, append_events, write_run
 
 COMMAND = str(Path(sys.executable).with_name("distlaunch"))
@@ -23,7 +24,7 @@ for path in Path(sys.argv[1]).iterdir():
 """
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     with tempfile.TemporaryDirectory() as state:
         folder = Path(state, "distlaunch", "runs")
         _write_runs(folder)
@@ -39,7 +40,7 @@ def measure(runs: int) -> None:
             ("ls", [COMMAND, "ls"], env),
             ("a Tab (goal: 0.4 s)", [COMMAND], tab),
         ):
-            print_pair(
+            yield Pair(
                 title, *time_pairs(partial(time_command, command, variables), partial(_time_rival, folder), runs * 2)
             )
 

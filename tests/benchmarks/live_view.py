@@ -6,16 +6,18 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.pairs import Pair, Row, time_pairs
 from tests.harness.places import PROGRAMS
 from tests.harness.processes.commands import distlaunch_command
 from tests.harness.terminals import Terminal
 
 WATCH_S = 10.0
+SHARE = Row("the controller while 8 tasks print 80 lines/s, with the live view", "`--no-live`")
 STEPS = """
 import hashlib, json, os, sys, time
 from worker_entry import progress
@@ -33,18 +35,16 @@ with open(f"{sys.argv[2]}/{os.environ['DISTLAUNCH_TASK']}", "w") as file:
 """
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     print("8 tasks that report 10 steps a second each, and print a line for each, on a terminal of 120 x 40")
-    for title, options in (("live view", ()), ("--no-live", ("--no-live",))):
-        shares, rates, frames = zip(*(_watch(*options) for _ in range(min(runs, 3))), strict=True)
-        print(
-            f"  {title:<12} controller {statistics.median(shares):.2f} % of a core, "
-            f"{statistics.median(rates) / 1000:.1f} kB/s, {statistics.median(frames):.1f} pictures/s",
-            flush=True,
-        )
+    with_view, without = zip(*((_watch(), _watch("--no-live")) for _ in range(min(runs, 3))), strict=True)
+    yield Pair("controller", [seen[0] for seen in with_view], [seen[0] for seen in without], "% of a core", SHARE)
+    for title, side in (("live view", with_view), ("--no-live", without)):
+        rate, frames = (statistics.median(values) for values in list(zip(*side, strict=True))[1:])
+        print(f"  {title:<12} {rate / 1000:.1f} kB/s, {frames:.1f} pictures/s", flush=True)
     print("a step of two tasks that compute; rival: the same with --no-live (goal: ratio at most 1.01)")
     ours, rival = time_pairs(_time_step, lambda: _time_step("--no-live"), runs)
-    print_pair("step", [1000 * value for value in ours], [1000 * value for value in rival], "ms")
+    yield Pair("step", [1000 * value for value in ours], [1000 * value for value in rival], "ms")
 
 
 def _watch(*options: str) -> tuple[float, float, float]:

@@ -6,17 +6,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.benchmarks.log_throughput import PROGRAM
-from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.pairs import Pair, time_pairs
 from tests.harness.places import ROOT
 
 MEGABYTES = 1000
 WITHOUT = "\n\nTaskLog.observe = lambda self, *, last=False: None\n"
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     print(f"1 worker prints {MEGABYTES} MB in lines of 100 bytes, 10 at once; rival: without an index")
     with tempfile.TemporaryDirectory() as folder:
         for name in ("launcher", "worker_entry"):
@@ -24,7 +25,7 @@ def measure(runs: int) -> None:
         with (Path(folder) / "worker_entry/agent/tasks/log.py").open("a") as module:
             module.write(WITHOUT)
         ours, rival = time_pairs(lambda: _run(ROOT), lambda: _run(Path(folder)), runs)
-        print_pair("wall time to print", ours, rival)
+        yield Pair("wall time to print", ours, rival)
 
 
 def _run(tree: Path) -> float:

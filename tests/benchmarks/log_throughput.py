@@ -8,11 +8,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.pairs import Pair, Row, time_pairs
 from tests.benchmarks.peaks import PAUSE_S, peak_rss
 
 PROGRAM = """
@@ -25,17 +26,18 @@ for _ in range(megabytes * 1_000_000 // len(block)):
 with open(sys.argv[1] + "/" + str(os.getpid()), "w") as file:
     file.write(f"{started} {time.time()}")
 """
-LOADS = {"64 kB at once": (200, 640), "line by line": (50, 1)}
+LINES = Row("two workers printing line by line", "`python chatty.py > file &` twice")
+LOADS = {"64 kB at once": (200, 640, None), "line by line": (50, 1, LINES)}
 """Megabytes that each worker prints, and lines of 100 bytes that it writes with one call."""
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     print("2 workers print at once; rival: `python chatty.py > file &` twice")
-    for title, (megabytes, lines) in LOADS.items():
+    for title, (megabytes, lines, row) in LOADS.items():
         arguments = [str(megabytes), str(lines)]
         peaks: list[tuple[int, int]] = []
         ours, rival = time_pairs(lambda a=arguments, p=peaks: _ours(a, p), lambda a=arguments: _plain(a), runs)  # type: ignore[misc]
-        print_pair(title, [2 * megabytes / s for s in ours], [2 * megabytes / s for s in rival], "MB/s")
+        yield Pair(title, [2 * megabytes / s for s in ours], [2 * megabytes / s for s in rival], "MB/s", row)
         controller, agents = (max(column) / 2**20 for column in zip(*peaks, strict=True))
         print(f"  peak RSS: controller {controller:.0f} MiB, agent and guardian together {agents:.0f} MiB", flush=True)
 

@@ -6,10 +6,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.pairs import Pair, time_pairs
 from worker_entry.protocol.log_index import LogIndex
 
 MEGABYTES = 1000
@@ -17,7 +17,7 @@ LINE = b"Epoch 1/5 " + b"x" * 69 + b"\n"
 TASKS = 4
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     print(f"logs of {MEGABYTES} MB in lines of {len(LINE)} bytes, from start to the last byte; rival: cat")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
@@ -39,7 +39,7 @@ def measure(runs: int) -> None:
                 lambda paths=logs: _drain(["cat", *paths]),  # type: ignore[misc]
                 runs,
             )
-            print_pair(title, [MEGABYTES / s for s in ours], [MEGABYTES / s for s in rival], "MB/s")
+            yield Pair(title, [MEGABYTES / s for s in ours], [MEGABYTES / s for s in rival], "MB/s")
 
 
 def _write(root: Path, name: str, tasks: int) -> None:

@@ -7,22 +7,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair
+from tests.benchmarks.pairs import Pair, Row
 from tests.harness.places import PROGRAMS
 
+FIRST_STEP = Row("death of one of 3 workers to the next first step", "`preload: false`")
 
-def measure(runs: int) -> None:
+
+def measure(runs: int) -> Iterator[Pair]:
     print("3 workers train, one is killed, all are restarted; rival: preload: false; from the death to …")
     ours, rival = [], []
     for _ in range(runs):
         ours.append(_restart())
         rival.append(_restart("--set", "preload=false"))
-    for number, title in enumerate(("nothing left", "the cluster is up again", "the first step again")):
-        print_pair(title, [parts[number] for parts in ours], [parts[number] for parts in rival])
+    phases = {"nothing left": None, "the cluster is up again": None, "the first step again": FIRST_STEP}
+    for number, (title, row) in enumerate(phases.items()):
+        yield Pair(title, [parts[number] for parts in ours], [parts[number] for parts in rival], row=row)
     print("rival: from the command to the first step of the first attempt; from the death to …")
-    print_pair("the first step again", [parts[2] for parts in ours], [parts[3] for parts in ours])
+    yield Pair("the first step again", [parts[2] for parts in ours], [parts[3] for parts in ours])
 
 
 def _restart(*options: str) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import psutil
 
-from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.pairs import Pair, Row, time_pairs
 from worker_entry.agent.gpus.watch import GpuWatch
 from worker_entry.agent.tasks.sampling import Sampler
 from worker_entry.agent.tasks.task import StartedTask
@@ -45,19 +45,20 @@ for step in range(1_000_000):
     progress.report(step=step, loss=0.5)
     time.sleep(0.02)
 """
+SAMPLE = Row(f"CPU time of a sample of {TASKS} tasks with {THREADS} threads each", "psutil")
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     with _tasks() as pids:
         ours, rival = _make_sampler(pids), _make_rival(pids)
         mine, theirs = time_pairs(lambda: _cost(ours), lambda: _cost(rival), max(10 * runs, 30))
     print(f"a sample of {TASKS} tasks of {THREADS} threads; rival: psutil, and open() for what psutil lacks; CPU time")
-    print_pair("ms", [1e3 * seconds for seconds in mine], [1e3 * seconds for seconds in theirs], "ms")
+    yield Pair("sample", [1e3 * seconds for seconds in mine], [1e3 * seconds for seconds in theirs], "ms", SAMPLE)
     share = statistics.mean(mine) / SAMPLE_S
     print(f"  of a core, every {SAMPLE_S:g} s     {share:.3%} (goal: 0.2 %)")
     print(f"agent and guardian of {TASKS} such tasks; rival: sample_every_s: 0; CPU in per cent of a core")
     mine, theirs = time_pairs(lambda: _run(SAMPLE_S), lambda: _run(0), runs)
-    print_pair("agent", mine, theirs, "%")
+    yield Pair("agent", mine, theirs, "%")
 
 
 def _cost(take: Callable[[], object]) -> float:

@@ -3,28 +3,31 @@
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair, time_command, time_pairs
+from tests.benchmarks.pairs import Pair, Row, time_command, time_pairs
 
 COMMAND = str(Path(sys.executable).with_name("distlaunch"))
 CLICK = "import click"
 MODELS = f"{CLICK}; from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator"
+HELP = Row("`distlaunch --help`", f'`python -c "{CLICK}"`')
+STATUS = Row("`distlaunch status` of an ended run", f'`python -c "{CLICK}; from pydantic import BaseModel, …"`')
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     with tempfile.TemporaryDirectory() as folder:
         run = ["--run-dir", f"{folder}/run"]
         subprocess.run([COMMAND, "local", "-n", "1", *run, "--", "true"], capture_output=True, check=True)
         print("short commands; rival: a Python that only imports what they need")
-        for title, words, imports in (
-            ("--help (goal: 1.2)", ["--help"], CLICK),
-            ("status, of an ended run", ["status", f"{folder}/run"], MODELS),
+        for title, words, imports, row in (
+            ("--help (goal: 1.2)", ["--help"], CLICK, HELP),
+            ("status, of an ended run", ["status", f"{folder}/run"], MODELS, STATUS),
         ):
             ours, rival = time_pairs(
                 partial(time_command, [COMMAND, *words]),
                 partial(time_command, [sys.executable, "-c", imports]),
                 runs * 4,
             )
-            print_pair(title, ours, rival)
+            yield Pair(title, ours, rival, row=row)

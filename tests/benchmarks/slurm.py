@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks.guards import PROGRAM
-from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.pairs import Pair, Row, time_pairs
 from tests.harness.hosts.slurm import SlurmCluster, running_slurm
 
 BY_HAND = """
@@ -27,7 +27,11 @@ os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": 
 os.environ["DISTLAUNCH_TASK"] = f"worker:{rank}"
 os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
-MANY = (64, 128, 256)
+START = Row("start to first all-reduce, 2 workers on 2 nodes of Slurm", "`srun python train.py`")
+MANY = {
+    nodes: Row(f"`true` on {nodes} nodes of Slurm, with all slurmds on the same cores", "`srun true`")
+    for nodes in (64, 128, 256)
+}
 """64 nodes get a step each; more get one step for all."""
 
 
@@ -48,8 +52,8 @@ class Shape:
         return [f"-N{self.nodes}", f"-n{self.tasks}", f"--ntasks-per-node={self.per_node}"]
 
 
-def measure(runs: int) -> None:
-    """Prints a line for each number of nodes; needs root and Slurm's daemons."""
+def measure(runs: int) -> Iterator[Pair]:
+    """Yields a pair for each number of nodes; needs root and Slurm's daemons."""
     print("start to the last worker's first all-reduce, in a job; rival: `srun python train.py`, TF_CONFIG by hand")
     with _cluster(8) as cluster:
         for shape in (Shape(2, 1), Shape(2, 2), Shape(2, 4), Shape(4, 1), Shape(8, 1)):
@@ -59,9 +63,10 @@ def measure(runs: int) -> None:
                     lambda shape=shape, env=env: _start(cluster, shape, env, _by_hand),  # type: ignore[misc]
                     runs,
                 )
-            print_pair(f"{shape.nodes} nodes, {shape.tasks} tasks", ours, rival)
+            row = START if shape == Shape(2, 1) else None
+            yield Pair(f"{shape.nodes} nodes, {shape.tasks} tasks", ours, rival, row=row)
     print("`true` on many nodes, from the command to its end; rival: `srun true`")
-    for nodes in MANY:
+    for nodes, many in MANY.items():
         with _cluster(nodes) as cluster, _job(cluster, Shape(nodes, 1)) as env:
             peaks: list[int] = []
             ours, rival = time_pairs(
@@ -69,7 +74,7 @@ def measure(runs: int) -> None:
                 lambda nodes=nodes, env=env: _time(["srun", f"-N{nodes}", f"-n{nodes}", "true"], env, []),  # type: ignore[misc]
                 min(runs, 3),
             )
-            print_pair(f"{nodes} nodes", ours, rival)
+            yield Pair(f"{nodes} nodes", ours, rival, row=many)
             print(f"  peak RSS of the controller {max(peaks) / 2**20:.0f} MiB", flush=True)
 
 

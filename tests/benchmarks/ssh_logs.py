@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import psutil
 
-from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.pairs import Pair, Row, time_pairs
 from tests.benchmarks.peaks import PAUSE_S, peak_rss
 from tests.harness.hosts.sshd import QUIET, Hosts, running_hosts, sessions
 
@@ -24,30 +25,42 @@ MEGABYTES = 150
 GIGABIT = 'ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 50ms && exec "$@"'
 """Runs a command in its own network, whose loopback is as slow as Ethernet."""
 LINE = b"x" * 99 + b"\n"
+RIVAL = "`ssh host cat file > log`"
+OVER_GIGABIT = Row("a log over SSH, link of 1 Gbit/s", RIVAL)
+HERE = Row("a log over SSH, with both ends on the same cores", RIVAL)
+HERE_BY_OPENSSH = Row("a log over SSH with `connection: openssh`, with both ends on the same cores", RIVAL)
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     print(f"a worker prints {MEGABYTES} MB over SSH, first byte to last; rival: `ssh host cat file > log`")
-    _compare("on this machine", runs)
+    yield from _compare("on this machine", [], {"openssh": HERE_BY_OPENSSH, "paramiko": HERE}, runs)
     if os.geteuid() == 0 and shutil.which("unshare") and shutil.which("tc"):
-        again = [sys.executable, "-m", "tests.benchmarks.ssh_logs", str(runs)]
-        subprocess.run(["unshare", "--net", "sh", "-c", GIGABIT, "sh", *again], check=True)
+        words = ["unshare", "--net", "sh", "-c", GIGABIT, "sh"]
+        yield from _compare("over 1 Gbit/s", words, {"openssh": None, "paramiko": OVER_GIGABIT}, runs)
     else:
         print("  a link of 1 Gbit/s needs root, unshare and tc: left out")
 
 
-def _compare(title: str, runs: int) -> None:
+def _compare(title: str, words: Sequence[str], rows: Mapping[str, Row | None], runs: int) -> Iterator[Pair]:
+    """Measures each connection in a process of its own, which these words start."""
+    for connection, row in rows.items():
+        command = [*words, sys.executable, "-m", "tests.benchmarks.ssh_logs", connection, str(runs)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        ours, rival, peaks = json.loads(done.stdout)
+        yield Pair(f"{title}, {connection}", ours, rival, "MB/s", row)
+        controller, agents = (max(column) / 2**20 for column in zip(*peaks, strict=True))
+        print(f"  peak RSS: controller {controller:.0f} MiB, agent and guardian together {agents:.0f} MiB", flush=True)
+
+
+def _time(connection: str, runs: int) -> tuple[list[float], list[float], list[tuple[int, int]]]:
+    """MB/s of both sides, and peaks of RSS in bytes: of the controller, and of agent and guardian."""
     with tempfile.TemporaryDirectory() as folder, running_hosts(Path(folder), QUIET) as hosts:
         hosts.trust()
         big = Path(folder) / "big"
         big.write_bytes(LINE * (MEGABYTES * 1_000_000 // len(LINE)))
         peaks: list[tuple[int, int]] = []
-        for connection in ("openssh", "paramiko"):
-            pair = time_pairs(partial(_ours, hosts, big, peaks, connection), lambda: _plain(hosts, big), runs)
-            ours, rival = ([MEGABYTES / seconds for seconds in side] for side in pair)
-            print_pair(f"{title}, {connection}", ours, rival, "MB/s")
-        controller, agents = (max(column) / 2**20 for column in zip(*peaks, strict=True))
-        print(f"  peak RSS: controller {controller:.0f} MiB, agent and guardian together {agents:.0f} MiB", flush=True)
+        ours, rival = time_pairs(partial(_ours, hosts, big, peaks, connection), partial(_plain, hosts, big), runs)
+    return [MEGABYTES / s for s in ours], [MEGABYTES / s for s in rival], peaks
 
 
 def _ours(hosts: Hosts, big: Path, peaks: list[tuple[int, int]], connection: str) -> float:
@@ -106,4 +119,4 @@ def time_log(
 
 
 if __name__ == "__main__":
-    _compare("over 1 Gbit/s", int(sys.argv[1]))
+    print(json.dumps(_time(sys.argv[1], int(sys.argv[2]))))

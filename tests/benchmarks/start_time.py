@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair
+from tests.benchmarks.pairs import Pair, Row
 from tests.harness.processes import jax
 
 PROGRAM = """
@@ -68,6 +68,18 @@ with open(os.path.join(sys.argv[1], str(os.getpid())), "w") as file:
     file.write(f"{time.time()} 0")
 """
 ON_JAX = ("--framework", "jax", "--python", jax.PYTHON)
+BY_HAND = {
+    1: "`python train.py`",
+    2: "`TF_CONFIG=… python train.py &` twice",
+    4: "`TF_CONFIG=… python train.py &` four times",
+    8: "`TF_CONFIG=… python train.py &` eight times",
+}
+"""The rival with so many workers."""
+STARTS = {
+    workers: Row(f"start to first all-reduce, {workers} worker{'s'[: workers > 1]}", rival)
+    for workers, rival in BY_HAND.items()
+}
+MEMORY = Row("private memory of each of 8 workers", BY_HAND[8])
 
 
 @dataclass(frozen=True)
@@ -78,24 +90,24 @@ class Start:
     private: float
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     print("start to the first all-reduce of the last worker; rival: N plain `TF_CONFIG=… python train.py &`")
     alone = 0.0
-    for workers in (1, 2, 4, 8):
+    for workers, row in STARTS.items():
         ours, rival = [], []
         for _ in range(runs):
             ours.append(start_ours(workers))
             rival.append(start_plain(workers))
-        print_pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival))
+        yield Pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival), row=row)
         alone = alone or statistics.median(seconds_of(ours))
         print(f"    {statistics.median(seconds_of(ours)) / alone:.2f} × distlaunch's single worker", flush=True)
         private = [[start.private for start in side] for side in (ours, rival)]
-        print_pair("    private memory", private[0], private[1], "MiB")
+        yield Pair("    private memory", private[0], private[1], "MiB", MEMORY if workers == 8 else None)
     _measure_torch(runs)
-    _measure_jax(runs)
+    yield from _measure_jax(runs)
 
 
-def _measure_jax(runs: int) -> None:
+def _measure_jax(runs: int) -> Iterator[Pair]:
     if not jax.has_jax():
         print("  no Python with JAX, Keras and TensorFlow: name it in DISTLAUNCH_JAX_PYTHON")
         return
@@ -106,8 +118,8 @@ def _measure_jax(runs: int) -> None:
             forked.append(start_ours(workers, *ON_JAX, source=JAX))
             unforked.append(start_ours(workers, *ON_JAX, "--set", "preload=false", source=JAX))
             rival.append(_start_plain_jax(workers))
-        print_pair(f"{workers} workers", seconds_of(forked), seconds_of(rival))
-        print_pair("    preload: false", seconds_of(unforked), seconds_of(rival))
+        yield Pair(f"{workers} workers", seconds_of(forked), seconds_of(rival))
+        yield Pair("    preload: false", seconds_of(unforked), seconds_of(rival))
 
 
 def _measure_torch(runs: int) -> None:

@@ -6,9 +6,10 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair
+from tests.benchmarks.pairs import Pair, Row
 
 PROGRAM = """
 import contextlib, json, os, sys, time
@@ -64,12 +65,19 @@ if os.environ.get("DISTLAUNCH_TASK", "worker:0") == "worker:0":
     with open(sys.argv[4], "w") as file:
         json.dump(times, file)
 """
+UNCOUNTED = "the same, uncounted"
+ALONE = Row("a counted step of `model.fit`, tiny model, 1 worker", UNCOUNTED)
+TOGETHER = Row("a counted step of `model.fit`, tiny model, 2 workers", UNCOUNTED)
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     print("a Keras training step with steps counted; rival: the same, uncounted (goal: ratio at most 1.01)")
     rounds = 10 * runs
-    for workers, width, steps, what in ((1, 64, 1000, "tiny"), (2, 64, 100, "tiny"), (2, 1024, 15, "3 M weights")):
+    for workers, width, steps, what, row in (
+        (1, 64, 1000, "tiny", ALONE),
+        (2, 64, 100, "tiny", TOGETHER),
+        (2, 1024, 15, "3 M weights", None),
+    ):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "fit.py").write_text(PROGRAM)
             arguments = [str(width), str(steps), str(rounds), f"{folder}/times.json"]
@@ -77,4 +85,4 @@ def measure(runs: int) -> None:
             subprocess.run([*command, *arguments], cwd=folder, check=True, capture_output=True)
             times = json.loads((Path(folder) / "times.json").read_text())
         ours, rival = ([1000 * seconds for seconds in side] for side in zip(*times, strict=True))
-        print_pair(f"{workers} worker{'s'[: workers > 1]}, {what}", ours, rival, "ms")
+        yield Pair(f"{workers} worker{'s'[: workers > 1]}, {what}", ours, rival, "ms", row)

@@ -6,31 +6,37 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair
-from tests.benchmarks.start_time import seconds_of, start_ours, start_plain
+from tests.benchmarks.pairs import Pair, Row
+from tests.benchmarks.start_time import BY_HAND, seconds_of, start_ours, start_plain
 
 KEEP = ("--keep-warm", "5m")
 TRIVIAL = "import tensorflow\n"
+STARTS = {
+    workers: Row(f"start to first all-reduce with TensorFlow kept warm, {workers} worker{'s'[: workers > 1]}", rival)
+    for workers, rival in BY_HAND.items()
+}
+IMPORT = Row("start to end of a program that only imports TensorFlow, kept warm", "`python trivial.py`")
 
 
-def measure(runs: int) -> None:
+def measure(runs: int) -> Iterator[Pair]:
     print("second start to the first all-reduce of the last worker; rival: N plain `TF_CONFIG=… python train.py &`")
     try:
-        for workers in (1, 2, 4, 8):
+        for workers, row in STARTS.items():
             start_ours(workers, *KEEP)
             ours, rival = [], []
             for _ in range(runs):
                 ours.append(start_ours(workers, *KEEP))
                 rival.append(start_plain(workers))
-            print_pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival))
-        _measure_trivial(runs)
+            yield Pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival), row=row)
+        yield _measure_trivial(runs)
     finally:
         subprocess.run([sys.executable, "-m", "launcher", "down", "--warm"], check=True, capture_output=True)
 
 
-def _measure_trivial(runs: int) -> None:
+def _measure_trivial(runs: int) -> Pair:
     """Measures a program that only imports TensorFlow, from the command to its end."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "trivial.py")
@@ -40,7 +46,7 @@ def _measure_trivial(runs: int) -> None:
             place = ["--run-dir", f"{folder}/{number}", *KEEP]
             ours.append(_time([sys.executable, "-m", "launcher", "local", "-n", "1", *place, str(program)]))
             rival.append(_time([sys.executable, str(program)]))
-    print_pair("a program that only imports TensorFlow, to its end", ours, rival)
+    return Pair("a program that only imports TensorFlow, to its end", ours, rival, row=IMPORT)
 
 
 def _time(command: list[str]) -> float:

@@ -426,10 +426,3 @@ def test_the_tables_of_versions_have_a_row_for_each_combination() -> None:
     assert [(code(cells[0])[0], cells[1]) for cells in combinations] == names
     measured = rows(section(ROOT / "worker_entry" / "README.md", "versions"))
     assert [cells[0].rpartition(".")[0] for cells in measured] == [python for _, python in names]
-
-
-def test_every_benchmark_is_documented() -> None:
-    source = read(ROOT / "tests" / "benchmarks" / "__main__.py")
-    known = set(re.findall(r'"([\w-]+)": \w+\.measure', source))
-    assert known
-    assert {code(cells[0])[0] for cells in rows(section(ROOT / "tests" / "README.md", "benchmarks"))} == known

@@ -46,7 +46,7 @@ FOREIGN: Mapping[str, set[str]] = {
     "ansible-inventory": {"--list"},
     "docker": {"--rm", "--volumes", "--profile"},
     "pytest": {"--all", "--pdb", "--since", "--versions"},
-    "the benchmarks": {"--runs", "--keep", "--update"},
+    "the benchmarks": {"--runs", "--keep", "--document"},
     "nvidia-smi": {"--query-compute-apps", "--query-gpu", "--format"},
     "tensorboard": {"--logdir", "--host", "--port", "--reload_interval"},
     "the demo": {"--epochs", "--batch-per-replica", "--global-batch", "--shard-by", "--model-dir", "--checkpoints"}

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from launcher.failures import FAILURES
+from tests.benchmarks.document import PAGE, split_at_rows
 from tests.benchmarks.verdicts.by_hand import read_cause
 from tests.benchmarks.verdicts.faults import FAULTS, LATE, SUCCEEDED, WORKERS, Fault, find_markers
 from tests.benchmarks.verdicts.score import WRONG, Answer, Played, Score, add_up, score
-from tests.benchmarks.verdicts.tables import HEADING, PAGE, put_row, render_row
+from tests.benchmarks.verdicts.tables import HEADING, render_row
 from tests.benchmarks.verdicts.tools import TOOLS, Line, Ran, RayTrain, Torchrun
 from tests.harness.documents import read
 from tests.harness.places import PROGRAMS
@@ -155,16 +156,8 @@ def test_the_cause_by_hand_is_the_last_traceback_or_the_last_lines() -> None:
 # --- the table of the documents ---
 
 
-def test_a_row_replaces_the_one_of_the_same_launcher_only() -> None:
-    page = f"text\n\n{HEADING}\n|---|---|\n| a | 1 |\n| b | 2 |\n\nmore\n"
-    assert put_row(page, "| b | 3 |") == page.replace("| b | 2 |", "| b | 3 |")
-    assert put_row(page, "| c | 4 |") == page.replace("| b | 2 |", "| b | 2 |\n| c | 4 |")
-    with pytest.raises(ValueError, match="no table"):
-        put_row("text", "| a | 1 |")
-
-
 def test_the_documents_have_a_row_for_every_launcher() -> None:
-    rows = read(PAGE).partition(f"{HEADING}\n")[2].partition("\n\n")[0].splitlines()[1:]
+    rows = split_at_rows(read(PAGE), HEADING)[1]
     names = [row.split("|")[1].strip() for row in rows]
     assert sorted(names) == sorted(tool.title for tool in TOOLS)
     assert all(len(row.split("|")) == len(HEADING.split("|")) for row in rows)
