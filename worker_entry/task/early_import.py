@@ -57,8 +57,9 @@ class EarlyImport:
         self._known_loggers = set(logging.root.manager.loggerDict)
         self._loggers: Optional[HiddenLoggers] = None
         self._import_hooks: list[Any] = []
-        self._hidden: dict[str, ModuleType] = {}
-        self._packages: set[str] = set()
+        self._modules: dict[str, dict[str, ModuleType]] = {}
+        """The modules that are to be hidden, by the installed package to which they belong, then by name."""
+        self._hidden: dict[str, dict[str, ModuleType]] = {}
 
     def load(self, name: str) -> None:
         """Imports the module and records what the import depends on; raises any exception of the import."""
@@ -76,18 +77,27 @@ class EarlyImport:
         """The variables that these imports have read."""
         return sorted(set().union(*self._reads.values()))
 
+    def find_modules(self) -> None:
+        """Finds the modules to hide; called after the last import and before a fork, so that no task needs to."""
+        standard, found = _standard_folders(), dict[str, dict[str, ModuleType]]()
+        for name, module in sys.modules.items():
+            if name not in self._before:
+                found.setdefault(top_package(name), {})[name] = module
+        found.pop(OURS, None)
+        self._modules = {package: modules for package, modules in found.items() if _is_installed(package, standard)}
+
     def hide(self, start_again: Callable[[Difference], None]) -> None:
         """Hides the modules; called in a task before its program begins.
 
         Args:
             start_again: called when the program's own import would differ; it does not return.
         """
-        standard = _standard_folders()
-        early = [name for name in sys.modules if name not in self._before and top_package(name) != OURS]
-        self._packages = {package for package in map(top_package, early) if _is_installed(package, standard)}
-        self._hidden = {name: sys.modules.pop(name) for name in early if top_package(name) in self._packages}
+        self._hidden = dict(self._modules)
+        for modules in self._hidden.values():
+            for name in modules:
+                del sys.modules[name]
         undo(self._state, self._effects.values())
-        _forget_logger(self._hidden.get(_LOGGING))
+        _forget_logger(self._find(_LOGGING))
         self._loggers = HiddenLoggers.hide(self._known_loggers)
         self._import_hooks = _find_import_hooks()
         sys.meta_path.insert(0, _Finder(self, start_again))
@@ -116,7 +126,7 @@ class EarlyImport:
 
     def spec_of(self, name: str, finder: _Finder) -> Optional[importlib.machinery.ModuleSpec]:
         """The spec for a hidden module; None for others."""
-        module = self._hidden.get(name)
+        module = self._find(name)
         if module is None:
             return None
         plain = module.__spec__
@@ -136,14 +146,16 @@ class EarlyImport:
             known = variable in reads or variable.startswith(native)
             if known and variable not in LATE and self._environ.get(variable) != os.environ.get(variable):
                 return f"the program sets {variable} before it imports {name}"
-        for name_of, module in self._hidden.items():
-            if top_package(name_of) in packages and sys.modules.get(name_of, module) is not module:
-                return f"the program puts its own {name_of} into sys.modules before it imports {name}"
+        hidden = [package for package in self._hidden if package in packages]
+        for package in hidden:
+            for module_name, module in self._hidden[package].items():
+                if sys.modules.get(module_name, module) is not module:
+                    return f"the program puts its own {module_name} into sys.modules before it imports {name}"
         if _find_import_hooks() != self._import_hooks:
             return f"the program changes how modules are imported before it imports {name}"
-        for package in sorted(packages & self._hidden.keys()):
+        for package in sorted(hidden):
             there = importlib.machinery.PathFinder.find_spec(package)
-            here = self._hidden[package].__spec__
+            here = self._hidden[package][package].__spec__
             if there is not None and there.origin is not None and here is not None and there.origin != here.origin:
                 return f"sys.path now leads to another {package}: {there.origin}"
         return None
@@ -151,13 +163,13 @@ class EarlyImport:
     def show(self, name: str, *, all_needed: bool) -> None:
         """Makes the package visible; with `all_needed`, also everything that it has imported."""
         packages = self._needed(name) if all_needed else {top_package(name)}
-        shown = {name: module for name, module in self._hidden.items() if top_package(name) in packages}
-        for module in shown:
-            del self._hidden[module]
+        shown: dict[str, ModuleType] = {}
+        for package in [package for package in self._hidden if package in packages]:
+            shown.update(self._hidden.pop(package))
         for module in shown:
             sys.modules.setdefault(module, shown[module])
         assert self._loggers is not None  # they were hidden with the modules
-        self._loggers.show_all_except({top_package(name) for name in self._hidden})
+        self._loggers.show_all_except(self._hidden)
         for package in [package for package in self._effects if package in shown]:
             self._effects[package].repeat()
             self._environ.update(self._effects[package].environ)
@@ -167,14 +179,18 @@ class EarlyImport:
 
     def is_ours(self, name: str) -> bool:
         """Whether the module belongs to a package that was imported early."""
-        return top_package(name) in self._packages
+        return top_package(name) in self._modules
+
+    def _find(self, name: str) -> Optional[ModuleType]:
+        """The hidden module of this name; None if it is not hidden."""
+        return self._hidden.get(top_package(name), {}).get(name)
 
     def _needed(self, name: str) -> set[str]:
         """The module's package and all packages that it imports, directly or indirectly."""
         needed, queue = set[str](), [top_package(name)]
         while queue:
             package = queue.pop()
-            if package in self._packages and package not in needed:
+            if package in self._modules and package not in needed:
                 needed.add(package)
                 queue += self._imports.get(package, ())
         return needed

@@ -21,6 +21,7 @@ import contextlib
 import functools
 import gc
 import json
+import linecache
 import os
 import signal
 import socket
@@ -152,6 +153,8 @@ def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -
         return f"{type(error).__name__}: {error}"[:200]
     finally:
         sys.path[:] = before
+        early.find_modules()
+        linecache.clearcache()  # here, because the memory that a task frees would be copied first
         gc.freeze()  # memory that the collector never touches stays shared with the tasks
         gc.enable()
         for stream in (sys.stdout, sys.stderr):
@@ -265,13 +268,11 @@ def _renew_modules() -> None:
     main: Any = threading.main_thread()
     if hasattr(main, "_set_native_id"):  # from Python 3.13, the fork does this
         main._set_native_id()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # `random` reseeds itself after a fork
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # `random` reseeds itself after a fork
     if "logging" in sys.modules:
         began = time.time() if sys.version_info < (3, 13) else time.time_ns()
         sys.modules["logging"].__dict__["_startTime"] = began
-    if "linecache" in sys.modules:
-        sys.modules["linecache"].clearcache()
     if "multiprocessing.process" in sys.modules:
         process = sys.modules["multiprocessing.process"]
         process.__dict__["ORIGINAL_DIR"] = os.path.abspath(os.getcwd())
