@@ -14,7 +14,7 @@ from typing import Any
 
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.news import News
-from worker_entry.keras_patches.source import calls_of, find_shared_context
+from worker_entry.keras_patches.source import find_shared_context, mentions
 from worker_entry.keras_patches.step import can_merge, find_empty
 
 GLOBAL_STATE = "keras.src.backend.common.global_state"
@@ -26,7 +26,7 @@ def patch_layer_state(trainer: Any, module: Any, news: News) -> Iterator[Finding
     """Replaces the function that assigns to a variable."""
     variable = module.Variable
     assign = getattr(variable, "_direct_assign", None)
-    if assign is None or calls_of(assign, "all_reduce"):
+    if assign is None or mentions(assign, "all_reduce"):
         yield unpatched("Variable._direct_assign", fixed=assign is not None)
         return
     variable._direct_assign = _patched_assign(news, trainer, assign)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
-from worker_entry.keras_patches.source import calls_of, find_common_trainer, find_shared_context, find_trainer
+from worker_entry.keras_patches.source import find_common_trainer, find_shared_context, find_trainer, mentions
 from worker_entry.keras_patches.step import Step, find_step, without_nan
 
 LOSS = "keras.src.losses.loss"
@@ -46,9 +46,7 @@ def patch_losses(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
 def scales_losses(module: Any) -> bool:
     """Whether Keras divides the value of a loss by the number of replicas."""
     names = ("reduce_values", "scale_loss_for_distribution", "unscale_loss_for_distribution")
-    return all(hasattr(module, name) for name in names) and bool(
-        calls_of(module.scale_loss_for_distribution, "multiply")
-    )
+    return all(hasattr(module, name) for name in names) and mentions(module.scale_loss_for_distribution, "multiply")
 
 
 def say_if_unscaled(trainer: Any, model: Any, step: Step, say: Callable[[str], None]) -> None:

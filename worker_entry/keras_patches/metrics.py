@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
-from worker_entry.keras_patches.source import calls_of, find_common_trainer, find_module, find_shared_context
+from worker_entry.keras_patches.source import find_common_trainer, find_module, find_shared_context, mentions
 from worker_entry.keras_patches.step import can_merge
 from worker_entry.keras_patches.variables import VARIABLE
 
@@ -29,7 +29,7 @@ def patch_metrics(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
     metric = module.Metric
     common = find_common_trainer()
     results = getattr(common, "get_metrics_result", None)
-    fixed = results is not None and bool(calls_of(results, "all_reduce"))
+    fixed = results is not None and mentions(results, "all_reduce")
     if STATELESS_SCOPE not in sys.modules or results is None or fixed:
         yield from (unpatched(place, fixed=fixed) for place in places)
         return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
-from worker_entry.keras_patches.source import calls_of, find_shared_context
+from worker_entry.keras_patches.source import calls_of, find_shared_context, mentions
 from worker_entry.keras_patches.step import find_step
 
 BACKEND = "keras.src.backend"
@@ -51,16 +51,16 @@ def patch_optimizer(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
         optimizer._all_reduce_sum_gradients = _patched_reduce(optimizer._all_reduce_sum_gradients)
         yield patched("TFOptimizer._backend_apply_gradients")
     else:
-        reduces_first = is_known and bool(calls_of(update, "_all_reduce_sum_gradients"))
+        reduces_first = is_known and mentions(update, "_all_reduce_sum_gradients")
         yield unpatched("TFOptimizer._backend_apply_gradients", fixed=reduces_first)
 
 
 def _patch_apply(trainer: Any, optimizer: Any) -> Finding:
     """Replaces `apply` if it creates variables in the graph that first calls it."""
     place = f"{optimizer.__name__}.apply"
-    builds, outside = calls_of(optimizer.apply, "build"), calls_of(optimizer.apply, "init_scope")
+    builds, outside = mentions(optimizer.apply, "build"), mentions(optimizer.apply, "init_scope")
     if not builds or outside:
-        return unpatched(place, fixed=bool(builds))
+        return unpatched(place, fixed=builds)
     optimizer.apply = _patched_apply(trainer, optimizer.apply)
     return patched(place)
 
@@ -70,7 +70,7 @@ def patch_loss_scale_optimizer(trainer: Any, module: Any, _: Any) -> Iterator[Fi
     optimizer = module.LossScaleOptimizer
     yield _patch_apply(trainer, optimizer)
     check = getattr(optimizer, "check_finite", None)
-    if check is not None and not calls_of(check, "all_reduce"):
+    if check is not None and not mentions(check, "all_reduce"):
         optimizer.check_finite = _patched_check_finite(trainer, check)
         yield patched("LossScaleOptimizer.check_finite")
     else:
@@ -208,10 +208,10 @@ def _overwrite(tf: Any, optimizer: Any, _: CallEach) -> None:
 
 def _reduces_after_clipping(optimizer: Any) -> bool:
     """Whether each replica clips its own gradients before they are reduced."""
-    return bool(
-        calls_of(optimizer._backend_apply_gradients, "_clip_gradients")
-        and not calls_of(optimizer._backend_apply_gradients, "_all_reduce_sum_gradients")
-        and calls_of(optimizer._backend_update_step, "_all_reduce_sum_gradients")
+    return (
+        mentions(optimizer._backend_apply_gradients, "_clip_gradients")
+        and not mentions(optimizer._backend_apply_gradients, "_all_reduce_sum_gradients")
+        and mentions(optimizer._backend_update_step, "_all_reduce_sum_gradients")
     )
 
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import sys
 import textwrap
+import types
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -43,17 +44,30 @@ def find_common_trainer() -> Any:
 
 def calls_of(function: Callable[..., Any], name: str) -> list[ast.Call]:
     """The calls `….name(…)` in the function's source."""
+    if not mentions(function, name):  # parsing all functions would take each task 20 ms
+        return []
     return [
         node
-        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
+        for node in ast.walk(parse(function))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name
     ]
 
 
-def reads(function: Callable[..., Any], name: str) -> bool:
-    """Whether the function's source mentions an attribute of this name."""
-    source = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    return any(isinstance(node, ast.Attribute) and node.attr == name for node in ast.walk(source))
+def mentions(function: Callable[..., Any], name: str) -> bool:
+    """Whether the function, or one that it contains, uses an attribute or a global variable of this name."""
+    queue = [inspect.unwrap(function).__code__]
+    while queue:
+        code = queue.pop()
+        if name in code.co_names:
+            return True
+        queue += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return False
+
+
+@functools.cache
+def parse(function: Callable[..., Any]) -> ast.Module:
+    """The function's source."""
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
 
 
 def is_constant(node: ast.expr, value: Any) -> bool:

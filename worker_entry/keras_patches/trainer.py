@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
@@ -16,7 +14,7 @@ from worker_entry.keras_patches.metrics import is_common
 from worker_entry.keras_patches.news import News
 from worker_entry.keras_patches.reading import Unread, patched_build, patched_get_iterator
 from worker_entry.keras_patches.scope import move_into_scope
-from worker_entry.keras_patches.source import calls_of, find_trainer, is_constant, is_multi_worker, reads
+from worker_entry.keras_patches.source import calls_of, find_trainer, is_constant, is_multi_worker, mentions
 from worker_entry.keras_patches.step import Step, in_step
 from worker_entry.keras_patches.whole_batches import (
     divide,
@@ -37,16 +35,16 @@ def patch_trainer(trainer: Any, module: Any, news: News) -> Iterator[Finding]:
         yield patched("_maybe_symbolic_build")
     else:
         build = getattr(trainer_class, "_maybe_symbolic_build", None)
-        yield unpatched("_maybe_symbolic_build", fixed=build is not None and reads(build, "element_spec"))
+        yield unpatched("_maybe_symbolic_build", fixed=build is not None and mentions(build, "element_spec"))
     predict = getattr(trainer_class, "predict_on_batch", None)
     # Without the strategy, it cannot divide the batch.
-    if predict is not None and calls_of(predict, "predict_function") and not reads(predict, "distribute_strategy"):
+    if predict is not None and mentions(predict, "predict_function") and not mentions(predict, "distribute_strategy"):
         make = trainer_class.make_predict_function
         trainer_class.make_predict_function = patched_make_predict_function(trainer, make)
         trainer_class.predict = patched_predict(trainer_class.predict)
         yield patched("make_predict_function")
     else:
-        yield unpatched("make_predict_function", fixed=predict is not None and reads(predict, "distribute_strategy"))
+        yield unpatched("make_predict_function", fixed=predict is not None and mentions(predict, "distribute_strategy"))
     reduce = module.reduce_per_replica
     if _calls_reduce(reduce, reduction="MEAN", axis=0):
         module.reduce_per_replica = _patched_reduce(trainer, reduce)
@@ -59,14 +57,14 @@ def patch_trainer(trainer: Any, module: Any, news: News) -> Iterator[Finding]:
         trainer_class._make_function = _patched_make_function(trainer, make, news, loops=loops)
         yield patched("_make_function")
     else:
-        yield unpatched("_make_function", fixed=make is not None and bool(calls_of(make, "while_loop")))
+        yield unpatched("_make_function", fixed=make is not None and mentions(make, "while_loop"))
 
 
 def patch_building(trainer: Any) -> bool:
     """Replaces the function that reads a batch to build a model, even under a strategy of one device."""
     trainer_class = find_trainer(trainer)
     build = getattr(trainer_class, "_maybe_symbolic_build", None)
-    if build is None or not _draws(build):
+    if build is None or not mentions(build, "next"):
         return False
     trainer_class._maybe_symbolic_build = patched_build(trainer, build)
     return True
@@ -146,16 +144,9 @@ def _calls_reduce(function: Callable[..., Any], *, reduction: str, axis: Optiona
     )
 
 
-def _draws(build: Callable[..., Any]) -> bool:
-    """Whether the source calls `next(…)`, to get a batch."""
-    source = ast.parse(textwrap.dedent(inspect.getsource(build)))
-    calls = (node.func for node in ast.walk(source) if isinstance(node, ast.Call))
-    return any(isinstance(function, ast.Name) and function.id == "next" for function in calls)
-
-
 def _calls_function_in_loop(make: Callable[..., Any]) -> bool:
     """Whether the source has `….while_loop(…)` and `….function(one_step_on_data, …)`."""
-    return bool(calls_of(make, "while_loop")) and any(
+    return mentions(make, "while_loop") and any(
         call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == "one_step_on_data"
         for call in calls_of(make, "function")
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
-from worker_entry.keras_patches.source import calls_of, find_shared_context
+from worker_entry.keras_patches.source import calls_of, find_shared_context, mentions
 from worker_entry.keras_patches.step import can_merge
 
 VARIABLE = "keras.src.backend.tensorflow.core"
@@ -32,21 +32,21 @@ def patch_variable(trainer: Any, module: Any, _: Any) -> Iterator[Finding]:
         variable._initialize = _patched_initialize(trainer, initialize)
         yield patched("Variable._initialize")
     else:
-        knows_strategy = initialize is not None and bool(calls_of(initialize, "get_strategy"))
+        knows_strategy = initialize is not None and mentions(initialize, "get_strategy")
         yield unpatched("Variable._initialize", fixed=knows_strategy)
     assign = getattr(variable, "_direct_assign", None)
-    if assign is not None and calls_of(assign, "assign"):
+    if assign is not None and mentions(assign, "assign"):
         variable._direct_assign = _patched_assign(trainer, assign)
         yield patched("Variable._direct_assign")
     else:
-        yield unpatched("Variable._direct_assign", fixed=assign is not None and bool(calls_of(assign, "merge_call")))
+        yield unpatched("Variable._direct_assign", fixed=assign is not None and mentions(assign, "merge_call"))
 
 
 def patch_conversions(_: Any, module: Any, __: Any) -> Iterator[Finding]:
     """Lets `int(model.optimizer.iterations)` and the like work under a strategy, too."""
     variable = module.Variable
     convert = getattr(variable, "__float__", None)
-    if convert is None or calls_of(convert, "numpy"):
+    if convert is None or mentions(convert, "numpy"):
         yield unpatched("Variable.__float__", fixed=convert is not None)
         return
     for kind in (int, float):
@@ -73,7 +73,7 @@ def patch_optimizer_assign(trainer: Any, module: Any, _: Any) -> Iterator[Findin
     """Replaces the methods with which an optimizer assigns to its own variables, such as Nadam's."""
     optimizer = module.TFOptimizer
     assign = getattr(optimizer, "assign", None)
-    if assign is None or calls_of(assign, "merge_call"):
+    if assign is None or mentions(assign, "merge_call"):
         yield unpatched("TFOptimizer.assign", fixed=assign is not None)
         return
 

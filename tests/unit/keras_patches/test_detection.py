@@ -726,3 +726,28 @@ def test_only_moving_statistics_of_batch_normalization_get_an_aggregation(write_
     layer.build()
     assert layer.gamma == ("gamma", "none")
     assert layer.moving_mean == ("moving_mean", "mean")
+
+
+# --- Looking at functions ---------------------------------------------------------------------------------
+
+
+def _outer(values: Any) -> Any:
+    size = values.shape
+
+    def inner() -> Any:
+        return values.where(size, axis=0)
+
+    return inner
+
+
+def test_the_calls_and_names_of_an_inner_function_count_as_those_of_the_outer() -> None:
+    wrapped = functools.wraps(_outer)(lambda *_: None)
+    for function in (_outer, wrapped):
+        assert [call.keywords[0].arg for call in source.calls_of(function, "where")] == ["axis"]
+        assert source.mentions(function, "where")
+        assert not source.mentions(function, "size")
+
+
+def test_an_attribute_that_is_only_read_is_mentioned_but_not_called() -> None:
+    assert source.mentions(_outer, "shape")
+    assert source.calls_of(_outer, "shape") == []

@@ -21,7 +21,6 @@ import ast
 import functools
 import inspect
 import sys
-import textwrap
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +28,7 @@ from typing import Any
 from worker_entry.keras_patches.findings import Finding, patched, unpatched
 from worker_entry.keras_patches.servers.data import WorkerData
 from worker_entry.keras_patches.servers.steps import StepFunction, Workers
-from worker_entry.keras_patches.source import find_module, find_trainer
+from worker_entry.keras_patches.source import find_module, find_trainer, mentions, parse
 from worker_entry.keras_patches.variables import VARIABLE
 
 EPOCH_ITERATOR = "keras.src.trainers.epoch_iterator"
@@ -188,14 +187,13 @@ def _is_known(trainer: Any, core: Any) -> bool:
         and _passes_class_weight(trainer_class.fit)
         and not _passes_class_weight(trainer_class.evaluate)
         and hasattr(remote, "RemoteValueImpl")
-        and "_status_available_event" in inspect.getsource(remote.RemoteValueImpl)
+        and mentions(remote.RemoteValueImpl.__init__, "_status_available_event")
     )
 
 
 def _expects_last(fit: Callable[..., Any]) -> bool:
     """Whether the source has a loop over three values, of which the second is the number of the last step."""
-    source = ast.parse(textwrap.dedent(inspect.getsource(fit)))
-    targets = (node.target for node in ast.walk(source) if isinstance(node, ast.For))
+    targets = (node.target for node in ast.walk(parse(fit)) if isinstance(node, ast.For))
     return any(isinstance(target, ast.Tuple) and len(target.elts) == 3 for target in targets)
 
 
@@ -206,5 +204,5 @@ def _passes_class_weight(function: Callable[..., Any]) -> bool:
         and isinstance(node.func, ast.Name)
         and node.func.id == "TFEpochIterator"
         and any(keyword.arg == "class_weight" for keyword in node.keywords)
-        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))))
+        for node in ast.walk(parse(function))
     )
