@@ -22,8 +22,8 @@ from launcher.rundir.logs import Block, LogChoice, LogFile, LogReader, find_atte
 from launcher.tasks import TaskId, name_tasks
 from worker_entry.system.files import end_of_hole, long_hole
 
-TOGETHER = 256 << 10
-"""Bytes that are rendered and written at once."""
+TOGETHER = 32 << 10
+"""Bytes from which on lines are rendered and written; a piece that is read has more, so it is not joined with others."""
 PIECE = 1 << 20
 PIPE = 1 << 20
 """The capacity of a pipe in bytes: the most that users may ask for, so that writer and reader seldom wait."""

@@ -27,8 +27,11 @@ class Labels:
 
 
 def prefix_lines(label: bytes, lines: bytes) -> bytes:
-    """The lines with the label before each of them."""
-    return label + lines[:-1].replace(b"\n", b"\n" + label) + b"\n" if lines else b""
+    """The lines, each with its line break, with the label before each of them."""
+    if not label or not lines:
+        return lines
+    followed = memoryview(lines.replace(b"\n", b"\n" + label))  # cut without a copy: logs may have gigabytes
+    return b"".join((label, followed[: -len(label)]))
 
 
 def style_remark(text: str, *, colour: bool) -> bytes:

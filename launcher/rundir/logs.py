@@ -22,8 +22,8 @@ from worker_entry.protocol.units import render_size
 from worker_entry.system.files import is_zeros, last_data, long_hole
 
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,9})")
-PIECE = 256 << 10
-"""Bytes per read."""
+PIECE = 64 << 10
+"""Bytes per read. With labels, they take less than 128 KiB, above which malloc maps new memory for each piece."""
 LONGEST = 1 << 20
 """Bytes of the longest line that is kept whole; longer lines are cut."""
 

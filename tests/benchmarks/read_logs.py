@@ -1,4 +1,7 @@
-"""`distlaunch logs` of a run that has ended, against `cat` of the same files; both through a pipe."""
+"""`distlaunch logs` of a run that has ended, against `cat` of the same files; both through a pipe.
+
+With prefixes, the rival is `sed`, which has the same to do.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +12,50 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.benchmarks.pairs import Pair, time_pairs
+from tests.benchmarks.pairs import Pair, Row, time_pairs
+from tests.harness.builders.runs_on_disk import write_run
 from worker_entry.protocol.log_index import LogIndex
 
 MEGABYTES = 1000
 LINE = b"Epoch 1/5 " + b"x" * 69 + b"\n"
 TASKS = 4
+CAT, SED = ("cat",), ("sed", "s/^/worker:0 │ /")
+ROWS = {
+    "-f, one task": Row("`distlaunch logs -f` of one task, with a prefix for each line", "`cat`"),
+    "-f, one task; rival: sed": Row("the same lines with their prefixes", "`sed 's/^/worker:0 │ /'`"),
+}
 
 
 def measure(runs: int) -> Iterator[Pair]:
-    print(f"logs of {MEGABYTES} MB in lines of {len(LINE)} bytes, from start to the last byte; rival: cat")
+    print(f"logs of {MEGABYTES} MB in lines of {len(LINE)} bytes, from start to the last byte; rival: cat, or sed")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
-        (run / "run.json").write_text('{"run_id": "r", "ended": true}')
         _write(run, "one", 1)
         _write(run, "many", TASKS)
         cases = {
-            "-f, one task, no prefix": ("one", ["worker:0", "-f", "--no-prefix"]),
-            "one task": ("one", []),
-            "one task, -t": ("one", ["-t"]),
-            f"{TASKS} tasks": ("many", []),
-            f"{TASKS} tasks, no prefix": ("many", ["--no-prefix"]),
-            f"{TASKS} tasks, JSON": ("many", ["--json"]),
+            "-f, one task, no prefix": ("one", ["worker:0", "-f", "--no-prefix"], CAT),
+            "-f, one task": ("one", ["worker:0", "-f"], CAT),
+            "-f, one task; rival: sed": ("one", ["worker:0", "-f"], SED),
+            "one task": ("one", [], CAT),
+            "one task, -t": ("one", ["-t"], CAT),
+            f"{TASKS} tasks": ("many", [], CAT),
+            f"{TASKS} tasks, no prefix": ("many", ["--no-prefix"], CAT),
+            f"{TASKS} tasks, JSON": ("many", ["--json"], CAT),
         }
-        for title, (name, options) in cases.items():
+        for title, (name, options, rival) in cases.items():
             logs = sorted(map(str, (run / name / "attempt-1").glob("*.log")))
-            ours, rival = time_pairs(
+            mine, theirs = time_pairs(
                 lambda n=name, o=options: _drain([sys.executable, "-m", "launcher", "logs", str(run / n), *o]),  # type: ignore[misc]
-                lambda paths=logs: _drain(["cat", *paths]),  # type: ignore[misc]
+                lambda words=rival, paths=logs: _drain([*words, *paths]),  # type: ignore[misc]
                 runs,
             )
-            yield Pair(title, [MEGABYTES / s for s in ours], [MEGABYTES / s for s in rival], "MB/s")
+            yield Pair(title, [MEGABYTES / s for s in mine], [MEGABYTES / s for s in theirs], "MB/s", ROWS.get(title))
 
 
 def _write(root: Path, name: str, tasks: int) -> None:
     """Writes a run's logs, each with an index that has a record every 64 kB."""
-    folder = root / name / "attempt-1"
-    folder.mkdir(parents=True)
-    (root / name / "run.json").write_text('{"run_id": "r", "ended": true}')
+    folder = write_run(root / name, outcome="succeeded", tasks=tasks).attempt(1)
+    folder.mkdir()
     piece = LINE * (65_536 // len(LINE))
     for task in range(tasks):
         path = folder / f"worker-{task}.log"

@@ -1,4 +1,4 @@
-"""`distlaunch --help` and `distlaunch status` against the import of the libraries that each needs."""
+"""Short commands, and a run of `true`, against the import of the libraries that each needs."""
 
 import subprocess
 import sys
@@ -13,6 +13,7 @@ COMMAND = str(Path(sys.executable).with_name("distlaunch"))
 CLICK = "import click"
 MODELS = f"{CLICK}; from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator"
 HELP = Row("`distlaunch --help`", f'`python -c "{CLICK}"`')
+TRUE = Row("`distlaunch local -n 1 -- true`", f'`python -c "{CLICK}; from pydantic import BaseModel, …"`')
 STATUS = Row("`distlaunch status` of an ended run", f'`python -c "{CLICK}; from pydantic import BaseModel, …"`')
 
 
@@ -24,9 +25,10 @@ def measure(runs: int) -> Iterator[Pair]:
         for title, words, imports, row in (
             ("--help (goal: 1.2)", ["--help"], CLICK, HELP),
             ("status, of an ended run", ["status", f"{folder}/run"], MODELS, STATUS),
+            ("local -n 1 -- true", ["local", "-n", "1", "--", "true"], MODELS, TRUE),
         ):
             ours, rival = time_pairs(
-                partial(time_command, [COMMAND, *words]),
+                partial(time_command, [COMMAND, *words], cwd=Path(folder)),
                 partial(time_command, [sys.executable, "-c", imports]),
                 runs * 4,
             )

@@ -79,15 +79,23 @@ STARTS = {
     workers: Row(f"start to first all-reduce, {workers} worker{'s'[: workers > 1]}", rival)
     for workers, rival in BY_HAND.items()
 }
+WHOLE = {
+    workers: Row(f"start to end of the same program, {workers} worker{'s'[: workers > 1]}", BY_HAND[workers])
+    for workers in (1, 4)
+}
 MEMORY = Row("private memory of each of 8 workers", BY_HAND[8])
 
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds until all workers have done their first all-reduce, and the mean private memory of a worker in MiB."""
+    """Seconds until all workers have done their first all-reduce, and until the end of the command or of all workers.
+
+    `private`: the mean private memory of a worker in MiB.
+    """
 
     seconds: float
     private: float
+    whole_s: float
 
 
 def measure(runs: int) -> Iterator[Pair]:
@@ -99,6 +107,9 @@ def measure(runs: int) -> Iterator[Pair]:
             ours.append(start_ours(workers))
             rival.append(start_plain(workers))
         yield Pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival), row=row)
+        yield Pair(
+            "    to the end", [each.whole_s for each in ours], [each.whole_s for each in rival], row=WHOLE.get(workers)
+        )
         alone = alone or statistics.median(seconds_of(ours))
         print(f"    {statistics.median(seconds_of(ours)) / alone:.2f} × distlaunch's single worker", flush=True)
         private = [[start.private for start in side] for side in (ours, rival)]
@@ -201,7 +212,8 @@ def _write(folder: Path, source: str) -> tuple[Path, Path]:
 def _last_step(steps: Path, workers: int, started: float) -> Start:
     told = [[float(word) for word in path.read_text().split()] for path in steps.iterdir()]
     assert len(told) == workers
-    return Start(max(first for first, _ in told) - started, statistics.mean(private for _, private in told))
+    seconds = max(first for first, _ in told) - started
+    return Start(seconds, statistics.mean(private for _, private in told), time.time() - started)
 
 
 def _free_ports(count: int) -> list[int]:

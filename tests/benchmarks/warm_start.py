@@ -18,6 +18,7 @@ STARTS = {
     workers: Row(f"start to first all-reduce with TensorFlow kept warm, {workers} worker{'s'[: workers > 1]}", rival)
     for workers, rival in BY_HAND.items()
 }
+WHOLE = Row("start to end of the same program with TensorFlow kept warm, 4 workers", BY_HAND[4])
 IMPORT = Row("start to end of a program that only imports TensorFlow, kept warm", "`python trivial.py`")
 
 
@@ -31,6 +32,8 @@ def measure(runs: int) -> Iterator[Pair]:
                 ours.append(start_ours(workers, *KEEP))
                 rival.append(start_plain(workers))
             yield Pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival), row=row)
+            whole = [[start.whole_s for start in side] for side in (ours, rival)]
+            yield Pair("    to the end", whole[0], whole[1], row=WHOLE if workers == 4 else None)
         yield _measure_trivial(runs)
     finally:
         subprocess.run([sys.executable, "-m", "launcher", "down", "--warm"], check=True, capture_output=True)
