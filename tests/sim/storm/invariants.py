@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 KNOWN = {*FAILURES, *USER_ERRORS, "succeeded", "interrupted", "node-unreachable", "start-failed", "no-progress"}
 NEWS_S = 2.0
 """How long the controller may not have known that a task has ended."""
-JOURNAL_LIMIT = 300_000
-"""Bytes of a journal per attempt and controller."""
+JOURNAL_LIMIT, NODE_LIMIT = 300_000, 3_000
+"""Bytes of a journal per attempt and controller: at most, and with many nodes, for each node."""
 
 
 def check_end(world: World) -> None:
@@ -55,7 +55,8 @@ def _check_journal(world: World, records: list[Record]) -> Iterator[tuple[str, s
             yield "one end", f"{task} of attempt {attempt}, start {start}, has {count} ends"
     size = world.files.events.stat().st_size
     attempts = max((record.attempt for record in records), default=0)
-    if size > JOURNAL_LIMIT * (attempts + len(world.controllers)):
+    limit = max(JOURNAL_LIMIT, NODE_LIMIT * len(world.scenario.spec["nodes"]))
+    if size > limit * (attempts + len(world.controllers)):
         yield "journal", f"{size} bytes"
 
 

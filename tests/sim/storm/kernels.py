@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from tests.sim.storm.simulation import BEGAN
-from tests.sim.storm.tasks import TaskProcess
+from tests.sim.storm.tasks import TaskProcess, name_members
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.framing import parse
 from worker_entry.protocol.frozen import asdict
@@ -151,20 +151,20 @@ class SimulatedKernel:
             _touch(order.handler_file)
         self.agent.attempt = int(attempt)
         self.world.note_spawn(task)
-        cluster: set[str] = set()
+        cluster: frozenset[str] = frozenset()
         if "TF_CONFIG" in env:
             config = json.loads(env["TF_CONFIG"])
-            cluster = {f"{kind}:{n}" for kind, addresses in config["cluster"].items() for n in range(len(addresses))}
+            cluster = name_members(*((kind, len(addresses)) for kind, addresses in config["cluster"].items()))
             if f"{config['task']['type']}:{config['task']['index']}" != name:
                 self.world.break_rule("TF_CONFIG", f"{name} gets {config}")
         elif size := env.get("WORLD_SIZE"):
-            cluster = {f"worker:{number}" for number in range(int(size))}
+            cluster = name_members(("worker", int(size)))
         self.machine.later(0.0, partial(self._begin, task, cluster))
         return pid
 
-    def _begin(self, task: TaskProcess, cluster: set[str]) -> None:
+    def _begin(self, task: TaskProcess, cluster: frozenset[str]) -> None:
         if task.is_alive:
-            task.begin(cluster if task.name in cluster else set())
+            task.begin(cluster if task.name in cluster else frozenset())
 
     def reap(self) -> tuple[int, int] | None:
         if not self._changes:

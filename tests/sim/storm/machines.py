@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.sim.storm.simulation import BEGAN
-from tests.sim.storm.tasks import FOREVER, TaskProcess
+from tests.sim.storm.tasks import FOREVER, TaskProcess, name_members
 from worker_entry.agent.connection.lease import GRACE_S
 from worker_entry.protocol.gpus import ClaimGpus, GpusClaimed
 from worker_entry.protocol.messages import (
@@ -138,7 +138,7 @@ class Machine:
             stream.vanish()
 
     def freeze(self) -> None:
-        self.is_frozen = True
+        self.is_frozen = self.world.was_stuck = True
         self.note_change()
 
     def thaw(self) -> None:
@@ -152,6 +152,7 @@ class Machine:
 
     def cut(self, *directions: str) -> None:
         self.cuts |= {*directions}
+        self.world.was_stuck = True
         self.note_change()
 
     def heal(self, *directions: str) -> None:
@@ -399,7 +400,7 @@ class Agent:
         if self._pending is not order or self.is_over:
             return
         self._pending = None
-        cluster = {f"{kind}:{n}" for kind, addresses in order.cluster.items() for n in range(len(addresses))}
+        cluster = name_members(*((kind, len(addresses)) for kind, addresses in order.cluster.items()))
         for start in order.tasks:
             before = self.tasks.get(start.task)
             self.logs.setdefault(start.task, bytearray())
@@ -408,8 +409,8 @@ class Agent:
             self.world.note_spawn(task)
             self.say(task.started)
             if size := start.env.get("WORLD_SIZE"):  # PyTorch
-                cluster = {f"worker:{number}" for number in range(int(size))}
-            task.begin(cluster if start.task in cluster and (start.joins or size) else set())
+                cluster = name_members(("worker", int(size)))
+            task.begin(cluster if start.task in cluster and (start.joins or size) else frozenset())
 
     def _obey_stop(self, order: Stop) -> None:
         if self._is_finished:

@@ -323,21 +323,23 @@ class SimulatedTiming(TurnTiming):
         return SimulatedEvent(self._process)
 
     def map(self, function: Callable[[T], R], items: Iterable[T], at_once: int) -> list[R]:
-        del at_once
         done: queue.SimpleQueue[None] = queue.SimpleQueue()
         results: dict[int, R] = {}
         errors: dict[int, Exception] = {}
-
-        def work(number: int, item: T) -> None:
-            try:
-                results[number] = function(item)
-            except Exception as error:  # noqa: BLE001 - the caller gets it
-                errors[number] = error
-            done.put(None)
-
         listed = [*items]
-        for number, item in enumerate(listed):
-            self.start(partial(work, number, item), "map")
+        rest = iter(range(at_once, len(listed)))
+
+        def work(number: int | None) -> None:
+            while number is not None:
+                try:
+                    results[number] = function(listed[number])
+                except Exception as error:  # noqa: BLE001 - the caller gets it
+                    errors[number] = error
+                done.put(None)
+                number = next(rest, None)
+
+        for number in range(min(at_once, len(listed))):
+            self.start(partial(work, number), "map")
         for _ in listed:
             self.wait(done, math.inf)
         if errors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 from collections.abc import Callable
@@ -29,6 +30,12 @@ FOREVER = math.inf
 PAUSES_AT = 20
 """The step after which a program pauses, if it does."""
 IDLE_S = 1000.0
+
+
+@functools.cache
+def name_members(*counts: tuple[str, int]) -> frozenset[str]:
+    """The tasks of a cluster that has so many of each type; all of its tasks share the set."""
+    return frozenset(f"{task_type}:{index}" for task_type, count in counts for index in range(count))
 
 
 class TaskHost(Protocol):
@@ -65,6 +72,7 @@ class TaskProcess:
         self.machine = host.machine
         self.world = host.world
         self.name = name
+        self.role = host.world.find_role(name)
         self.attempt = attempt
         self.start = start
         self.program = host.world.scenario.program
@@ -86,7 +94,7 @@ class TaskProcess:
         """Whether its program has ended."""
         self._crash: CrashRecord | None = None
         self._finished: float | None = None
-        self._cluster: set[str] = set()
+        self._cluster: frozenset[str] = frozenset()
         self._left_s = self.program.trains_s
         self._step = 0
         self._began = 0.0
@@ -97,10 +105,6 @@ class TaskProcess:
         """When its agent began to stop it, on its machine's clock."""
         self._stays_s: float | None = None
         """How long the process stays once its program has ended; infinite: until it is ended."""
-
-    @property
-    def role(self) -> str:
-        return self.world.find_role(self.name)
 
     @property
     def has_handler(self) -> bool:
@@ -147,7 +151,7 @@ class TaskProcess:
 
     # --- its program ---
 
-    def begin(self, cluster: set[str]) -> None:
+    def begin(self, cluster: frozenset[str]) -> None:
         self._cluster = cluster
         self.print("starts")
         self._later(self.program.starts_s * self.machine.chance.uniform(0.8, 1.2), self._open)
@@ -244,13 +248,14 @@ class TaskProcess:
 
     def hang(self, *, works: bool) -> None:
         self.is_hung, self.works = True, works
+        self.world.was_stuck = True
 
     def unhang(self) -> None:
         self.is_hung = False
         self._go_on()
 
     def halt(self) -> None:
-        self.is_halted = True
+        self.is_halted = self.world.was_stuck = True
         self.halted = Halted(self.name, signal.SIGSTOP, self.host.time())
         self.host.say(self.halted)
 

@@ -73,6 +73,8 @@ class Cluster:
     began: float
     tasks: dict[str, TaskProcess] = field(default_factory=dict)
     joined: dict[str, TaskProcess] = field(default_factory=dict)
+    lost: dict[str, TaskProcess] = field(default_factory=dict)
+    """The tasks that have joined, and whose end the others notice."""
     up: float = FOREVER
     """When its tasks had met."""
     stopped: float = FOREVER
@@ -113,6 +115,10 @@ class World:
         self.is_disk_full = self.was_disk_full = False
         self.broken: list[Broken] = []
         self.clusters: dict[int, Cluster] = {}
+        self.running: dict[int, dict[str, TaskProcess]] = {}
+        """The live processes of all tasks, by attempt."""
+        self.was_stuck = False
+        """Whether any task or machine has ever been stuck, or cut off."""
         self.written: dict[tuple[int, str], bytearray] = {}
         """What the tasks have really written, by attempt and task."""
         self.excuses: list[Excuse] = []
@@ -295,19 +301,20 @@ class World:
                 self.note_stop(agent)
 
     def note_spawn(self, task: TaskProcess) -> None:
-        for machine in self.machines.values():
-            for other in machine.processes:
-                if other.host.is_fenced or other is task:
-                    continue
-                if other.name == task.name:
-                    self.break_rule("twice", f"{task.name} runs twice: on {machine.name} and {task.machine.name}")
-                if other.attempt < task.attempt:
+        for attempt, tasks in self.running.items():
+            for other in tasks.values() if attempt < task.attempt else ():
+                if not other.host.is_fenced:
                     self.break_rule(
                         "fence",
                         f"{task.name} of attempt {task.attempt} starts while {other.name} of attempt "
-                        f"{other.attempt} runs on {machine.name}",
+                        f"{attempt} runs on {other.machine.name}",
                     )
+            same = tasks.get(task.name)
+            if same is not None and not same.host.is_fenced:
+                self.break_rule("twice", f"{task.name} runs twice: on {same.machine.name} and {task.machine.name}")
+        self.running.setdefault(task.attempt, {})[task.name] = task
         self.clusters[task.attempt].tasks[task.name] = task
+        self.clusters[task.attempt].lost.pop(task.name, None)
         self.written.setdefault((task.attempt, task.name), bytearray())
 
     def note_output(self, task: TaskProcess, line: bytes) -> None:
@@ -320,8 +327,13 @@ class World:
 
     def note_end(self, task: TaskProcess, how: TaskExit | None) -> None:
         self._note("exit")
-        role, failed = self.find_role(task.name), not task.has_succeeded and (how is None or not how.ok)
-        if role == "server" or (role == "trainer" and failed):
+        running, cluster = self.running[task.attempt], self.clusters[task.attempt]
+        if running.get(task.name) is task:
+            del running[task.name]
+        failed = not task.has_succeeded and (how is None or not how.ok)
+        if (failed or task.role == "server") and task.name in cluster.joined and cluster.tasks[task.name] is task:
+            cluster.lost[task.name] = task
+        if task.role == "server" or (task.role == "trainer" and failed):
             self.excuse(f"{task.name} ended with {how}", self.simulation.now)
 
     def excuse(self, why: str, until: float, *, only_delays: bool = False) -> None:
@@ -343,7 +355,7 @@ class World:
 
     # --- the cluster ---
 
-    def join(self, task: TaskProcess, expected: set[str]) -> None:
+    def join(self, task: TaskProcess, expected: frozenset[str]) -> None:
         """The task has opened its port; once all have, they train."""
         cluster = self.clusters[task.attempt]
         cluster.joined[task.name] = task
@@ -364,24 +376,29 @@ class World:
     def _peers(self, task: TaskProcess) -> list[TaskProcess]:
         """The tasks without which the task cannot do a step."""
         cluster = self.clusters[task.attempt]
-        if task.name not in cluster.joined:
-            return []
+        return [cluster.tasks[name] for name in cluster.joined if self._needs(task, name)]
+
+    def _needs(self, task: TaskProcess, name: str) -> bool:
+        cluster = self.clusters[task.attempt]
+        if task.name not in cluster.joined or name == task.name:
+            return False
         is_collective = self._rules.collective or self.is_torch
-        return [
-            cluster.tasks[name]
-            for name in cluster.joined
-            if name != task.name and (name.startswith("ps:") or (is_collective and self.find_role(name) == "trainer"))
-        ]
+        return name.startswith("ps:") or (is_collective and cluster.tasks[name].role == "trainer")
 
     def find_lost_peer(self, task: TaskProcess) -> str:
-        ended = (peer for peer in self._peers(task) if not peer.is_alive)
-        return next((peer.name for peer in ended if peer.role == "server" or not peer.has_succeeded), "")
+        cluster = self.clusters[task.attempt]
+        lost = [name for name in cluster.lost if self._needs(task, name)]
+        return next(name for name in cluster.joined if name in lost) if len(lost) > 1 else "".join(lost)
 
     def waits_for_peer(self, task: TaskProcess) -> bool:
-        cluster, peers = self.clusters[task.attempt], self._peers(task)
-        served = [each for name, each in cluster.tasks.items() if name in cluster.joined and each.role == "server"]
-        workers = [each for each in served if each.name.startswith("worker:")]
+        cluster = self.clusters[task.attempt]
+        served = cluster.joined if self._rules.serves else ()
+        workers = [cluster.tasks[name] for name in served if name.startswith("worker:")]
+        workers = [worker for worker in workers if worker.role == "server"]
         has_no_worker = bool(workers) and not any(worker.is_alive for worker in workers)
+        if not self.was_stuck:  # asked for each of 10,000 tasks at each of its steps
+            return has_no_worker
+        peers = self._peers(task)
         is_cut_off = any("peers" in each.machine.cuts for each in (task, *peers))
         return has_no_worker or is_cut_off or any(peer.is_alive and peer.is_stuck for peer in peers)
 
