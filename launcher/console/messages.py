@@ -281,12 +281,12 @@ class Reminder:
         """A warning after half of the drain time."""
         if state.deadline is None or state.deadline == self._drains or not state.ended or state.suspicion is not None:
             return None
+        left_s = state.deadline - now
+        if left_s > state.policy.drain_s / 2:  # asked at each event: before anything is sorted
+            return None
         going = sorted(state.policy.trainers - state.ended)
         leaving = sorted(state.policy.trainers - state.exits.keys())
         if not leaving:
-            return None
-        left_s = state.deadline - now
-        if left_s > state.policy.drain_s / 2:
             return None
         self._drains = state.deadline
         if not going:

@@ -91,7 +91,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
         state = _give_time(state, now)
     if is_progress(state, event):
         state = note_progress(state, now)
-    if state.is_done and (isinstance(event, Interrupted) or state.is_taken_away):
+    if (isinstance(event, Interrupted) or state.is_taken_away) and state.is_done:
         is_leaving = state.policy.trainers - state.exits.keys()  # its program has ended, and its interpreter has not
         grace_s = state.policy.stop_grace_s if is_leaving or state.interrupts else FAILURE_GRACE_S
         return _stop(state, Reason.SUCCEEDED, grace_s, now, interrupts=state.interrupts)
@@ -210,19 +210,20 @@ def _while_failing(state: AttemptState, event: Event, now: float) -> Decision:
 
 def _while_running(before: AttemptState, state: AttemptState, event: Event, now: float) -> Decision:
     trainers, ended = state.policy.trainers, state.ended
+    has_ended = len(ended) == len(trainers)
     drained = now + state.policy.drain_s if state.policy.drain_s else None
     trainer_ended = isinstance(event, (ProgramEnded, TaskExited)) and event.task in trainers
     if state.phase is Phase.FORMING:
         # A trainer that has ended successfully needed no cluster, or had one: ports no longer matter.
-        if state.policy.tasks - state.unreachable <= state.started.keys() and (ended or state.is_up):
+        if (ended or state.is_up) and state.have_started:
             state = replace(
                 state, phase=Phase.RUNNING, deadline=drained if ended else None, suspicion=None, last_progress=now
             )
         elif state.suspicion is not None or _is_due(state, now):
             return _suspect(state, Reason.START_TIMEOUT, event, now)
-    elif trainer_ended and before.ended != ended and (len(ended) == 1 or ended == trainers):
+    elif trainer_ended and len(before.ended) != len(ended) and (len(ended) == 1 or has_ended):
         state = replace(state, deadline=drained)
-    if ended == trainers:
+    if has_ended:
         return _while_ending(state, event, now)
     if state.phase is Phase.RUNNING and not state.detached:
         return _while_training(state, event, now)
@@ -232,11 +233,10 @@ def _while_running(before: AttemptState, state: AttemptState, event: Event, now:
 def _while_ending(state: AttemptState, event: Event, now: float) -> Decision:
     """All trainers' programs have ended; processes and other tasks may still be there."""
     # Until the deadline, an evaluator may still look at the last checkpoint.
-    auxiliary = state.policy.auxiliary - state.exits.keys() - state.unreachable
-    if state.is_over and state.policy.keeps_auxiliary and auxiliary:
+    if state.policy.keeps_auxiliary and not state.have_ended(state.policy.auxiliary) and state.is_over:
         return replace(state, deadline=None), ()
     # A process may stay after the end of its program, and may still be at work.
-    if state.policy.trainers - state.exits.keys() - state.unreachable:
+    if not state.have_ended(state.policy.trainers):
         is_suspect = state.suspicion is Reason.DRAIN_TIMEOUT or _is_due(state, now)
         return _suspect(state, Reason.DRAIN_TIMEOUT, event, now) if is_suspect else (state, ())
     if state.is_over or _is_due(state, now):
@@ -291,11 +291,11 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
         if state.deadline is not None and deadline < state.deadline:  # this limit was not known before
             return replace(state, deadline=deadline), (StopNodes(grace_s),)
     # Nothing was started on a node whose agent has not answered; its link ends by itself.
-    silent = state.ready - state.empty.keys() - state.lost.keys()
-    if silent and _is_due(state, now):
+    if _is_due(state, now):
+        silent = state.ready - state.empty.keys() - state.lost.keys()
         reasons = dict.fromkeys(silent, "did not report that all of its processes have ended")
-        state, silent = replace(state, lost={**state.lost, **reasons}), frozenset()
-    if not silent:
+        state = replace(state, lost={**state.lost, **reasons})
+    if state.is_empty:
         return _finish(state), (Finish(),)
     if state.interrupt_due is not None and now >= state.interrupt_due and not state.saving:
         insists = bool(state.stopped - state.exits.keys() - state.interrupted)
@@ -334,7 +334,7 @@ def _stop(
         deadline=now + max(grace_s, *longer.values(), 0.0) + STOP_MARGIN_S,
         interrupt_due=now + INTERRUPT_S if interrupts else None,
     )
-    if state.ready <= state.lost.keys() | state.empty.keys():
+    if state.is_empty:
         return _finish(state), (Finish(),)
     return state, (StopNodes(grace_s, for_handlers, interrupts, longer),)
 

@@ -78,7 +78,7 @@ def is_relevant(state: AttemptState, event: Event) -> bool:
         case NodeEmpty(node):
             return node in state.policy.nodes and node not in state.empty and state.phase is Phase.STOPPING
         case TaskStarted(task):
-            asked = state.phase not in BEFORE_START and state.prepared == state.policy.nodes.keys()
+            asked = state.phase not in BEFORE_START and len(state.prepared) == len(state.policy.nodes)
             known = state.started[task].start if task in state.started else _find_ended(state, task)
             return asked and task in state.policy.tasks and event.start > known
         case TaskUnguarded(task, why):
@@ -187,13 +187,25 @@ def apply(state: AttemptState, event: Event) -> AttemptState:
             others = {name: halt for name, halt in state.halted.items() if name != task}
             return replace(state, halted=others if signum is None else {**others, task: event})
         case ProgramEnded(task):
-            return replace(state, programs={**state.programs, task: event})
+            state = replace(state, programs={**state.programs, task: event})
+            return _note_end(state, task, is_bad=event.crash is not None and task in state.policy.trainers)
         case TaskExited(task):
             # Its end has crossed the order to stop it.
             stopped = state.stopped - {task} if event.before_stop and not event.failed else state.stopped
             state = replace(state, exits={**state.exits, task: event}, stopped=stopped)
+            is_bad = event.failed and task in state.policy.trainers
+            state = _note_end(state, task, is_bad=is_bad or task in state.policy.servers)
             return _forget(state, event) if _restarts_individually(state, event) else state
     return state
+
+
+def _note_end(state: AttemptState, task: TaskId, *, is_bad: bool) -> AttemptState:
+    is_first = task in state.policy.trainers and task not in state.ended
+    return replace(
+        state,
+        ended=state.ended | {task} if is_first else state.ended,
+        bad_ends=state.bad_ends | {task} if is_bad else state.bad_ends,
+    )
 
 
 def _restarts_individually(state: AttemptState, event: TaskExited) -> bool:
@@ -221,6 +233,8 @@ def _forget(state: AttemptState, event: TaskExited) -> AttemptState:
         halted=without(state.halted),
         programs=without(state.programs),
         exits=without(state.exits),
+        ended=state.ended - {task},
+        bad_ends=state.bad_ends - {task},
         restarted={**state.restarted, task: ends},
     )
 

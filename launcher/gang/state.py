@@ -142,6 +142,10 @@ class AttemptState:
     raised_due: float | None = None
     """When a task whose program has raised counts as failed although its process stays, on the controller's clock."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
+    ended: frozenset[TaskId] = frozenset()
+    """The trainers in `programs` or `exits`."""
+    bad_ends: frozenset[TaskId] = frozenset()
+    """The tasks in `programs` or `exits` whose end may fail the attempt."""
     restarted: Mapping[TaskId, tuple[IndividualRestart, ...]] = field(default_factory=dict)
     """The tasks that restarted individually."""
     refusals: tuple[NodeRefused, ...] = ()
@@ -182,11 +186,6 @@ class AttemptState:
         return end is not None and not end.failed and task not in self.stopped
 
     @property
-    def ended(self) -> frozenset[TaskId]:
-        """The trainers whose programs have ended."""
-        return self.policy.trainers & (self.exits.keys() | self.programs.keys())
-
-    @property
     def ended_before_stop(self) -> frozenset[TaskId]:
         """The trainers whose programs ended before anything was stopped."""
         return self.policy.trainers & (self.programs.keys() | self.exits.keys() - self.stopped)
@@ -194,15 +193,17 @@ class AttemptState:
     @property
     def raised(self) -> list[ProgramEnded]:
         """The ends of trainers whose program has raised while their process is still there."""
-        ends = [self.programs[task] for task in sorted(self.policy.trainers & self.programs.keys() - self.exits.keys())]
-        return [end for end in ends if end.crash is not None]
+        return [self.programs[task] for task in sorted(self.bad_ends) if task not in self.exits]
 
     def needs(self, node: str) -> bool:
         """Whether the attempt fails without this node."""
         if self.phase in BEFORE_START:
             return True
-        running = self.policy.servers | self.policy.trainers - self.ended
-        return not self.is_done and not running.isdisjoint(self.policy.nodes[node])
+        is_needed = any(
+            task in self.policy.servers or (task in self.policy.trainers and task not in self.ended)
+            for task in self.policy.nodes[node]
+        )
+        return is_needed and not self.is_done
 
     @property
     def seems_stalled(self) -> bool:
@@ -218,7 +219,8 @@ class AttemptState:
     @property
     def unreachable(self) -> frozenset[TaskId]:
         """The tasks on lost nodes that are not known to have ended."""
-        return frozenset().union(*(self.policy.nodes[node] for node in self.lost)) - self.exits.keys()
+        on_lost = (task for node in self.lost for task in self.policy.nodes[node])
+        return frozenset(task for task in on_lost if task not in self.exits)
 
     @property
     def is_taken_away(self) -> bool:
@@ -288,9 +290,8 @@ class AttemptState:
             return True
         if len(self.listening) + len(self.exits) < len(self.policy.forming):
             return False
-        return not self._not_up and (
-            self.not_joined is not None or not self.policy.forming or not self.policy.strategy.collective
-        )
+        is_known = self.not_joined is not None or not self.policy.forming or not self.policy.strategy.collective
+        return is_known and not any(map(self._waits_for, self.policy.tasks))
 
     @property
     def separate(self) -> frozenset[TaskId]:
@@ -329,14 +330,31 @@ class AttemptState:
     @property
     def is_over(self) -> bool:
         """Whether all tasks that end on their own have ended successfully."""
-        rest = self.policy.tasks - self.policy.servers - self.policy.auxiliary - self.unreachable
-        has_failed = bool(self.failures or self.raised)
-        return self.phase is Phase.RUNNING and rest <= self.exits.keys() and not has_failed
+        rest = self.policy.tasks - self.policy.servers - self.policy.auxiliary
+        return self.phase is Phase.RUNNING and self.have_ended(rest) and not (self.failures or self.raised)
+
+    def have_ended(self, tasks: frozenset[TaskId]) -> bool:
+        """Whether each of these tasks is known to have ended, or cannot be reached."""
+        unreachable = self.unreachable
+        return all(task in self.exits or task in unreachable for task in tasks)
+
+    @property
+    def have_started(self) -> bool:
+        """Whether each task has started, or cannot be reached."""
+        unreachable = self.unreachable
+        return all(task in self.started or task in unreachable for task in self.policy.tasks)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether each node that has answered is lost, or has reported that no process is left."""
+        return all(node in self.empty or node in self.lost for node in self.ready)
 
     @property
     def failures(self) -> list[TaskExited]:
         """The ends of tasks without which the cluster cannot continue."""
-        return [event for event in self.exits.values() if self.fails(event)]
+        if not self.bad_ends:
+            return []
+        return [event for event in self.exits.values() if event.task in self.bad_ends and self.fails(event)]
 
     def has_saved(self, event: TaskExited) -> bool:
         """Whether the task ended because PreemptionCheckpointHandler has saved; the other workers save as well."""
@@ -355,21 +373,20 @@ class AttemptState:
 
         Once the attempt is stopped, the tasks for which it waited then.
         """
-        return sorted(self._not_up)
+        return sorted(filter(self._waits_for, self.policy.tasks))
 
-    @property
-    def _not_up(self) -> frozenset[TaskId]:
-        ended = self.exits.keys() - self.stopped
-        joined = self.listening.keys() - (self.not_joined or ())
-        return (self.policy.forming - joined - ended) | (self._silent - ended)
+    def _waits_for(self, task: TaskId) -> bool:
+        if task in self.exits and task not in self.stopped:
+            return False
+        has_joined = task in self.listening and task not in (self.not_joined or ())
+        return (task in self.policy.forming and not has_joined) or self._is_silent(task)
 
-    @property
-    def _silent(self) -> frozenset[TaskId]:
-        """The trainers that should report that they join the cluster, and have not.
+    def _is_silent(self, task: TaskId) -> bool:
+        """Whether the task is a trainer that should report that it joins the cluster, and has not.
 
         A script always reports; a command is known to do so once it has reported anything.
         """
-        if not self.policy.strategy.reports_joining:
-            return frozenset()
-        reporting = self.policy.trainers & (self.policy.scripts | self.status.keys())
-        return frozenset(task for task in reporting if not self._find_strategy(task) and not self._has_trained(task))
+        if not self.policy.strategy.reports_joining or task not in self.policy.trainers:
+            return False
+        reports = task in self.policy.scripts or task in self.status
+        return reports and not self._find_strategy(task) and not self._has_trained(task)

@@ -137,10 +137,11 @@ def _judge_announced(state: AttemptState, end: EndAnnounced) -> Verdict:
 
 def _judge_success(state: AttemptState) -> Verdict:
     trainers = [*state.policy.trainers]
+    known = state.policy.trainers | state.policy.servers | state.stopped
     evidence = [
         f"{event.task} ended with {event.exit}, which does not fail the run"
         for event in state.exits.values()
-        if event.task not in state.policy.trainers | state.policy.servers | state.stopped and event.failed
+        if event.task not in known and event.failed
     ]
     evidence += [
         f"{event.task} finished its program before its interpreter ended with {event.exit}; this does not fail the run"
@@ -174,8 +175,8 @@ def _name_all(tasks: Sequence[TaskId]) -> str:
 
 
 def _judge_refusal(state: AttemptState) -> Verdict:
-    order = list(state.policy.nodes)
-    refusals = sorted(state.refusals, key=lambda refusal: order.index(refusal.node))
+    order = {node: number for number, node in enumerate(state.policy.nodes)}
+    refusals = sorted(state.refusals, key=lambda refusal: order[refusal.node])
     problems = [(refusal.node, problem) for refusal in refusals for problem in refusal.problems]
     if not problems:
         return Verdict(

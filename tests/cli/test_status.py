@@ -19,6 +19,7 @@ from launcher.commands.requests import ask_status, ask_to_end
 from launcher.commands.status import render_status
 from launcher.gang.decide import new_attempt
 from launcher.gang.events import TaskExited, TaskReported
+from launcher.gang.facts import apply
 from launcher.gang.state import AttemptState, Phase
 from launcher.report.goodput import KINDS
 from launcher.report.journal_line import Message
@@ -300,7 +301,7 @@ class TestEta:
 
     def test_eta_is_unknown_once_training_has_ended_or_is_stopping(self) -> None:
         state = training(self.FAST)
-        assert estimate_eta_s(replace(state, exits={W0: TaskExited(W0, TaskExit(0), 201.0)}), 205.0) is None
+        assert estimate_eta_s(apply(state, TaskExited(W0, TaskExit(0), 201.0)), 205.0) is None
         assert estimate_eta_s(replace(state, phase=Phase.STOPPING), 205.0) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import os
 import secrets
@@ -14,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from launcher.report import goodput_count
+from launcher.tasks import TaskId
 from tests.harness.apart import linux
 from tests.harness.places import ROOT
 from tests.sim.storm.defects import DEFECTS, put_back
 from tests.sim.storm.history_files import list_histories, read, read_defect
+from tests.sim.storm.many import make_scenario
 from tests.sim.storm.scenarios import Fault, Moment, Program, Scenario, draw, draw_whole
 from tests.sim.storm.shrinking import play, shrink
 from tests.sim.storm.world import World
@@ -180,3 +183,30 @@ def _measure_least(world: World) -> int:
         sys._clear_type_cache()  # it keeps copies of names, as many as it has room for
         sizes.append(sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces(ours).traces))
     return min(sizes)
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
+def test_the_work_of_a_controller_grows_no_faster_than_its_nodes(
+    framework: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From the start over a failure and a restart to the end; copies of the state do not count."""
+    monkeypatch.setattr(TaskId, "__hash__", _hash_task)  # counts, too, what happens inside of sets
+    few, many = (_count_calls(nodes, framework, tmp_path / str(nodes)) / nodes for nodes in (50, 200))
+    assert many < 1.1 * few, (few, many)
+
+
+def _hash_task(task: TaskId) -> int:
+    return tuple.__hash__(task)
+
+
+def _count_calls(nodes: int, framework: str, folder: Path) -> int:
+    """How often functions of the controller are called in a run."""
+    folder.mkdir()
+    world, profile = World(make_scenario(nodes, dies=True, framework=framework), folder / "run"), cProfile.Profile()
+    assert profile.runcall(world.play) == []
+    ours = (f"{ROOT}/launcher", __file__)
+    return sum(
+        entry.callcount
+        for entry in profile.getstats()
+        if not isinstance(entry.code, str) and entry.code.co_filename.startswith(ours)
+    )

@@ -7,5 +7,5 @@ A scenario that breaks one is shrunk to the fewest faults, and written as a hist
 
 `scenarios` (what may happen) < `simulation` (time and threads) < `tasks` < `machines` (with model agents) < `links`
 (model connections) or `kernels` < `agents` < `streams` (below the real ones) < `controllers` (the real supervisor) <
-`faults` < `world` (plays a scenario) < `invariants` < `shrinking`.
+`faults` < `world` (plays a scenario) < `invariants` < `shrinking` < `many` (what a large run costs).
 """

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.sim.storm.defects import DEFECTS, put_back
 from tests.sim.storm.history_files import HISTORIES, write
+from tests.sim.storm.many import measure
 from tests.sim.storm.scenarios import Scenario, draw, draw_whole
 from tests.sim.storm.shrinking import play, shrink
 
@@ -31,12 +32,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--whole", action="store_true", help="play with real agents and links, at a quarter of the rate"
     )
     parser.add_argument("--history", type=Path, metavar="FILE", help="play a history instead of seeds")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", metavar="N", help="play a run with N nodes instead, and show what it costs"
+    )
     parser.add_argument("--keep", action="store_true", help=f"write what breaks a rule to {HISTORIES.name}/")
     parser.add_argument("--defect", choices=DEFECTS, default="", help="put this defect back: how soon is it found?")
     parser.add_argument("--max-failures", type=int, default=10, metavar="N", help="stop after so many (10)")
     chosen = parser.parse_args(arguments)
     if chosen.history is not None:
         return _show(Scenario.from_json(chosen.history.read_text(encoding="utf-8")), keep=False)
+    if chosen.nodes:
+        for nodes in chosen.nodes:
+            for dies in (False, True):
+                print(measure(nodes, dies=dies), flush=True)
+        return 0
     drawn = draw_whole if chosen.whole else draw
     began = shown = time.monotonic()
     done, failed = 0, []
