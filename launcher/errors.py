@@ -77,6 +77,12 @@ class TooFewGpusError(UsageError):
     reference = "too-few-gpus"
 
 
+class TfConfigTooLongError(UsageError):
+    """TF_CONFIG names so many tasks that Linux starts no process with it."""
+
+    reference = "tf-config-too-long"
+
+
 class RunDirectoryError(DistlaunchError):
     """The run's folder cannot be used, for example because the disk is full, or the folder holds another run."""
 

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.plan.framework_env import make_framework_envs
-from launcher.plan.tf_config import TfConfig, format_address, make_tf_configs
+from launcher.plan.tf_config import TfConfig, check_lengths, format_address, make_tf_configs
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.tasks import TENSORBOARD, TaskId, find_leader
@@ -56,6 +56,7 @@ def lay_out(spec: ClusterSpec, ports: Mapping[TaskId, int] | None, chosen_addres
     configs = make_tf_configs(addresses)
     if spec.framework != "tensorflow":
         configs = dict.fromkeys(configs)
+    check_lengths(configs)
     tasks: dict[str, list[TaskId]] = {node.host: [] for node in spec.nodes}
     for node, task in placements:
         tasks[node.host].append(task)

@@ -10,7 +10,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from launcher.errors import TfConfigTooLongError
 from launcher.tasks import TASK_TYPES, TaskId
+
+LIMIT = (128 << 10) - len("TF_CONFIG=\0")
+"""Linux starts no process with a longer value: a variable has at most 32 pages of 4 KiB."""
 
 
 class TaskEntry(TypedDict):
@@ -50,6 +54,25 @@ def make_tf_configs(addresses: Mapping[TaskId, str]) -> dict[TaskId, TfConfig | 
 def render(config: TfConfig) -> str:
     """The variable's text."""
     return json.dumps(config, separators=(",", ":"))
+
+
+def check_lengths(configs: Mapping[TaskId, TfConfig | None]) -> None:
+    """Checks that each task can be started with its TF_CONFIG.
+
+    Raises:
+        TfConfigTooLongError: it is too long for an environment variable.
+    """
+    # Tasks share their cluster, so the longest name in it makes the longest text.
+    by_length = sorted(configs, key=lambda task: len(str(task)))
+    longest = {id(config["cluster"]): config for task in by_length if (config := configs[task]) is not None}
+    length = max((len(render(config)) for config in longest.values()), default=0)
+    if length > LIMIT:
+        raise TfConfigTooLongError(
+            f"TF_CONFIG with the addresses of {len(configs):,} tasks has {length:,} bytes; Linux starts no process "
+            f"with more than {LIMIT:,}",
+            hint=f"let the cluster have at most {len(configs) * LIMIT // length:,} tasks, or give the nodes shorter "
+            "addresses; PyTorch and JAX (`framework:`) need no TF_CONFIG",
+        )
 
 
 def format_address(host: str, port: int) -> str:

@@ -16,10 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness.apart import apart, apart_on_linux
+from launcher.plan.tf_config import LIMIT
+from tests.harness.apart import apart, apart_on_linux, linux
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
 from worker_entry.agent.tasks.tree import Tree
+from worker_entry.protocol.environment import TF_CONFIG
 from worker_entry.protocol.values import TaskExit
 from worker_entry.system import kernel
 from worker_entry.system.agent_kernel import SystemKernel
@@ -352,6 +354,14 @@ def test_a_task_dies_with_the_process_that_started_it() -> None:
 def test_a_program_that_cannot_be_started_raises_an_os_error(argv: list[str], cwd: str, error: type[OSError]) -> None:
     with pytest.raises(error):
         spawn(argv, env=dict(os.environ), cwd=cwd, output=2)
+
+
+@linux
+@pytest.mark.skipif(resource.getpagesize() != 4096, reason="with larger pages, Linux allows longer variables")
+def test_linux_starts_a_program_with_the_longest_tf_config_and_none_with_a_longer_one() -> None:
+    subprocess.run(["true"], env={"PATH": os.environ["PATH"], TF_CONFIG: "x" * LIMIT}, check=True)
+    with pytest.raises(OSError, match="too long"):
+        subprocess.run(["true"], env={"PATH": os.environ["PATH"], TF_CONFIG: "x" * (LIMIT + 1)}, check=True)
 
 
 # --- how a task ended ---

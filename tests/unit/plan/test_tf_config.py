@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.errors import TfConfigTooLongError
 from launcher.plan.making import make_plan
-from launcher.plan.tf_config import TfConfig, format_address, make_tf_configs
+from launcher.plan.tf_config import LIMIT, TfConfig, check_lengths, format_address, make_tf_configs, render
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId
 from tests.harness.builders.specs import clusters, specs
@@ -115,3 +117,30 @@ def test_ipv6_addresses_get_brackets_once(address: ipaddress.IPv6Address, port: 
 @given(st.ip_addresses(v=4).map(str) | st.sampled_from(["gpu-a", "gpu-a.example.org"]), st.integers(1, 65535))
 def test_host_names_and_ipv4_addresses_are_formatted_without_brackets(host: str, port: int) -> None:
     assert format_address(host, port) == f"{host}:{port}"
+
+
+def test_a_tf_config_that_fills_a_variable_is_allowed_and_a_longer_one_is_not() -> None:
+    addresses = {TaskId("worker", number): f"10.0.{number >> 8}.{number & 255}:20500" for number in range(5000)}
+    addresses |= {TaskId("ps", number): f"ps{number}:20500" for number in range(1000)}
+    first, last = TaskId("worker", 0), TaskId("worker", 4999)
+    config = make_tf_configs(addresses)[last]
+    assert config is not None
+
+    addresses[first] = "h" * (len(addresses[first]) + LIMIT - len(render(config)))
+    check_lengths(make_tf_configs(addresses))
+    addresses[first] += "h"
+    with pytest.raises(TfConfigTooLongError, match=f"of 6,000 tasks has {LIMIT + 1:,} bytes"):
+        check_lengths(make_tf_configs(addresses))
+
+
+def test_ten_thousand_tasks_are_refused_before_the_start_unless_their_framework_has_no_tf_config() -> None:
+    nodes = [{"host": f"gpu{number}"} for number in range(10_000)]
+
+    def plan(**fields: str) -> int:
+        spec = ClusterSpec.model_validate({"nodes": nodes, "program": {"script": "train.py"}, **fields})
+        return len(make_plan(spec, directory="/work", environ={}, python="python").tasks)
+
+    with pytest.raises(TfConfigTooLongError) as raised:
+        plan()
+    assert raised.value.hint.startswith("let the cluster have at most 8,")
+    assert plan(framework="torch") == plan(framework="jax") == len(nodes)
