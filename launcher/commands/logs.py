@@ -23,7 +23,7 @@ from launcher.tasks import TaskId, name_tasks
 from worker_entry.system.files import end_of_hole, long_hole
 
 TOGETHER = 32 << 10
-"""Bytes from which on lines are rendered and written; a piece that is read has more, so it is not joined with others."""
+"""Bytes from which on lines are rendered and written; a piece that is read has more, and is not joined with others."""
 PIECE = 1 << 20
 PIPE = 1 << 20
 """The capacity of a pipe in bytes: the most that users may ask for, so that writer and reader seldom wait."""
