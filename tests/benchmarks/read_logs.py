@@ -21,8 +21,10 @@ LINE = b"Epoch 1/5 " + b"x" * 69 + b"\n"
 TASKS = 4
 CAT, SED = ("cat",), ("sed", "s/^/worker:0 │ /")
 ROWS = {
-    "-f, one task": Row("`distlaunch logs -f` of one task, with a prefix for each line", "`cat`"),
-    "-f, one task; rival: sed": Row("the same lines with their prefixes", "`sed 's/^/worker:0 │ /'`"),
+    "-f, one task": Row("`distlaunch logs -f` of one task, with prefixes", "`cat`"),
+    "-f, one task; rival: sed": Row(
+        "`distlaunch logs -f` of one task, with prefixes as sed adds them", "`sed 's/^/worker:0 │ /'`"
+    ),
 }
 
 

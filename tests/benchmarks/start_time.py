@@ -146,7 +146,7 @@ def _torchrun(workers: int) -> Start:
     with tempfile.TemporaryDirectory() as folder:
         program, steps = _write(Path(folder), TORCH)
         started = time.time()
-        command = ["torchrun", "--standalone", f"--nproc-per-node={workers}"]
+        command = ["torchrun", "--standalone", f"--nproc_per_node={workers}"]
         subprocess.run([*command, str(program), str(steps)], check=True, capture_output=True)
         return _last_step(steps, workers, started)
 
