@@ -25,6 +25,7 @@ from launcher.transports.base import Link, LinkClosed, LinkNews, Transport
 from launcher.transports.local import LocalTransport
 from launcher.transports.log_mirror import OPEN_LOGS, LogMirror
 from tests.harness.apart import linux
+from tests.harness.hosts import loopback
 from tests.harness.places import PROGRAMS
 from tests.harness.polling import eventually
 from tests.harness.rules.second_chance import assert_same_bytes
@@ -40,7 +41,7 @@ from worker_entry.system import clock
 COVERS = ("launcher/transports", "worker_entry/agent", "worker_entry/protocol")
 
 FAMILY = str(PROGRAMS / "tree_family.py")
-PORTS = (12000 + os.getpid() % 500 * 40, 12039 + os.getpid() % 500 * 40)
+PORTS = (loopback.ports()[0], loopback.ports()[-1])
 
 M = TypeVar("M")
 
