@@ -655,8 +655,9 @@ class Relay:
 
     def valid(self) -> list[dict[str, Any]]:
         """The journal without entries of replaced controllers: on resume, such a controller reads what had arrived."""
-        generations = [entry["generation"] for entry in self.journal]
-        return [entry for at, entry in enumerate(self.journal) if entry["generation"] == max(generations[: at + 1])]
+        journal = self.journal  # read once: it grows meanwhile
+        generations = [entry["generation"] for entry in journal]
+        return [entry for at, entry in enumerate(journal) if entry["generation"] == max(generations[: at + 1])]
 
     def kinds(self) -> list[type]:
         return [type(message) for message in messages_in(self.valid())]
