@@ -24,6 +24,7 @@ SIGNATURES = (
     "cluster check alive failed",
     "The tasks have crashed",
     "/replica:0/task:",
+    "RPC: /tensorflow.CoordinationService/Heartbeat",  # not answered in time
 )
 """TensorFlow's messages that a peer is gone; TensorFlow has no exception for this case alone."""
 _TORCH_EXCEPTIONS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")

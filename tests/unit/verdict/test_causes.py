@@ -169,6 +169,15 @@ def test_a_task_with_a_log_that_blames_a_peer_is_not_the_cause() -> None:
     assert cause_of(state, {}) == (W0, "task-failed")
 
 
+def test_a_task_whose_heartbeat_the_leader_does_not_answer_is_not_the_cause() -> None:
+    message = (
+        "Collective ops is aborted by: Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat\n"
+        "The error could be from a previous operation. Restart your program to reset."
+    )
+    state = history(ONE_NODE, failed(W0, 1050.0, "DeadlineExceededError", message), ended(W1, 1051.0, code=9))
+    assert cause_of(state, {}) == (W1, "task-failed")
+
+
 def test_the_device_name_of_an_operation_is_no_sign_of_a_lost_peer() -> None:
     wrapper = "{{function_node __wrapped__Conv2D_device_/job:worker/replica:0/task:0/device:GPU:0}} "
     said = f"{wrapper}cuDNN launch failure"
