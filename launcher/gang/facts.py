@@ -200,6 +200,7 @@ def apply(state: AttemptState, event: Event) -> AttemptState:
 
 
 def _note_end(state: AttemptState, task: TaskId, *, is_bad: bool) -> AttemptState:
+    """The state with the end of the task or of its program; `is_bad`: it may fail the attempt."""
     is_first = task in state.policy.trainers and task not in state.ended
     return replace(
         state,

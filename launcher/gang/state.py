@@ -143,9 +143,9 @@ class AttemptState:
     """When a task whose program has raised counts as failed although its process stays, on the controller's clock."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
     ended: frozenset[TaskId] = frozenset()
-    """The trainers in `programs` or `exits`."""
+    """The trainers in `programs` or `exits`; kept, because it is asked at each event, and there may be thousands."""
     bad_ends: frozenset[TaskId] = frozenset()
-    """The tasks in `programs` or `exits` whose end may fail the attempt."""
+    """The tasks in `programs` or `exits` whose end may fail the attempt: trainers that failed, and servers."""
     restarted: Mapping[TaskId, tuple[IndividualRestart, ...]] = field(default_factory=dict)
     """The tasks that restarted individually."""
     refusals: tuple[NodeRefused, ...] = ()

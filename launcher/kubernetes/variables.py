@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from launcher.kubernetes.pod import HOME
 from launcher.kubernetes.yaml_comments import noted
 from launcher.plan.framework_env import make_rank_env
 from launcher.plan.making import own_env
-from launcher.plan.tf_config import format_address, make_tf_configs
+from launcher.plan.tf_config import LIMIT, format_address, make_tf_configs, render
 from launcher.spec.redaction import is_secret
 from launcher.tasks import TaskId
 from worker_entry.protocol import environment
@@ -20,8 +19,6 @@ from worker_entry.protocol import environment
 INDEX = "TASK_INDEX"
 """Our variable with the pod's index; variables after it may contain `$(TASK_INDEX)`."""
 _REFERENCE = f"$({INDEX})"
-_VALUE_LIMIT = 128 << 10
-"""Bytes of a variable; Linux starts no process with a longer one."""
 
 
 def literal(text: str) -> str:
@@ -69,8 +66,8 @@ def _own(export: Export, role: Role) -> Iterator[dict[str, Any]]:
     if spec.logs is not None:
         env[environment.LOG_DIR] = f"{spec.logs}/{role.type}-{_REFERENCE}"
     if config is not None:
-        text = json.dumps(config, separators=(",", ":"))
-        if len(text) > _VALUE_LIMIT:
+        text = render(config)
+        if len(text) > LIMIT:
             raise UsageError(f"nodes: TF_CONFIG of {export.size:,} pods is too long for an environment variable")
         env[environment.TF_CONFIG] = text.replace('"index":0}', f'"index":{_REFERENCE}}}')
     if spec.framework != "tensorflow":

@@ -14,7 +14,7 @@ from launcher.errors import TfConfigTooLongError
 from launcher.tasks import TASK_TYPES, TaskId
 
 LIMIT = (128 << 10) - len("TF_CONFIG=\0")
-"""Linux starts no process with a longer value: a variable has at most 32 pages of 4 KiB."""
+"""Bytes of the value. Linux starts no process with a longer one: a variable has at most 32 pages of 4 KiB."""
 
 
 class TaskEntry(TypedDict):
@@ -68,8 +68,8 @@ def check_lengths(configs: Mapping[TaskId, TfConfig | None]) -> None:
     length = max((len(render(config)) for config in longest.values()), default=0)
     if length > LIMIT:
         raise TfConfigTooLongError(
-            f"TF_CONFIG with the addresses of {len(configs):,} tasks has {length:,} bytes; Linux starts no process "
-            f"with more than {LIMIT:,}",
+            f"TF_CONFIG with the addresses of {len(configs):,} tasks has {length:,} bytes; on Linux, a variable "
+            f"can have {LIMIT:,}",
             hint=f"let the cluster have at most {len(configs) * LIMIT // length:,} tasks, or give the nodes shorter "
             "addresses; PyTorch and JAX (`framework:`) need no TF_CONFIG",
         )

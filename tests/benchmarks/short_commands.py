@@ -12,9 +12,10 @@ from tests.benchmarks.pairs import Pair, Row, time_command, time_pairs
 COMMAND = str(Path(sys.executable).with_name("distlaunch"))
 CLICK = "import click"
 MODELS = f"{CLICK}; from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator"
+IMPORTS_MODELS = f'`python -c "{CLICK}; from pydantic import BaseModel, …"`'
 HELP = Row("`distlaunch --help`", f'`python -c "{CLICK}"`')
-TRUE = Row("`distlaunch local -n 1 -- true`", f'`python -c "{CLICK}; from pydantic import BaseModel, …"`')
-STATUS = Row("`distlaunch status` of an ended run", f'`python -c "{CLICK}; from pydantic import BaseModel, …"`')
+STATUS = Row("`distlaunch status` of an ended run", IMPORTS_MODELS)
+TRUE = Row("`distlaunch local -n 1 -- true`", IMPORTS_MODELS)
 
 
 def measure(runs: int) -> Iterator[Pair]:

@@ -106,16 +106,19 @@ def measure(runs: int) -> Iterator[Pair]:
         for _ in range(runs):
             ours.append(start_ours(workers))
             rival.append(start_plain(workers))
-        yield Pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival), row=row)
-        yield Pair(
-            "    to the end", [each.whole_s for each in ours], [each.whole_s for each in rival], row=WHOLE.get(workers)
-        )
+        yield from compare(workers, ours, rival, row, WHOLE.get(workers))
         alone = alone or statistics.median(seconds_of(ours))
         print(f"    {statistics.median(seconds_of(ours)) / alone:.2f} × distlaunch's single worker", flush=True)
         private = [[start.private for start in side] for side in (ours, rival)]
         yield Pair("    private memory", private[0], private[1], "MiB", MEMORY if workers == 8 else None)
     _measure_torch(runs)
     yield from _measure_jax(runs)
+
+
+def compare(workers: int, ours: Sequence[Start], rival: Sequence[Start], row: Row, whole: Row | None) -> Iterator[Pair]:
+    """Yields the pair of the first all-reduces, and that of the whole runs, with their rows."""
+    yield Pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival), row=row)
+    yield Pair("    to the end", [each.whole_s for each in ours], [each.whole_s for each in rival], row=whole)
 
 
 def _measure_jax(runs: int) -> Iterator[Pair]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.benchmarks.pairs import Pair, Row
-from tests.benchmarks.start_time import BY_HAND, seconds_of, start_ours, start_plain
+from tests.benchmarks.start_time import BY_HAND, compare, start_ours, start_plain
 
 KEEP = ("--keep-warm", "5m")
 TRIVIAL = "import tensorflow\n"
@@ -31,9 +31,7 @@ def measure(runs: int) -> Iterator[Pair]:
             for _ in range(runs):
                 ours.append(start_ours(workers, *KEEP))
                 rival.append(start_plain(workers))
-            yield Pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival), row=row)
-            whole = [[start.whole_s for start in side] for side in (ours, rival)]
-            yield Pair("    to the end", whole[0], whole[1], row=WHOLE if workers == 4 else None)
+            yield from compare(workers, ours, rival, row, WHOLE if workers == 4 else None)
         yield _measure_trivial(runs)
     finally:
         subprocess.run([sys.executable, "-m", "launcher", "down", "--warm"], check=True, capture_output=True)

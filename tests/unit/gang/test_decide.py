@@ -645,6 +645,18 @@ class TestBrokenAgents:
 
 class TestEveryHistory:
     @given(histories())
+    def test_what_the_state_keeps_about_ends_follows_from_the_ends_in_every_history(
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
+    ) -> None:
+        policy, _ = told
+        for _, _, after in replay(*told):
+            crashed = {task for task, end in after.programs.items() if end.crash is not None}
+            failed = {task for task, end in after.exits.items() if end.failed}
+            servers = policy.servers & after.exits.keys()
+            assert after.ended == policy.trainers & (after.exits.keys() | after.programs.keys())
+            assert after.bad_ends == policy.trainers & (crashed | failed) | servers
+
+    @given(histories())
     def test_actions_follow_the_only_valid_order_in_every_history(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
