@@ -39,5 +39,7 @@ class OlderVersion:
 
 
 def _copy(folder: Path) -> None:
+    """Copies no times: files that an installer writes are new, and a file system may give them the old inodes."""
+    no_caches = shutil.ignore_patterns("__pycache__")
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, folder / package, ignore=no_caches, copy_function=shutil.copyfile)
