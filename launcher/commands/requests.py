@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
@@ -25,6 +26,10 @@ END_S = 120.0
 CLOSING_S = 1.0
 """How long an ended controller may still be seen: the kernel closes a process's files before the process is gone."""
 POLL_S = 0.05
+
+
+class RunEndedError(UsageError):
+    """The run to be asked has ended."""
 
 
 def ask_status(files: RunDir) -> RunStatus:
@@ -101,19 +106,17 @@ def ask_to_end(files: RunDir, *, now: bool = False, within_s: float = END_S) -> 
     if controller is None:
         return False
     deadline = time.monotonic() + within_s
-    try:
+    was_asked = False
+    with contextlib.suppress(RunEndedError):  # it has just ended by itself
         connection = _ask(files, AskStop(now))[1]
-    except UsageError:
-        if is_alive(controller):
-            raise
-        return False
-    control.wait_for_end(connection, within_s)
+        was_asked = True
+        control.wait_for_end(connection, within_s)
     if not _is_gone(controller, deadline):
         raise RunDirectoryError(
             f"run {run_id} has not ended within {within_s:g} s",
             hint=f"see `distlaunch logs --distlaunch {name_run(files.root)}`",
         )
-    return True
+    return was_asked
 
 
 def _cancel(record: RunRecord, *, now: bool, within_s: float) -> bool:
@@ -130,7 +133,7 @@ def _cancel(record: RunRecord, *, now: bool, within_s: float) -> bool:
 def _ask(files: RunDir, request: Request, within_s: float = ANSWER_S) -> tuple[bytes, Any]:
     run_id, controller = files.read_run()
     if controller is None:
-        raise UsageError(f"run {run_id} has ended")
+        raise RunEndedError(f"run {run_id} has ended")
     path = read_record(files).socket
     try:
         return control.ask(path, controller.pid, request, within_s)
@@ -138,7 +141,7 @@ def _ask(files: RunDir, request: Request, within_s: float = ANSWER_S) -> tuple[b
         raise UsageError(f"run {run_id}: {error}") from None
     except OSError as error:
         if _is_gone(controller, time.monotonic() + CLOSING_S):
-            raise UsageError(f"run {run_id} has ended") from None
+            raise RunEndedError(f"run {run_id} has ended") from None
         raise UsageError(
             f"the controller of run {run_id} does not answer",
             evidence=[f"{path}: {error.strerror or error}"],
