@@ -60,7 +60,7 @@ FOR_MORE = {
     "a connection": "pair = connect()\nprint('here', flush=True)\npair[0].recv(1)",
     "a pipe": "r, w = os.pipe()\nprint('here', flush=True)\nos.read(r, 1)",
     "files": "print('here', flush=True)\nselect.select([server], [], [])",
-    "a child": "child = subprocess.Popen(['sleep', '600'])\nprint('here', flush=True)\nchild.wait()",
+    "a child": "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE)\nprint('here', flush=True)\nchild.wait()",
     "bytes on their way": "a, b = connect()\na.sendall(b'unread')\nstay()",
 }
 """Waits that may end by themselves."""
