@@ -24,7 +24,7 @@ from launcher.spec.strategies import SEPARATE_CLASSES
 from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.strategy_names import JAX, NO_STRATEGY
-from worker_entry.protocol.values import Activity, Progress, TaskExit
+from worker_entry.protocol.values import HAS_IMPORTED, Activity, Progress, TaskExit
 
 SAVED_STATUSES = (42, 143)
 """PreemptionCheckpointHandler's exit statuses, which depend on the machine: the workers save, and exit with them."""
@@ -316,7 +316,12 @@ class AttemptState:
         return [progress for progress in known if progress is not None]
 
     def _needs_no_port(self, task: TaskId) -> bool:
-        return self._has_trained(task) or self._find_strategy(task) in {*SEPARATE_CLASSES, NO_STRATEGY, JAX}
+        if self._has_trained(task):
+            return True
+        strategy = self._find_strategy(task)
+        if strategy == JAX and self.policy.strategy.reports_joining:
+            return self.status[task].phase not in HAS_IMPORTED  # until it has joined, the leader's port may still open
+        return strategy in {*SEPARATE_CLASSES, NO_STRATEGY, JAX}
 
     def _find_strategy(self, task: TaskId) -> str:
         """What the task has reported; empty: nothing yet."""

@@ -12,7 +12,7 @@ from launcher.tasks import TaskId
 from tests.harness.builders.gang import ALL_HEARD, ONE_NODE, W0, W1, listening, make_policy, play, preparing, started
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.strategy_names import NO_STRATEGY
-from worker_entry.protocol.values import HAS_IMPORTED, Progress
+from worker_entry.protocol.values import HAS_IMPORTED, HAS_JOINED, Progress
 
 _, IMPORTED = HAS_IMPORTED
 
@@ -33,6 +33,22 @@ def test_the_cluster_is_up_when_all_processes_have_joined() -> None:
     assert render_waiting(state, 1010.0) == "waiting for worker:1 on a (has imported JAX, 10 s); worker:0 is ready"
     state, _ = play(policy, *begun, reported(W1, "jax"))
     assert (state.phase, state.missing) == (Phase.RUNNING, [])
+
+
+def test_processes_that_begin_to_join_before_the_leaders_port_is_open_are_waited_for() -> None:
+    policy = make_jax_policy()
+    begun = (*preparing(policy), *started(W0, W1), ALL_HEARD, reported(W0, "jax"), reported(W1, "jax"))
+    state, _ = play(policy, *begun)
+    assert state.phase is Phase.FORMING
+    state, _ = play(policy, *begun, *listening(W0))
+    assert state.phase is Phase.RUNNING
+
+
+def test_processes_that_have_joined_at_an_address_of_their_own_need_no_port() -> None:
+    policy = make_jax_policy()
+    joined = (replace(reported(task, "jax"), phase=HAS_JOINED) for task in (W0, W1))
+    state, _ = play(policy, *preparing(policy), *started(W0, W1), ALL_HEARD, *joined)
+    assert state.phase is Phase.RUNNING
 
 
 def test_a_script_that_has_reported_nothing_yet_is_waited_for() -> None:
